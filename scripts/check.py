@@ -1,0 +1,196 @@
+"""What `./test` runs once .venv exists: lint, types, tests by part, coverage, a table of times.
+
+A part is a folder below tests/, or `lint`. The exit code is 0 only if everything that was asked for ran and passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / ".results"
+BIN = Path(sys.executable).parent
+
+# Slowest first: two run at a time.
+LINTERS = {
+    "mypy": ["mypy", "src", "tests", "scripts", "benches", "examples"],
+    "pyright": ["pyright"],
+    "ruff check": ["ruff", "check", "."],
+    "ruff format": ["ruff", "format", "--check", "."],
+    "layers": ["lint-imports"],
+}
+QUICK = ("unit", "contract", "typing")
+SERIAL = {
+    "ops",
+    "races",
+    "chaos",
+}  # they start, kill and measure: a busy second core would change what they see
+FIRST = ("unit", "typing", "contract")
+BUDGET = 15 * 60
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the closing table."""
+
+    part: str
+    ok: bool
+    seconds: float
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    note: str = ""
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    options = _options()
+    os.chdir(ROOT)
+    # Ended from outside, the part that runs is ended too (subprocess.run kills it), and its servers end with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    os.environ.setdefault("PYTHONHASHSEED", "0")
+    os.environ["SEMEL_TEST"] = "quick" if options.quick else "long" if options.long else "full"
+    shutil.rmtree(RESULTS, ignore_errors=True)
+    RESULTS.mkdir()
+    known = _parts()
+    parts = options.part or (["lint", *(p for p in known if not options.quick or p in QUICK)])
+    unknown = [part for part in parts if part != "lint" and part not in known]
+    if unknown:
+        print(f"no such part: {', '.join(unknown)}; parts are: lint {' '.join(known)}")
+        return 2
+    measured = options.coverage or not (options.part or options.quick)
+    if measured:
+        _reset_coverage()
+    rows = []
+    for part in parts:
+        rows += _lint() if part == "lint" else [_pytest(part, options, measured=measured)]
+    if measured and any(row.part != "lint" for row in rows):
+        rows.append(_coverage())
+    return _report(rows)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="./test", description=__doc__)
+    parser.add_argument("part", nargs="*", help="lint, or a folder below tests/; default: everything")
+    parser.add_argument(
+        "--quick", action="store_true", help="lint, types, unit and contract without servers (90 s)"
+    )
+    parser.add_argument("--long", action="store_true", help="also the tests marked `long`")
+    parser.add_argument("--coverage", action="store_true", help="measure coverage although parts are named")
+    parser.add_argument("--install-only", action="store_true", help="set everything up and stop")
+    parser.add_argument("-n", "--workers", type=int, default=2, help="processes per part (default 2)")
+    parser.add_argument("-k", metavar="EXPRESSION", help="passed on to pytest")
+    return parser.parse_args()
+
+
+def _parts() -> list[str]:
+    folders = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/test_*.py")}
+    return [part for part in FIRST if part in folders] + sorted(folders - set(FIRST))
+
+
+# -- lint ---------------------------------------------------------------------------------------------------------------
+def _lint() -> list[Row]:
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(_lint_one, LINTERS))
+
+
+def _lint_one(name: str) -> Row:
+    program, *arguments = LINTERS[name]
+    if name == "mypy":  # it refuses a folder without Python files
+        arguments = [folder for folder in arguments if any(Path(folder).rglob("*.py"))]
+    start = time.monotonic()
+    done = subprocess.run([BIN / program, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        print(f"---- {name}\n{done.stdout}{done.stderr}", flush=True)
+    return Row(name, done.returncode == 0, time.monotonic() - start)
+
+
+# -- tests --------------------------------------------------------------------------------------------------------------
+def _pytest(part: str, options: argparse.Namespace, *, measured: bool) -> Row:
+    print(f"==== {part}", flush=True)
+    runner = ["coverage", "run", "-m", "pytest"] if measured else ["pytest"]
+    report = RESULTS / f"{part}.xml"
+    command = [sys.executable, "-m", *runner, f"tests/{part}", f"--junitxml={report}"]
+    if options.workers > 1 and part not in SERIAL:
+        command += ["-n", str(options.workers), "--dist=loadgroup"]
+    if options.k:
+        command += ["-k", options.k]
+    start = time.monotonic()
+    code = subprocess.run(command, check=False).returncode
+    passed, failed, skipped = _counts(report)
+    # 5 means that nothing was selected: fine when the part holds long tests only, not when it was asked for by name
+    nothing = code == 5 and not options.part
+    ok = (code == 0 and passed > 0) or (code == 0 and skipped > 0 and not _strict()) or nothing
+    note = "nothing selected" if code == 5 else "" if code in {0, 1} else f"pytest ended with {code}"
+    return Row(part, ok, time.monotonic() - start, passed, failed, skipped, note)
+
+
+def _strict() -> bool:
+    return os.environ.get("SEMEL_REQUIRE_SERVICES") == "1"
+
+
+def _counts(report: Path) -> tuple[int, int, int]:
+    if not report.exists():
+        return 0, 0, 0
+    suites = ET.parse(report).getroot().iter("testsuite")  # our own file
+    total = failed = skipped = 0
+    for suite in suites:
+        total += int(suite.get("tests", 0))
+        failed += int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+        skipped += int(suite.get("skipped", 0))
+    return total - failed - skipped, failed, skipped
+
+
+# -- coverage -------------------------------------------------------------------------------------------------------------
+def _reset_coverage() -> None:
+    shutil.rmtree(ROOT / ".coverage", ignore_errors=True)
+    (ROOT / ".coverage").mkdir()
+
+
+def _coverage() -> Row:
+    print("==== coverage", flush=True)
+    start = time.monotonic()
+    for arguments in (["combine", "-q"], ["json", "-q", "-o", str(RESULTS / "coverage.json")]):
+        subprocess.run([sys.executable, "-m", "coverage", *arguments], check=True)
+    gate = subprocess.run(
+        [sys.executable, "scripts/coverage_gate.py", RESULTS / "coverage.json"], check=False
+    )
+    return Row("coverage", gate.returncode == 0, time.monotonic() - start)
+
+
+# -- the end --------------------------------------------------------------------------------------------------------------
+def _report(rows: list[Row]) -> int:
+    from semel.testing import services
+
+    print("\npart              result   passed  failed  skipped  seconds")
+    for row in rows:
+        result = "ok" if row.ok else "FAILED"
+        counts = f"{row.passed:8}{row.failed:8}{row.skipped:9}"
+        print(f"{row.part:18}{result:7}{counts}{row.seconds:9.1f}  {row.note}")
+    total = sum(row.seconds for row in rows)
+    for remedy in services.missing().values():
+        print(f"SERVER MISSING, its tests did not run: {remedy}")
+    if total > BUDGET:
+        print(f"over the budget of {BUDGET} s: {total:.0f} s")
+    passed, failed, skipped = (
+        sum(getattr(row, name) for row in rows) for name in ("passed", "failed", "skipped")
+    )
+    ok = all(row.ok for row in rows)
+    if any(row.part not in {*LINTERS, "coverage"} for row in rows):
+        print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    print("everything passed" if ok else "FAILED: " + ", ".join(row.part for row in rows if not row.ok))
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

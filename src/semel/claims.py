@@ -1,0 +1,141 @@
+"""A claim by hand: `with once.claim(key) as claim:`, for effects that are not one function."""
+
+from __future__ import annotations
+
+import warnings
+from types import TracebackType
+from typing import Any, Self
+
+from semel.errors import ConfigurationError, SemelError, SemelWarning
+from semel.flow import Call, Engine
+from semel.model import Replay, Verdict, Won
+from semel.run import Run, _current
+
+__all__ = ["Claim"]
+
+
+class Claim:
+    """Entered, it is either ours to complete or fail, or already settled (`replayed`). One class for both colours.
+
+    With `verdicts=True` no verdict raises: look at `claim.verdict`. Leaving the block by an exception applies
+    `on_error`; leaving it without an answer releases the key and warns.
+    """
+
+    def __init__(self, engine: Engine, call: Call, *, verdicts: bool) -> None:
+        self._engine = engine
+        self._call = call
+        self._verdicts = verdicts
+        self._run: Run | None = None
+        self._answered = False
+        self._token: Any = None
+        self.verdict: Verdict | None = None
+        self.replayed = False
+        self.value: Any = None
+        self.ref: str | None = None
+        self.attempt = 0
+
+    @property
+    def won(self) -> bool:
+        """Whether this block owns the key."""
+        return self._run is not None
+
+    @property
+    def run(self) -> Run:
+        if self._run is None:
+            raise ConfigurationError("this claim was not won: look at claim.replayed or claim.verdict first")
+        return self._run
+
+    async def _enter(self) -> Self:
+        engine, call = self._engine, self._call
+        if self._verdicts:
+            ask, verdict = await engine.ask_once(call)
+        else:
+            ask, verdict = await engine.acquire(call)
+        self.verdict = verdict
+        if isinstance(verdict, Replay):
+            self._replay(verdict)
+        elif isinstance(verdict, Won):
+            self._run = engine.begin(call, ask, verdict.record)
+            self.attempt = self._run.attempt
+            self._token = _current.set(self._run)
+        return self
+
+    def _replay(self, verdict: Replay) -> None:
+        try:
+            outcome = self._engine.replay(self._call, verdict.record)
+            self.replayed, self.ref, self.attempt = True, outcome.ref, outcome.attempt
+            self.value = outcome.value
+        except SemelError:
+            if not self._verdicts:
+                raise
+
+    def complete(self, value: Any = None) -> Any:
+        """The effect happened and this is its result. Raises for a claim that was not won. Await it in async."""
+        return self._engine.runtime.drive(self._complete(value))
+
+    async def _complete(self, value: Any) -> None:
+        run = self._owned("complete")
+        self._answered = True
+        outcome = await self._engine.complete(run, value)
+        self.value, self.ref = value, outcome.ref
+
+    def fail(self, error: BaseException | str) -> Any:
+        """The effect failed for good: `error` is the outcome from now on (PreviousFailure). Await it in async."""
+        return self._engine.runtime.drive(self._fail(error))
+
+    async def _fail(self, error: BaseException | str) -> None:
+        run = self._owned("fail")
+        self._answered = True
+        await self._engine.fail_for_good(run, error)
+
+    def _owned(self, verb: str) -> Run:
+        if self._run is None:
+            raise ConfigurationError(f"only the owner of a key may {verb} it: this claim was not won")
+        if self._answered:
+            raise ConfigurationError("this claim has been answered already")
+        return self._run
+
+    async def _exit(self, error: BaseException | None) -> None:
+        run = self._run
+        if run is None:
+            return
+        _current.reset(self._token)
+        if self._answered:
+            return
+        self._answered = True
+        if error is None:
+            warnings.warn(
+                f"the block around {run.scope!r} ended without complete() or fail(): the key was released",
+                SemelWarning,
+                stacklevel=4,
+            )
+            await self._engine.release(run)
+        elif isinstance(error, Exception):
+            await self._engine.fail(run, error)
+        else:
+            await self._engine.lose(run, error)
+
+    def __enter__(self) -> Self:
+        self._colour("sync", "async with")
+        entered: Self = self._engine.runtime.drive(self._enter())
+        return entered
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._engine.runtime.drive(self._exit(error))
+
+    async def __aenter__(self) -> Self:
+        self._colour("async", "with")
+        return await self._enter()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._exit(error)
+
+    def _colour(self, wanted: str, instead: str) -> None:
+        if self._engine.runtime.colour != wanted:
+            raise ConfigurationError(
+                f"this claim belongs to the other colour: write `{instead} once.claim(...)`"
+            )

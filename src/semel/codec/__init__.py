@@ -1,0 +1,141 @@
+"""Results to bytes and back: what comes back is equal and of the same type, or it was refused when it was written.
+
+    encoder_for(result_type).encode(value) -> bytes        .decode(data) -> value
+
+The annotation does not decide how a value is written; it names the classes that may be made again when it is read.
+So a value that differs from its annotation is stored as what it is, and no stored byte can name a class that the
+program did not. No pickle. The first byte is the format: its version in the high half, a flag for zlib in the low.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from semel.codec.annotations import check_encodable, named_classes, return_type
+from semel.codec.paths import Refused, type_name
+from semel.codec.shapes import Shape, shape_of
+from semel.codec.tagged import Writer, reader
+from semel.errors import CodecError
+
+__all__ = ["FORMAT", "Codec", "check_encodable", "encoder_for", "preview", "return_type"]
+
+FORMAT: Final = 1  # readers keep this version and the one before it
+_PLAIN: Final = bytes([FORMAT << 4])
+_ZLIB: Final = bytes([FORMAT << 4 | 1])
+
+
+class Codec:
+    """Writes and reads the results of one result type; made by `encoder_for`, safe to share between threads."""
+
+    __slots__ = ("_by_name", "_read", "_writer", "result_type", "typed")
+
+    def __init__(self, result_type: Any = None) -> None:
+        self.result_type = result_type
+        self.typed = result_type is not None
+        shapes = _named(named_classes(result_type))
+        self._by_name: Mapping[str, Shape] = {shape.name: shape for shape in shapes.values()}
+        self._writer = Writer(shapes, self._refuse)
+        self._read = reader(self._make)
+
+    def encode(self, value: Any, *, compress_over: int | None = None) -> bytes:
+        """Bytes that decode to an equal value of the same type; CodecError naming the part that would not."""
+        try:
+            body = self._writer.write(value)
+        except Refused as refused:
+            raise CodecError(refused.explain("result")) from None
+        except Exception as error:  # the value's own code ran: properties, comparisons, serializers
+            raise CodecError(f"the result cannot be stored: {type(error).__name__}: {error}") from error
+        if compress_over is not None and len(body) > compress_over:
+            small = zlib.compress(body, 1)
+            if len(small) < len(body):
+                return _ZLIB + small
+        return _PLAIN + body
+
+    def decode(self, data: bytes | bytearray | memoryview) -> Any:
+        """The value; CodecError when the bytes are damaged, of an unknown format, or name an unknown class."""
+        return _decode(data, self._read)
+
+    def _make(self, name: str, state: Any) -> Any:
+        shape = self._by_name.get(name)
+        if shape is None:
+            raise CodecError(
+                f"it holds a {name}, a class that {self._annotation()} does not name: annotate the function's "
+                "return type with it, or pass result_type="
+            )
+        return shape.make(state)
+
+    def _refuse(self, cls: type) -> str:
+        if shape_of(cls) is not None:
+            return (
+                f"is a {type_name(cls)}, a class that {self._annotation()} does not name: annotate the function's "
+                "return type with it, or pass result_type="
+            )
+        return (
+            f"is a {type_name(cls)}, which cannot be stored so that it comes back equal and of the same type: "
+            "return plain data, or annotate the function (or pass result_type=) with a dataclass, msgspec.Struct, "
+            "pydantic model or protobuf message and return that"
+        )
+
+    def _annotation(self) -> str:
+        return f"the annotation {self.result_type}" if self.typed else "no annotation: this result is untyped"
+
+    def __repr__(self) -> str:
+        return f"Codec({self.result_type!r})"
+
+
+def _named(classes: list[type]) -> dict[type, Shape]:
+    """Shapes by class. Two classes of one name are told apart by module; else a class may move freely."""
+    names = [cls.__name__ for cls in classes]
+    shapes: dict[type, Shape] = {}
+    for cls in classes:
+        shape = shape_of(cls)
+        assert shape is not None  # noqa: S101 - named_classes gives no others
+        unique = names.count(cls.__name__) == 1
+        shapes[cls] = shape if unique else shape._replace(name=type_name(cls))
+    return shapes
+
+
+def _decode(data: bytes | bytearray | memoryview, read: Any) -> Any:
+    head = data[:1]
+    try:
+        if head == _PLAIN:
+            return read(data[1:])
+        if head == _ZLIB:
+            return read(zlib.decompress(data[1:]))
+    except CodecError as error:
+        raise CodecError(f"the stored result is unreadable: {error}") from None
+    except Exception as error:
+        raise CodecError(f"the stored result is unreadable: {type(error).__name__}: {error}") from error
+    raise CodecError(
+        f"the stored result is unreadable: its format is 0x{bytes(head).hex() or '(empty)'}, this version of semel "
+        f"reads 0x{_PLAIN.hex()} and 0x{_ZLIB.hex()}; it was damaged, encrypted, or written by a newer version"
+    )
+
+
+def _shown(name: str, state: Any) -> Any:
+    """An enum member as text, because it may be the key of a dict; other instances as class and state."""
+    return f"{name}.{state}" if isinstance(state, str | int) else {"!class": name, "!state": state}
+
+
+_read_preview: Final = reader(_shown)
+
+
+def preview(data: bytes | bytearray | memoryview) -> Any:
+    """A stored result for people: instances appear as their class name and state, so that no class is needed."""
+    return _decode(data, _read_preview)
+
+
+_cached = functools.lru_cache(maxsize=1024)(Codec)
+
+
+def encoder_for(result_type: Any = None) -> Codec:
+    """The codec of a result type (None, Any and object: untyped), made once per type."""
+    if result_type is Any or result_type is object:
+        result_type = None
+    try:
+        return _cached(result_type)
+    except TypeError:  # an annotation that cannot be hashed, such as Annotated[int, []]
+        return Codec(result_type)

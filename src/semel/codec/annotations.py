@@ -1,0 +1,215 @@
+"""What an annotation tells: which classes a value may consist of, and whether it can be stored at all."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import sys
+import types
+import typing
+from collections import abc
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from semel.codec.paths import type_name
+from semel.codec.shapes import is_protobuf, is_pydantic, shape_of
+from semel.codec.tagged import BUILT_INS
+from semel.errors import CodecError
+
+__all__ = ["check_encodable", "named_classes", "return_type"]
+
+_WRAPPERS = (typing.Annotated, typing.Required, typing.NotRequired, typing.Final, typing.ClassVar)
+_AWAITABLES = (abc.Awaitable, abc.Coroutine)
+_GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+_MAX_CACHED = 4096
+
+
+# ------------------------------------------------------------------------------------- reading a type
+
+
+def _bare(hint: Any) -> Any:
+    """Without the layers that say nothing about the value: Annotated, NewType, `type X = …`, Required."""
+    while True:
+        if typing.get_origin(hint) in _WRAPPERS:
+            hint = typing.get_args(hint)[0]
+        elif isinstance(hint, typing.NewType):
+            hint = hint.__supertype__
+        elif type(hint).__name__ == "TypeAliasType":  # Python 3.12
+            hint = hint.__value__
+        else:
+            return hint
+
+
+def _arms(hint: Any) -> tuple[Any, ...] | None:
+    """The alternatives of a union, the bounds of a type variable, the types of literals; None for others."""
+    origin = typing.get_origin(hint)
+    if origin is typing.Union or origin is types.UnionType:
+        return typing.get_args(hint)
+    if origin is typing.Literal:
+        return tuple({type(value): None for value in typing.get_args(hint)})
+    if isinstance(hint, typing.TypeVar):
+        return hint.__constraints__ or ((hint.__bound__,) if hint.__bound__ is not None else (Any,))
+    return None
+
+
+def _fields(cls: type) -> Mapping[str, Any]:
+    """The annotated parts of a class; those that cannot be resolved here count as Any."""
+    if is_pydantic(cls):
+        return {name: field.annotation for name, field in cls.model_fields.items()}  # type: ignore[attr-defined]
+    if is_protobuf(cls) or issubclass(cls, enum.Enum):
+        return {}
+    if shape_of(cls) is None and not typing.is_typeddict(cls):
+        return {}
+    try:
+        return typing.get_type_hints(cls, include_extras=True)
+    except Exception:  # noqa: BLE001 - a name known to type checkers only; user code is evaluated here
+        hints = {}
+        for base in reversed(cls.__mro__):
+            for name, hint in vars(base).get("__annotations__", {}).items():
+                hints[name] = _resolved(
+                    hint, getattr(sys.modules.get(base.__module__), "__dict__", {}), vars(base)
+                )
+        return hints
+
+
+def _resolved(hint: Any, names: Mapping[str, Any], local: Mapping[str, Any]) -> Any:
+    holder = types.SimpleNamespace(__annotations__={"it": hint})
+    try:
+        return typing.get_type_hints(holder, dict(names), dict(local), include_extras=True)["it"]
+    except Exception:  # noqa: BLE001 - see above
+        return Any
+
+
+def named_classes(hint: Any) -> list[type]:
+    """Every storable class that the annotation names, directly, as an argument or through a field."""
+    found: dict[type, None] = {}
+    seen: set[Any] = set()
+    waiting = [hint]
+    while waiting:
+        here = _bare(waiting.pop())
+        arms = _arms(here)
+        if arms is not None:
+            waiting += arms
+            continue
+        waiting += typing.get_args(here)
+        cls = typing.get_origin(here) or here
+        if not isinstance(cls, type) or cls in seen or cls in BUILT_INS:
+            continue
+        seen.add(cls)
+        if shape_of(cls) is not None:
+            found[cls] = None
+        waiting += _fields(cls).values()
+    return list(found)
+
+
+# ------------------------------------------------------------------------------------ refusing a type
+
+
+def check_encodable(hint: Any) -> None:
+    """Raise CodecError when a value of this annotation can never be stored, so that the effect never starts.
+
+    What may be stored passes: `Any`, abstract types that built-in values satisfy, names that cannot be resolved.
+    """
+    for path, cls in _refusals(hint, "", set(), optional=False):
+        where = f" ({path[1:]})" if path else ""
+        raise CodecError(
+            f"the annotated result{where} is a {type_name(cls)}, which cannot be stored and replayed: return plain "
+            "data, a dataclass, a msgspec.Struct, a pydantic model or a protobuf message, and name it in the "
+            "annotation or in result_type="
+        )
+
+
+def _refusals(hint: Any, path: str, seen: set[type], *, optional: bool) -> Iterator[tuple[str, type]]:
+    hint = _bare(hint)
+    arms = _arms(hint)
+    if arms is not None:
+        # Inside a class an absent part may be the rule (`client: Client | None = None`); as a result it is not.
+        kept = [arm for arm in arms if optional or arm is not types.NoneType]
+        refused = [list(_refusals(arm, path, seen, optional=optional)) for arm in kept]
+        if refused and all(refused):
+            yield refused[0][0]
+        return
+    cls = typing.get_origin(hint) or hint
+    if not isinstance(cls, type) or cls in seen:
+        return
+    if not _storable(cls):
+        yield path, cls
+        return
+    if cls not in BUILT_INS:
+        seen.add(cls)
+        for name, field in _fields(cls).items():
+            yield from _refusals(field, f"{path}.{name}", seen, optional=True)
+    for at, argument in enumerate(typing.get_args(hint)):
+        yield from _refusals(argument, f"{path}.{cls.__name__}[{at}]", seen, optional=optional)
+
+
+def _storable(cls: type) -> bool:
+    if cls in BUILT_INS or typing.is_typeddict(cls) or shape_of(cls) is not None:
+        return True
+    try:  # an abstract type is fine as long as some built-in value satisfies it: Mapping, Iterable, Number, object
+        return any(issubclass(known, cls) for known in BUILT_INS)
+    except TypeError:  # a protocol that cannot be asked
+        return True
+
+
+# ---------------------------------------------------------------------------------- functions' results
+
+
+_known: dict[int, tuple[types.CodeType, Any, Any]] = {}
+
+
+def return_type(fn: Callable[..., Any]) -> Any:
+    """The type a function's result is annotated with, or None when there is none or it cannot be resolved.
+
+    Sees through functools.partial, wrappers, methods and callable objects; a class makes instances of itself; an
+    awaitable counts as what it gives. `-> None` is NoneType.
+    """
+    fn = _innermost(fn)
+    if isinstance(fn, type):
+        return fn
+    hint = getattr(fn, "__annotations__", {}).get("return", Any)
+    if isinstance(fn, types.FunctionType):
+        if fn.__code__.co_flags & _GENERATORS:  # whatever the annotation says, nothing of this can be stored
+            return types.GeneratorType
+        if isinstance(hint, str):
+            hint = _evaluated(fn, hint)
+    if hint is None:
+        return types.NoneType
+    while typing.get_origin(hint) in _AWAITABLES:
+        hint = typing.get_args(hint)[-1]
+    return None if hint is Any or isinstance(hint, str) else hint
+
+
+def _innermost(fn: Any) -> Any:
+    while True:
+        if isinstance(fn, functools.partial):
+            fn = fn.func
+        elif isinstance(fn, types.MethodType):
+            fn = fn.__func__
+        elif hasattr(fn, "__wrapped__"):
+            fn = fn.__wrapped__
+        elif isinstance(fn, type | types.FunctionType) or not hasattr(type(fn).__call__, "__annotations__"):
+            return fn
+        else:
+            fn = type(fn).__call__
+
+
+def _evaluated(fn: types.FunctionType, text: str) -> Any:
+    """A postponed annotation. Evaluating costs 5 µs, so it is kept per code object, unless closures decide it."""
+    code = fn.__code__
+    cached = _known.get(id(code))
+    if cached is not None and cached[0] is code and cached[1] is fn.__globals__:
+        return cached[2]
+    local = {}
+    for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            local[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    hint = _resolved(text, fn.__globals__, local)
+    if not local:
+        if len(_known) >= _MAX_CACHED:
+            _known.clear()
+        _known[id(code)] = (code, fn.__globals__, hint)
+    return hint

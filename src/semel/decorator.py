@@ -1,0 +1,166 @@
+"""`@once(operation=…, key=…, request=…)`: a function, method or handler class that runs once per key."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial, update_wrapper, wraps
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from semel.errors import ConfigurationError
+from semel.keys import FieldPath, fingerprint
+from semel.loop import is_async
+
+if TYPE_CHECKING:
+    from semel.once import AsyncSemel, Semel
+
+__all__ = ["decorate"]
+
+Picker = Callable[[inspect.BoundArguments], Any]
+
+
+def decorate(face: Semel | AsyncSemel, options: dict[str, Any]) -> Callable[[Any], Any]:
+    """The decorator itself. Bad options are refused here, not at the first call."""
+    key, request = options.pop("key", None), options.pop("request", None)
+    method = options.pop("method", None)
+    face._options({name: value for name, value in options.items() if name not in ("labels", "fields")})  # noqa: SLF001
+
+    def wrap(target: Any) -> Any:
+        if isinstance(target, type):
+            name = method or "handle"
+            handler = target.__dict__.get(name)
+            if handler is None:
+                raise ConfigurationError(
+                    f"{target.__name__} has no method {name!r} of its own: pass method=…"
+                )
+            setattr(target, name, _wrapped(face, handler, options, key, request, is_method=True))
+            return target
+        return _wrapped(face, target, options, key, request, is_method=_is_method(target))
+
+    return wrap
+
+
+def _is_method(fn: Any) -> bool:
+    """A function defined in a class body: its qualified name has a parent that is not a function."""
+    parent = getattr(fn, "__qualname__", "").rpartition(".")[0]
+    return bool(parent) and not parent.endswith("<locals>")
+
+
+def _wrapped(
+    face: Semel | AsyncSemel,
+    fn: Callable[..., Any],
+    options: Mapping[str, Any],
+    key: Any,
+    request: Any,
+    *,
+    is_method: bool,
+) -> Any:
+    if isinstance(fn, staticmethod | classmethod):
+        raise ConfigurationError("put @once below @staticmethod or @classmethod, next to the function itself")
+    once = _Once(face, fn, options, key, request, is_method=is_method)
+    if is_method:
+        return once
+    decorated: Any = _async_call(once, fn) if face._colour == "async" else _sync_call(once, fn)  # noqa: SLF001
+    decorated.outcome = once.outcome
+    return decorated
+
+
+def _async_call(once: _Once, fn: Callable[..., Any]) -> Any:
+    @wraps(fn)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        return (await once.outcome(*args, **kwargs)).value
+
+    return call
+
+
+def _sync_call(once: _Once, fn: Callable[..., Any]) -> Any:
+    @wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return once.outcome(*args, **kwargs).value
+
+    return call
+
+
+class _Once:
+    """The decorated thing: binds arguments, picks key and request, calls the face."""
+
+    def __init__(
+        self,
+        face: Semel | AsyncSemel,
+        fn: Callable[..., Any],
+        options: Mapping[str, Any],
+        key: Any,
+        request: Any,
+        *,
+        is_method: bool,
+    ) -> None:
+        update_wrapper(self, fn)
+        self._face = face
+        self._fn = fn
+        self._is_method = is_method
+        if face._colour == "sync" and is_async(fn):  # noqa: SLF001
+            raise ConfigurationError(
+                f"{fn.__qualname__} is a coroutine function: decorate it with an AsyncSemel"
+            )
+        signature = inspect.signature(fn)
+        parameters = list(signature.parameters.values())[1 if is_method else 0 :]
+        self._signature = signature.replace(parameters=parameters)
+        self._options = {"operation": f"{fn.__module__}.{fn.__qualname__}"[:255], **options}
+        self._key = _picker(key, self._signature, "key") if key is not None else _all_arguments
+        self._request = None if request is None else _picker(request, self._signature, "request")
+
+    def outcome(self, *args: Any, **kwargs: Any) -> Any:
+        """The Outcome instead of the value; await it in async code."""
+        rest = args[1:] if self._is_method else args
+        bound = self._signature.bind(*rest, **kwargs)
+        bound.apply_defaults()
+        options = dict(self._options)
+        if self._request is not None:
+            options["request"] = self._request(bound)
+        options["kwargs"] = kwargs
+        return self._face.execute(_text(self._key(bound)), self._fn, *args, **options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._face._colour == "async":  # noqa: SLF001
+            return self._value(*args, **kwargs)
+        return self.outcome(*args, **kwargs).value
+
+    async def _value(self, *args: Any, **kwargs: Any) -> Any:
+        return (await self.outcome(*args, **kwargs)).value
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        bound: Any = partial(self, instance)
+        bound.outcome = partial(self.outcome, instance)
+        return bound
+
+
+def _picker(chosen: Any, signature: inspect.Signature, what: str) -> Picker:
+    """A field path over the arguments, or a callable that gets them as the function does."""
+    if isinstance(chosen, str):
+        path = FieldPath(chosen)
+        if path.root not in signature.parameters:
+            names = ", ".join(signature.parameters) or "none"
+            raise ConfigurationError(
+                f"{what}={chosen!r}: there is no argument {path.root!r}; the arguments are: {names}"
+            )
+        return lambda bound: path(bound.arguments)
+    if callable(chosen):
+        return lambda bound: chosen(*bound.args, **bound.kwargs)
+    raise ConfigurationError(
+        f"{what}= must be a field path such as 'cmd.request_id' or a callable, not {chosen!r}"
+    )
+
+
+def _all_arguments(bound: inspect.BoundArguments) -> str:
+    """No key= given: the same arguments are the same action."""
+    return fingerprint(dict(bound.arguments))
+
+
+def _text(key: Any) -> Any:
+    """Ids are often numbers or UUIDs; everything else that is not text is refused as a key."""
+    if isinstance(key, UUID) or (isinstance(key, int) and not isinstance(key, bool)):
+        return str(key)
+    return key

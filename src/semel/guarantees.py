@@ -1,0 +1,96 @@
+"""The guarantee table as data, and which part of it holds for a store's live settings. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+
+__all__ = ["FAULTS", "TABLE", "Facts", "Guarantee", "Mode", "Promise", "grade"]
+
+
+class Mode(StrEnum):
+    """How the effect is made: this decides the guarantee, not the lock."""
+
+    TX = "tx"
+    KEYED = "keyed"
+    TWO_PHASE = "2pc"
+    PROBE = "probe"
+    STEPS = "steps"
+    RETRY = "retry"
+    HOLD = "hold"
+
+
+class Promise(StrEnum):
+    EXACTLY_ONCE = "exactly once"
+    AT_LEAST_ONCE = "at least once"
+    AT_MOST_ONCE = "at most once"
+    AS_STEPS = "as its steps"
+    MAY_BE_LOST = "an acknowledged effect may be lost, never doubled"
+    MAY_REPEAT = "may repeat"
+    NOTHING = "nothing is promised"
+
+
+# What can happen: a worker is killed or a message or the store process is lost; a worker wakes up after its lease was
+# taken over; the store loses writes that it had acknowledged.
+FAULTS = ("crash", "zombie", "loss")
+
+_EO, _ALO, _AMO = Promise.EXACTLY_ONCE, Promise.AT_LEAST_ONCE, Promise.AT_MOST_ONCE
+TABLE: Mapping[Mode, tuple[Promise, Promise, Promise]] = {
+    Mode.TX: (_EO, _EO, Promise.MAY_BE_LOST),
+    Mode.KEYED: (_EO, _EO, _EO),  # while the peer remembers the key
+    Mode.TWO_PHASE: (_EO, _EO, Promise.MAY_BE_LOST),  # or left prepared, which is reported
+    Mode.PROBE: (_EO, _ALO, _ALO),  # the first word: if the probe is authoritative
+    Mode.STEPS: (Promise.AS_STEPS, Promise.AS_STEPS, Promise.AS_STEPS),
+    Mode.RETRY: (_ALO, _ALO, _ALO),
+    Mode.HOLD: (_AMO, _AMO, Promise.MAY_REPEAT),
+}
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """The live settings of a store that bear on its guarantee, as read from the store itself."""
+
+    store: str
+    version: str = ""
+    settings: Mapping[str, str] = {}
+    durable_writes: bool = True
+    """An acknowledged write survives a power loss."""
+    survives_failover: bool = True
+    """An acknowledged write survives a failover; True also where there is none."""
+    evicts: bool = False
+    """The store may drop records by itself before they expire."""
+    warnings: tuple[str, ...] = ()
+    """What weakens the guarantee, each with the exact setting that would strengthen it."""
+
+
+class Guarantee(msgspec.Struct, frozen=True):
+    """What holds now. `rows[mode][fault]` is the promise; `exposed` names the faults that these settings allow."""
+
+    store: str
+    version: str
+    rows: Mapping[str, Mapping[str, str]]
+    exposed: tuple[str, ...]
+    settings: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+    @property
+    def exactly_once(self) -> bool:
+        """Whether effects in the same transaction (mode tx) are exactly once under every fault that can happen."""
+        return all(self.rows[Mode.TX][fault] == Promise.EXACTLY_ONCE for fault in self.exposed)
+
+
+def grade(facts: Facts, *, enabled: bool = True) -> Guarantee:
+    """The rows of the table that hold for these facts."""
+    exposed = ["crash", "zombie"]
+    if not facts.durable_writes or not facts.survives_failover or facts.evicts:
+        exposed.append("loss")
+    rows = {
+        mode.value: {
+            fault: (promise if enabled else Promise.NOTHING).value
+            for fault, promise in zip(FAULTS, row, strict=True)
+        }
+        for mode, row in TABLE.items()
+    }
+    warnings = facts.warnings if enabled else ("enabled=False: nothing is protected", *facts.warnings)
+    return Guarantee(facts.store, facts.version, rows, tuple(exposed), facts.settings, warnings)

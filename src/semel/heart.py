@@ -1,0 +1,80 @@
+"""Heartbeats: one scheduler for all runs of an engine renews their leases in batches, every third of a lease."""
+
+from __future__ import annotations
+
+from semel.errors import StoreUnavailable
+from semel.hooks import AtRisk, Emit, LeaseGone
+from semel.model import Answer, Renewal
+from semel.points import reach
+from semel.run import Run
+from semel.runtime import Runtime
+from semel.store import Store
+
+__all__ = ["Heart"]
+
+_BATCH = 128
+
+
+class Heart:
+    """Keeps leases alive. A lease decides how soon a dead owner is replaced, never who may write: that is the nonce."""
+
+    def __init__(self, store: Store, runtime: Runtime, emit: Emit | None) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._emit = emit
+        self._runs: dict[bytes, Run] = {}
+        self._ticker = runtime.ticker(self._beat)
+
+    def add(self, run: Run) -> None:
+        run.due = run.won_at + run.ask.lease / 3
+        self._runs[run.ask.nonce] = run
+        self._ticker.at(run.due)
+
+    def remove(self, run: Run) -> None:
+        self._runs.pop(run.ask.nonce, None)
+
+    def stop(self) -> None:
+        self._ticker.stop()
+
+    async def _beat(self) -> float | None:
+        now = self._runtime.now()
+        due = [run for run in tuple(self._runs.values()) if run.due <= now]
+        for start in range(0, len(due), _BATCH):
+            await self._renew(due[start : start + _BATCH])
+        return min((run.due for run in tuple(self._runs.values())), default=None)
+
+    async def _renew(self, runs: list[Run]) -> None:
+        reach("renew.sent")
+        answers: list[Answer | Exception]
+        try:
+            answers = await self._store.renew(
+                [Renewal(run.scope, run.ask.nonce, run.ask.lease, run.call.options.retention) for run in runs]
+            )
+        except StoreUnavailable as error:
+            answers = [error] * len(runs)
+        for run, answer in zip(runs, answers, strict=True):
+            if run.ask.nonce in self._runs:  # else it was settled meanwhile
+                self._heard(run, answer)
+
+    def _heard(self, run: Run, answer: Answer | Exception) -> None:
+        lease = run.ask.lease
+        if answer is Answer.OK:
+            run.lease_at_risk = False
+            run.due = self._runtime.now() + lease / 3
+        elif answer is Answer.LOST:
+            self._lose(run)
+        else:
+            # No answer, or no record (R17): not a takeover. Ask again soon; the settle will tell.
+            run.lease_at_risk = True
+            run.due = self._runtime.now() + min(lease / 6, 1.0)
+            if self._emit is not None:
+                error = answer if isinstance(answer, Exception) else StoreUnavailable("the record is gone")
+                self._emit(AtRisk(run.scope, error))
+
+    def _lose(self, run: Run) -> None:
+        run.lease_lost = True
+        self.remove(run)
+        if self._emit is not None:
+            self._emit(LeaseGone(run.scope, run.attempt))
+        if run.call.options.on_lease_lost == "cancel":
+            run.interrupt.fire()

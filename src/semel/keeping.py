@@ -1,0 +1,287 @@
+"""Looking after records: peek, resolve, forget, history, purge, reconcile, guarantee. Bodies for both colours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from semel import guarantees, model
+from semel.errors import ConfigurationError, InProgress, OutcomeUnknown, SemelError
+from semel.flow import Call, Engine, failure_of
+from semel.guarantees import Guarantee
+from semel.keys import mask
+from semel.model import Answer, Event, Kind, Record, Settle, State
+from semel.options import NOT_FOUND, Found
+from semel.run import Run, _current
+from semel.store import Query
+
+if TYPE_CHECKING:
+    from semel.once import AsyncSemel, Semel
+
+__all__ = [
+    "Reconciled",
+    "Recovery",
+    "Word",
+    "forget",
+    "guarantee",
+    "history",
+    "peek",
+    "purge",
+    "purge_regularly",
+    "reconcile",
+    "resolve",
+    "word",
+]
+
+
+class Word(msgspec.Struct, frozen=True):
+    """What a person decided about a key."""
+
+    kind: Kind
+    value: Any = None
+    error: BaseException | str | None = None
+
+
+class Recovery(msgspec.Struct, frozen=True):
+    """What `reconcile` does about lost runs of one operation. Both functions get the record."""
+
+    probe: Callable[..., Any] | None
+    resume: Callable[..., Any] | None
+    tenant: str | None = None
+
+
+class Reconciled(msgspec.Struct, frozen=True):
+    """What a reconcile found and did. `left` are the keys that still need a person."""
+
+    found: int = 0
+    settled: int = 0
+    resumed: int = 0
+    failed: int = 0
+    left: tuple[str, ...] = ()
+
+
+def word(value: Any, error: BaseException | str | None, *, has_value: bool, release: bool) -> Word:
+    """Exactly one of value, error, release (R13)."""
+    if has_value + (error is not None) + bool(release) != 1:
+        raise ConfigurationError("resolve takes exactly one of value=…, error=… and release=True")
+    if release:
+        return Word(Kind.RELEASED)
+    return Word(Kind.FAILED, error=error) if error is not None else Word(Kind.DONE, value=value)
+
+
+async def peek(engine: Engine, call: Call) -> Record | None:
+    record, now = await engine.store.peek(call.scope)
+    return _as_seen(record, now)
+
+
+def _as_seen(record: Record | None, now: float) -> Record | None:
+    seen = model.view(record, now)
+    if record is None or seen is None:
+        return None
+    return record if seen is record.state else msgspec.structs.replace(record, state=seen)
+
+
+async def resolve(engine: Engine, call: Call, word: Word, actor: str, reason: str) -> None:
+    record, now, broken = await _look(engine, call)
+    if not broken:
+        _check_resolvable(call, record, now)
+    data, marker, problem = engine._encode(call, word.value) if word.kind is Kind.DONE else (b"", "", None)  # noqa: SLF001
+    if problem is not None:
+        raise problem
+    end = Settle(
+        scope=call.scope,
+        nonce=record.nonce if record is not None and not broken else b"",
+        kind=word.kind,
+        retention=call.options.retention,
+        tombstone=call.options.tombstone,
+        result=data,
+        marker=marker,
+        error=None if word.error is None else failure_of(word.error),
+        new_nonce=os.urandom(16),
+        repair=broken,
+        actor=actor or "anonymous",
+        reason=reason,
+    )
+    answer = await _settled(engine, end)
+    if answer is not Answer.OK:
+        raise _refused(call, "it changed, or was resolved, in the meantime")
+
+
+async def _look(engine: Engine, call: Call) -> tuple[Record | None, float, bool]:
+    """The record, the store's time, and whether it is unreadable (then resolve repairs it)."""
+    try:
+        record, now = await engine.store.peek(call.scope)
+    except OutcomeUnknown:
+        return None, 0.0, True
+    if record is not None and model.view(record, now) is State.DONE and record.result:
+        try:
+            engine.replay(call, record)
+        except OutcomeUnknown:
+            return record, now, True
+        except SemelError:
+            return record, now, False
+    return record, now, False
+
+
+def _check_resolvable(call: Call, record: Record | None, now: float) -> None:
+    seen = model.view(record, now)
+    if record is None or seen is None:
+        raise _refused(call, "there is no record of it")
+    if seen is State.RUNNING:
+        raise InProgress(
+            f"key {mask(call.key)} is running (attempt {record.attempts}): only an unknown or failed key can be resolved",
+            retry_after=max(0.0, record.lease_until - now),
+            attempt=record.attempts,
+        )
+    if seen not in (State.UNKNOWN, State.FAILED) or record.resolved:
+        raise _refused(call, f"it is {seen.value}" + (" and was resolved already" if record.resolved else ""))
+
+
+def _refused(call: Call, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"key {mask(call.key)} of {call.scope.tenant}/{call.scope.operation} cannot be resolved: {why}; only unknown or "
+        "failed keys can, once. `forget` removes a record"
+    )
+
+
+async def _settled(engine: Engine, end: Settle) -> Answer:
+    answer = (await engine.store.settle((end,)))[0]
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+async def forget(engine: Engine, call: Call, actor: str, reason: str) -> bool:
+    try:
+        record, now = await engine.store.peek(call.scope)
+        there = model.view(record, now) is not None
+    except OutcomeUnknown:
+        there = True
+    end = Settle(
+        call.scope, b"", Kind.FORGOTTEN, call.options.retention, actor=actor or "anonymous", reason=reason
+    )
+    if await _settled(engine, end) is Answer.REFUSED:
+        raise InProgress(
+            f"key {mask(call.key)} is running: a live run cannot be forgotten", retry_after=call.options.lease
+        )
+    return there
+
+
+async def history(engine: Engine, call: Call) -> list[Event]:
+    return list((await engine.store.scan(Query(history=call.scope))).events)
+
+
+async def purge(engine: Engine, limit: int | None, batch: int) -> int:
+    total = 0
+    while limit is None or total < limit:
+        size = batch if limit is None else min(batch, limit - total)
+        gone = await engine.store.purge(size)
+        total += gone
+        if gone < size:
+            break
+    return total
+
+
+def purge_regularly(engine: Engine, every: float) -> None:
+    """A purge of its own every so often, for programs without a cron job."""
+
+    async def tick() -> float:
+        try:
+            await purge(engine, None, 1_000)
+        except SemelError as error:
+            if engine.emit is not None:
+                engine.emit(error)
+        return engine.runtime.now() + every
+
+    engine.purger = engine.runtime.ticker(tick)
+    engine.purger.at(engine.runtime.now() + every)
+
+
+async def guarantee(engine: Engine, *, enabled: bool) -> Guarantee:
+    return guarantees.grade(await engine.store.facts(), enabled=enabled)
+
+
+# ---------------------------------------------------------------------------------------------- reconcile
+
+
+async def reconcile(engine: Engine, face: Semel | AsyncSemel, limit: int) -> Reconciled:
+    """Go through abandoned and unknown runs. Several reconcilers at once are fine: nonces decide."""
+    counts = {"settled": 0, "resumed": 0, "failed": 0}
+    left: list[str] = []
+    found, cursor = 0, ""
+    while found < limit:
+        query = Query(
+            states=frozenset({State.RUNNING, State.UNKNOWN}), limit=min(100, limit - found), cursor=cursor
+        )
+        page = await engine.store.scan(query)
+        for record in page.records:
+            if record.state is State.RUNNING and page.now < record.lease_until:
+                continue
+            found += 1
+            done = await _recover(engine, face, record)
+            if done in counts:
+                counts[done] += 1
+            else:
+                left.append(record.scope.key if record.scope is not None else "")
+        cursor = page.cursor
+        if not cursor:
+            break
+    return Reconciled(found=found, left=tuple(left), **counts)
+
+
+async def _recover(engine: Engine, face: Semel | AsyncSemel, record: Record) -> str:
+    """One lost run: probe it, or run its registered function again. "left" when a person must look."""
+    scope = record.scope
+    recovery = face._recoveries.get(scope.operation) if scope is not None else None  # noqa: SLF001
+    if recovery is None or scope is None or recovery.tenant not in (None, scope.tenant):
+        return "left"
+    given: dict[str, Any] = {"tenant": scope.tenant, "operation": scope.operation}
+    if recovery.probe is not None:
+        given["on_unknown"] = recovery.probe
+    call = face._call(scope.key, recovery.resume, (record,), dict(given))  # noqa: SLF001
+    if call.scope.hash != scope.hash:
+        return (
+            "left"  # the readable key was masked or written under another prefix: its scope cannot be rebuilt
+        )
+    try:
+        if recovery.resume is not None:
+            outcome = await engine.execute(call)
+            return "settled" if outcome.replayed else "resumed"
+        return "left" if recovery.probe is None else await _probe_only(engine, call, record, recovery.probe)
+    except SemelError:
+        return "left"
+    except Exception as error:  # noqa: BLE001 - one operation's failure must not stop the others
+        if engine.emit is not None:
+            engine.emit(error)
+        return "failed"
+
+
+async def _probe_only(engine: Engine, call: Call, record: Record, probe: Callable[..., Any]) -> str:
+    run = Run(engine, call, _ask_of(call, record), record, engine.runtime.interrupt())
+    token = _current.set(run)
+    try:
+        answer = await engine.runtime.call(probe, (record,), {}, call.options.inline)
+    finally:
+        _current.reset(token)
+    if isinstance(answer, Found):
+        return "settled" if await engine.settle_found(call, record, answer) is Answer.OK else "left"
+    if answer is NOT_FOUND and record.policy is not model.Policy.HOLD:
+        end = Settle(
+            call.scope,
+            record.nonce,
+            Kind.RELEASED,
+            call.options.retention,
+            new_nonce=os.urandom(16),
+            reason="probe",
+        )
+        return "settled" if await _settled(engine, end) is Answer.OK else "left"
+    return "left"
+
+
+def _ask_of(call: Call, record: Record) -> model.Ask:
+    return model.Ask(
+        call.scope, record.nonce, call.options.lease, call.options.retention, labels=record.labels
+    )

@@ -1,0 +1,89 @@
+"""Calls made in one tick of an event loop travel to the store together (≤ 128 a batch, two batches in flight).
+
+For stores where a batch is cheaper than its parts (`capabilities.batches`). A cancelled caller leaves the batch
+running; one bad item fails alone. At one caller nothing waits: the batch leaves at the end of the same tick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from semel.layers.layer import Layer
+from semel.model import Answer, Ask, Settle, Verdict
+from semel.store import Store
+
+__all__ = ["Batch"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+MOST = 128
+IN_FLIGHT = 2
+
+
+class _Queue(Generic[T, R]):
+    def __init__(self, verb: Callable[[Sequence[T]], Awaitable[list[R | Exception]]]) -> None:
+        self._verb = verb
+        self._items: deque[tuple[T, asyncio.Future[R | Exception]]] = deque()
+        self._flying = 0
+        self._scheduled = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def put(self, item: T) -> R | Exception:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[R | Exception] = loop.create_future()
+        self._items.append((item, future))
+        if not self._scheduled:
+            self._scheduled = True
+            loop.call_soon(self._launch, loop)
+        return await future
+
+    def _launch(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._scheduled = False
+        while self._items and self._flying < IN_FLIGHT:
+            batch = [self._items.popleft() for _ in range(min(MOST, len(self._items)))]
+            self._flying += 1
+            task = loop.create_task(self._fly(batch, loop))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _fly(
+        self, batch: list[tuple[T, asyncio.Future[R | Exception]]], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        try:
+            answers = await self._verb([item for item, _ in batch])
+        except BaseException as error:
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            for (_, future), answer in zip(batch, answers, strict=True):
+                if not future.done():
+                    future.set_result(answer)
+        finally:
+            self._flying -= 1
+            self._launch(loop)
+
+
+class Batch(Layer):
+    """One per loop: the faces make it so."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self._claims: _Queue[Ask, Verdict] = _Queue(inner.claim)
+        self._ends: _Queue[Settle, Answer] = _Queue(inner.settle)
+
+    async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
+        if len(asks) == 1:
+            return [await self._claims.put(asks[0])]
+        return await self.inner.claim(asks)
+
+    async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
+        if len(ends) == 1:
+            return [await self._ends.put(ends[0])]
+        return await self.inner.settle(ends)

@@ -1,0 +1,185 @@
+"""Callers of one key inside a process cost one claim: one leads, the others follow its claim and its outcome (R31).
+
+A follower keeps its own fingerprint, wait and policy: it is answered `Busy` while the leader runs, `Replay` or
+`Mismatch` from the leader's outcome, and asks the store itself in every other case. When a leader fails, is cancelled
+or loses its key, its followers are woken and one of them leads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from semel.keys import Scope
+from semel.layers.layer import Layer
+from semel.model import (
+    Answer,
+    Ask,
+    Busy,
+    Kind,
+    Mismatch,
+    Record,
+    Renewal,
+    Replay,
+    Settle,
+    State,
+    Verdict,
+    Won,
+    conflicts,
+)
+from semel.runtime import Parker, Runtime
+from semel.store import Store, Unwatch
+
+__all__ = ["Coalesce"]
+
+
+class _Flight:
+    """One key's leader in this process. record: None while its claim is under way, then what is known of the key."""
+
+    __slots__ = ("asking", "leader", "lease_until", "record", "watchers")
+
+    def __init__(self, leader: bytes) -> None:
+        self.leader = leader
+        self.record: Record | None = None
+        self.lease_until = 0.0
+        self.asking: list[Parker] = []
+        self.watchers: list[Callable[[], None]] = []
+
+    def wake(self) -> None:
+        asking, self.asking = self.asking, []
+        for parker in asking:
+            parker.wake()
+        for wake in tuple(self.watchers):
+            wake()
+
+
+class Coalesce(Layer):
+    def __init__(self, inner: Store, runtime: Runtime, *, timeout: float = 2.0) -> None:
+        super().__init__(inner)
+        self._runtime = runtime
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._flights: dict[bytes, _Flight] = {}
+
+    async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
+        if len(asks) != 1:
+            return await self.inner.claim(asks)
+        ask = asks[0]
+        key = ask.scope.hash
+        while True:
+            with self._lock:
+                flight = self._flights.get(key)
+                if flight is None:
+                    flight = self._flights[key] = _Flight(ask.nonce)
+                    break
+                if flight.record is None and flight.leader != ask.nonce:
+                    parker = self._runtime.parker()
+                    flight.asking.append(parker)
+                else:
+                    parker = None
+            if flight.leader == ask.nonce:
+                return await self.inner.claim(asks)
+            if parker is not None:
+                await parker.park(self._timeout)
+            # The same flight, though it may have landed meanwhile: its record, if any, is this follower's answer.
+            if (record := flight.record) is not None:
+                verdict = self._follow(flight, record, ask)
+                return await self.inner.claim(asks) if verdict is None else [verdict]
+        return await self._lead(flight, asks)
+
+    async def _lead(self, flight: _Flight, asks: Sequence[Ask]) -> list[Verdict | Exception]:
+        key = asks[0].scope.hash
+        try:
+            verdicts = await self.inner.claim(asks)
+        except BaseException:
+            self._land(key, flight, None)
+            raise
+        verdict = verdicts[0]
+        if type(verdict) is Won:
+            with self._lock:
+                flight.lease_until = self._runtime.now() + asks[0].lease
+                flight.record = verdict.record
+                asking, flight.asking = flight.asking, []
+            for parker in asking:
+                parker.wake()
+        else:
+            # Those who asked meanwhile share a replay; later ones ask for themselves.
+            self._land(key, flight, verdict.record if type(verdict) is Replay else None)
+        return verdicts
+
+    def _follow(self, flight: _Flight, record: Record, ask: Ask) -> Verdict | None:
+        """Answer a follower from what the leader knows; None sends it to the store."""
+        if ask.takeover:
+            return None
+        if conflicts(record, ask):
+            return Mismatch()
+        if record.state is State.RUNNING:
+            left = flight.lease_until - self._runtime.now()
+            return Busy(left, record.attempts) if left > 0 else None
+        return Replay(record)
+
+    def _land(self, key: bytes, flight: _Flight, record: Record | None) -> None:
+        with self._lock:
+            flight.record = record
+            if self._flights.get(key) is flight:
+                del self._flights[key]
+        flight.wake()
+
+    async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
+        answers = await self.inner.settle(ends)
+        for end, answer in zip(ends, answers, strict=True):
+            flight = self._flights.get(end.scope.hash)
+            if flight is not None and not isinstance(answer, Exception):
+                self._settled(flight, end, answer)
+        return answers
+
+    def _settled(self, flight: _Flight, end: Settle, answer: Answer) -> None:
+        key = end.scope.hash
+        outcome = end.kind in (Kind.DONE, Kind.FAILED) and answer is Answer.OK
+        mine = flight.leader == end.nonce and not end.new_nonce
+        if not (mine and outcome and flight.watchers) or flight.record is None:
+            self._land(key, flight, None)
+            return
+        # Followers sit here: leave the outcome for them, until the last of them has stood up.
+        flight.record = msgspec.structs.replace(
+            flight.record,
+            state=State(end.kind.value),
+            marker=end.marker,
+            result=end.result,
+            ref=end.ref if end.ref is not None else flight.record.ref,
+            error=end.error,
+        )
+        flight.wake()
+
+    async def renew(self, renewals: Sequence[Renewal]) -> list[Answer | Exception]:
+        answers = await self.inner.renew(renewals)
+        for renewal, answer in zip(renewals, answers, strict=True):
+            flight = self._flights.get(renewal.scope.hash)
+            if flight is None or flight.leader != renewal.nonce:
+                continue
+            if answer is Answer.OK:
+                flight.lease_until = self._runtime.now() + renewal.lease
+            elif answer is Answer.LOST:
+                self._land(renewal.scope.hash, flight, None)
+        return answers
+
+    async def watch(self, scope: Scope, wake: Callable[[], None]) -> Unwatch:
+        with self._lock:
+            flight = self._flights.get(scope.hash)
+            if flight is not None:
+                flight.watchers.append(wake)
+        if flight is None:
+            return await self.inner.watch(scope, wake)
+        return self._leaver(scope.hash, flight, wake)
+
+    def _leaver(self, key: bytes, flight: _Flight, wake: Callable[[], None]) -> Unwatch:
+        async def unwatch() -> None:
+            with self._lock:
+                flight.watchers.remove(wake)
+                settled = flight.record is not None and flight.record.state is not State.RUNNING
+                if not flight.watchers and settled and self._flights.get(key) is flight:
+                    del self._flights[key]
+
+        return unwatch

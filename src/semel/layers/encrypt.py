@@ -1,0 +1,124 @@
+"""Results and steps are sealed before they leave the process: AES-256-GCM, bound to their scope, with a ring of keys.
+
+The first key of the ring seals; every key of it opens. A record whose key is gone from the ring is not lost and not
+re-run: it reads as unknown, unreadable (R15). Readable parts, refs, labels and error texts stay readable for people.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from semel.errors import CodecError, ConfigurationError, OutcomeUnknown
+from semel.keys import Scope
+from semel.layers.layer import Layer
+from semel.model import Answer, Ask, Note, Policy, Record, Replay, Settle, Unknown, Verdict, Won
+from semel.store import Page, Query, Store
+
+try:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+except ImportError as missing:  # pragma: no cover - the message is the product here
+    raise ConfigurationError('encrypt needs the extra "crypto": pip install "semel[crypto]"') from missing
+
+__all__ = ["Encrypt", "Ring"]
+
+_MARK = b"\xe1"
+_replace = msgspec.structs.replace
+
+
+class Ring:
+    """Named 256-bit keys; the first one seals."""
+
+    def __init__(self, keys: Mapping[str, bytes]) -> None:
+        if not keys:
+            raise ConfigurationError("encrypt needs at least one key: {'2026-a': os.urandom(32)}")
+        for name, key in keys.items():
+            if len(key) != 32 or not 0 < len(name.encode()) < 256:
+                raise ConfigurationError(f"the encryption key {name!r} must have 32 bytes and a short name")
+        self._open = {name.encode(): AESGCM(key) for name, key in keys.items()}
+        self._seal_name = next(iter(self._open))
+
+    def seal(self, data: bytes, scope: Scope) -> bytes:
+        nonce = os.urandom(12)
+        name = self._seal_name
+        body = self._open[name].encrypt(nonce, data, scope.hash + name)
+        return _MARK + bytes([len(name)]) + name + nonce + body
+
+    def open(self, data: bytes, scope: Scope) -> bytes:
+        if data[:1] != _MARK:
+            raise CodecError("the stored bytes are not encrypted, and an encrypted store reads nothing else")
+        end = 2 + data[1]
+        name = data[2:end]
+        cipher = self._open.get(name)
+        if cipher is None:
+            raise CodecError(
+                f"the encryption key {name.decode('ascii', 'replace')!r} is not in the ring: put it back"
+            )
+        try:
+            return cipher.decrypt(data[end : end + 12], data[end + 12 :], scope.hash + name)
+        except InvalidTag:
+            raise CodecError("the stored bytes were changed, or belong to another scope") from None
+
+
+class Encrypt(Layer):
+    def __init__(self, inner: Store, ring: Ring) -> None:
+        super().__init__(inner)
+        self._ring = ring
+
+    async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
+        verdicts = await self.inner.claim(asks)
+        return [self._opened_verdict(verdict, ask.scope) for verdict, ask in zip(verdicts, asks, strict=True)]
+
+    def _opened_verdict(self, verdict: Verdict | Exception, scope: Scope) -> Verdict | Exception:
+        if isinstance(verdict, Won | Replay | Unknown) and verdict.record is not None:
+            try:
+                return _replace(verdict, record=self._opened(verdict.record, scope))
+            except CodecError:
+                return Unknown(verdict.record, Policy.HOLD, unreadable=True)
+        return verdict
+
+    def _opened(self, record: Record, scope: Scope) -> Record:
+        if not record.result and not record.steps:
+            return record
+        result = self._ring.open(record.result, scope) if record.result else b""
+        return _replace(record, result=result, steps=self._frames(record.steps, scope, opening=True))
+
+    def _frames(self, data: bytes, scope: Scope, *, opening: bool) -> bytes:
+        """Steps are length-prefixed entries: each is sealed by itself, so that appending stays appending."""
+        out, at = [], 0
+        while at < len(data):
+            size = int.from_bytes(data[at : at + 4], "big")
+            body = data[at + 4 : at + 4 + size]
+            body = self._ring.open(body, scope) if opening else self._ring.seal(body, scope)
+            out.append(len(body).to_bytes(4, "big") + body)
+            at += 4 + size
+        return b"".join(out)
+
+    async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
+        return await self.inner.settle([self._sealed(end) for end in ends])
+
+    def _sealed(self, end: Settle) -> Settle:
+        if not end.result and not end.steps:
+            return end
+        result = self._ring.seal(end.result, end.scope) if end.result else b""
+        steps = self._frames(end.steps, end.scope, opening=False) if end.steps else end.steps
+        return _replace(end, result=result, steps=steps)
+
+    async def note(self, note: Note) -> Answer:
+        return await self.inner.note(
+            _replace(note, entry=self._frames(note.entry, note.scope, opening=False))
+        )
+
+    async def peek(self, scope: Scope) -> tuple[Record | None, float]:
+        record, now = await self.inner.peek(scope)
+        try:
+            return (None if record is None else self._opened(record, scope)), now
+        except CodecError as error:
+            raise OutcomeUnknown(f"the record cannot be read: {error}", unreadable=True) from error
+
+    async def scan(self, query: Query) -> Page:
+        """Records as listed carry no bodies that can be read without their scope's key: results stay sealed."""
+        return await self.inner.scan(query)

@@ -1,0 +1,64 @@
+"""One lost request or reply is sent again, unseen by the caller (R16). Safe: every write carries its nonce."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from semel.errors import StoreUnavailable
+from semel.keys import Scope
+from semel.layers.layer import Layer
+from semel.model import Answer, Ask, Note, Record, Renewal, Settle, Verdict
+from semel.store import Store
+
+__all__ = ["Retry"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Retry(Layer):
+    """Tries once more, if half of `timeout` is left: the caller's patience is not doubled."""
+
+    def __init__(self, inner: Store, now: Callable[[], float], timeout: float) -> None:
+        super().__init__(inner)
+        self._now = now
+        self._patience = timeout / 2
+
+    async def _again(self, call: Callable[[], Awaitable[T]]) -> T:
+        start = self._now()
+        try:
+            return await call()
+        except StoreUnavailable:
+            if self._now() - start > self._patience:
+                raise
+            return await call()
+
+    async def _batch(self, verb: Callable[[Sequence[R]], Awaitable[list[T]]], items: Sequence[R]) -> list[T]:
+        start = self._now()
+        try:
+            answers = await verb(items)
+        except StoreUnavailable:
+            if self._now() - start > self._patience:
+                raise
+            return await verb(items)
+        lost = [at for at, answer in enumerate(answers) if isinstance(answer, StoreUnavailable)]
+        if lost and self._now() - start <= self._patience:
+            for at, answer in zip(lost, await verb([items[at] for at in lost]), strict=True):
+                answers[at] = answer
+        return answers
+
+    async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
+        return await self._batch(self.inner.claim, asks)
+
+    async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
+        return await self._batch(self.inner.settle, ends)
+
+    async def renew(self, renewals: Sequence[Renewal]) -> list[Answer | Exception]:
+        return await self._batch(self.inner.renew, renewals)
+
+    async def note(self, note: Note) -> Answer:
+        return await self._again(lambda: self.inner.note(note))
+
+    async def peek(self, scope: Scope) -> tuple[Record | None, float]:
+        return await self._again(lambda: self.inner.peek(scope))

@@ -1,0 +1,207 @@
+"""The asyncio world of the flow: tasks, futures, a thread pool for plain functions. asyncio and uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from inspect import CO_COROUTINE, iscoroutine, iscoroutinefunction
+from typing import Any, Literal, TypeVar
+
+from semel.errors import ConfigurationError
+from semel.runtime import Interrupt, Parker, Ticker
+
+__all__ = ["LoopRuntime", "is_async", "running_loop"]
+
+T = TypeVar("T")
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigurationError(
+            "AsyncSemel needs a running asyncio loop (asyncio or uvloop; trio is not supported): "
+            "await it inside asyncio.run(...), or use Semel in plain code"
+        ) from None
+
+
+def is_async(fn: Callable[..., Any]) -> bool:
+    """Whether calling `fn` gives a coroutine, seen through partials, methods and callable objects."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    code = getattr(fn, "__code__", None)
+    if code is not None and code.co_flags & CO_COROUTINE:
+        return True
+    return iscoroutinefunction(fn) if code is not None else iscoroutinefunction(type(fn).__call__)
+
+
+class _LoopParker:
+    __slots__ = ("_event", "_loop", "_thread")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._event = asyncio.Event()
+        self._loop = loop
+        self._thread = threading.get_ident()
+
+    def wake(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._event.set()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    async def park(self, timeout: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout if timeout < 1e9 else None):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        self._event.clear()
+        return True
+
+
+class _LoopTicker:
+    """A timer, not a task: while no run is open nothing keeps the loop busy."""
+
+    def __init__(self, runtime: LoopRuntime, tick: Callable[[], Coroutine[Any, Any, float | None]]) -> None:
+        self._runtime = runtime
+        self._tick = tick
+        self._timer: asyncio.TimerHandle | None = None
+        self._when = 0.0
+        self._stopped = False
+
+    def at(self, when: float) -> None:
+        if self._timer is not None:
+            if self._when <= when:
+                return
+            self._timer.cancel()
+        if self._stopped:
+            return
+        self._when = when
+        self._timer = self._runtime.loop.call_later(max(0.0, when - time.monotonic()), self._start)
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _start(self) -> None:
+        self._timer = None
+        self._runtime.background(self._run())
+
+    async def _run(self) -> None:
+        again = await self._tick()
+        if again is not None:
+            self.at(again)
+
+
+class _TaskInterrupt:
+    __slots__ = ("_task", "fired")
+
+    def __init__(self, task: asyncio.Task[Any] | None) -> None:
+        self._task = task
+        self.fired = False
+
+    def fire(self) -> None:
+        if self._task is not None and not self.fired and not self._task.done():
+            self.fired = True
+            self._task.cancel("semel: the lease was lost")
+
+    def absorb(self) -> None:
+        if self._task is not None:
+            self._task.uncancel()
+
+
+class LoopRuntime:
+    """One per running loop. `pool` is shared by the loops of a face and made when the first plain function comes."""
+
+    colour: Literal["sync", "async"] = "async"
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: Callable[[], ThreadPoolExecutor]) -> None:
+        self.loop = loop
+        self._pool = pool
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def parker(self) -> Parker:
+        return _LoopParker(self.loop)
+
+    def ticker(self, tick: Callable[[], Coroutine[Any, Any, float | None]]) -> Ticker:
+        return _LoopTicker(self, tick)
+
+    def interrupt(self) -> Interrupt:
+        return _TaskInterrupt(asyncio.current_task())
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = self.loop.create_task(coroutine)
+        self._tasks.add(task)  # the loop keeps weak references only
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def protect(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        task = self._spawn(coroutine)
+        cancelled: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError as error:
+                if task.cancelled():
+                    raise
+                cancelled = error
+            except BaseException:  # noqa: BLE001, S110 - the task holds it; `task.result()` below raises it
+                pass
+        if cancelled is not None:
+            if not task.cancelled():
+                task.exception()
+            raise cancelled
+        return task.result()
+
+    async def detach(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        task = self._spawn(coroutine)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # Nobody is left to look at its error; the flow has reported it through hooks.
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            raise
+
+    def background(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        _ = self._spawn(coroutine)
+
+    def detaches(self, fn: Callable[..., Any], inline: bool) -> bool:
+        return not inline and not is_async(fn)
+
+    async def call(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inline: bool
+    ) -> Any:
+        if inline or is_async(fn):
+            value = fn(*args, **kwargs)
+        else:
+            work = partial(copy_context().run, partial(fn, *args, **kwargs))
+            value = await self.loop.run_in_executor(self._pool(), work)
+        return await value if iscoroutine(value) else value
+
+    def drive(self, coroutine: Coroutine[Any, Any, T]) -> Any:
+        """Inside the loop: the coroutine. In a plain function that runs in our pool: its value, waited for."""
+        try:
+            inside = asyncio.get_running_loop() is self.loop
+        except RuntimeError:
+            inside = False
+        if inside:
+            return coroutine
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    async def drain(self, timeout: float) -> None:
+        current = asyncio.current_task()
+        if pending := {task for task in self._tasks if task is not current}:
+            await asyncio.wait(pending, timeout=timeout)

@@ -1,0 +1,194 @@
+"""What a call may say, checked once. Durations are seconds or timedelta at the edge and float seconds inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from math import inf, isnan
+from typing import Any, Literal
+
+import msgspec
+
+from semel.errors import ConfigurationError
+from semel.model import Policy
+
+__all__ = [
+    "NOT_FOUND",
+    "UNDECIDED",
+    "Duration",
+    "Found",
+    "OnError",
+    "Options",
+    "Release",
+    "resolve",
+    "seconds",
+]
+
+Duration = float | int | timedelta
+MIN_LEASE = 0.05
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A probe's answer: the effect happened, and this is its result."""
+
+    value: Any = None
+    ref: str | None = None
+
+
+class _Word:
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+NOT_FOUND = _Word("NOT_FOUND")  # the effect did not happen: it may be run
+UNDECIDED = _Word("UNDECIDED")  # the probe could not tell: the key stays unknown
+
+
+class Release(msgspec.Struct, frozen=True):
+    """An `on_error` decision: free the key, but let nobody try again before `after` seconds."""
+
+    after: Duration = 0.0
+
+
+OnErrorWord = Literal["release", "hold", "replay"]
+OnError = OnErrorWord | Release | Callable[[Exception], "OnErrorWord | Release"]
+
+
+class Options(msgspec.Struct, frozen=True):
+    """Everything about a call but its key, its function and its request."""
+
+    tenant: str = "default"
+    operation: str = "default"
+    lease: float = 10.0
+    retention: float = 86_400.0
+    tombstone: float = 0.0
+    wait: float = 0.0
+    poll: tuple[float, float] = (0.005, 0.1)
+    on_error: OnError | None = None
+    on_unknown: Literal["retry", "hold"] | Callable[..., Any] = "retry"
+    on_lease_lost: Literal["cancel", "warn"] = "cancel"
+    result_type: Any = None
+    ref_type: str | None = None
+    max_result: int = 1 << 20
+    compress_over: int | None = None
+    max_waiters: int = 1_000
+    fingerprints: Literal["optional", "required"] = "optional"
+    inline: bool = False
+
+    @property
+    def policy(self) -> Policy:
+        if callable(self.on_unknown):
+            return Policy.PROBE
+        return Policy.HOLD if self.on_unknown == "hold" else Policy.RETRY
+
+
+_WORDS: Mapping[str, frozenset[Any]] = {
+    "on_lease_lost": frozenset({"cancel", "warn"}),
+    "fingerprints": frozenset({"optional", "required"}),
+}
+
+
+def seconds(name: str, value: Any, *, least: float = 0.0) -> float:
+    """A duration as float seconds, or a ConfigurationError that names the option."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float) or isnan(value):
+        raise ConfigurationError(f"{name} must be seconds or a timedelta, not {value!r}")
+    if value < least:
+        raise ConfigurationError(f"{name} must be at least {least:g} seconds, not {value!r}")
+    return float(value)
+
+
+def resolve(defaults: Options, given: Mapping[str, Any]) -> Options:
+    """`defaults` with what a call gave; an unknown name or a bad value is refused by name."""
+    changes: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in Options.__struct_fields__:
+            raise ConfigurationError(
+                f"unknown option {name!r}: the options are {', '.join(Options.__struct_fields__)}; arguments for "
+                "the function go in positionally or as kwargs={...}"
+            )
+        changes[name] = _checked(name, value)
+    return msgspec.structs.replace(defaults, **changes)
+
+
+def _checked(name: str, value: Any) -> Any:
+    match name:
+        case "retention":
+            return inf if value is None else seconds(name, value)
+        case "lease":
+            return _lease(value)
+        case "tombstone" | "wait":
+            return seconds(name, value)
+        case "poll":
+            return _poll(value)
+        case "on_error":
+            return _on_error(value)
+        case "on_unknown":
+            return _on_unknown(value)
+        case "max_result" | "max_waiters" | "compress_over":
+            return _count(name, value)
+        case "on_lease_lost" | "fingerprints":
+            return _word(name, value, _WORDS[name])
+        case _:
+            return value
+
+
+def _lease(value: Any) -> float:
+    lease = seconds("lease", value)
+    if lease < MIN_LEASE or lease == inf:
+        raise ConfigurationError(
+            f"lease must be between {MIN_LEASE:g} seconds (a shorter one would end before its first renewal) and a "
+            f"finite number, not {value!r}: it is how long a killed worker's key stays locked, 10 is a good value"
+        )
+    return lease
+
+
+def _poll(value: Any) -> tuple[float, float]:
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise ConfigurationError(f"poll must be a pair (first, most) of seconds, not {value!r}")
+    first, most = seconds("poll[0]", value[0], least=0.001), seconds("poll[1]", value[1], least=0.001)
+    if first > most:
+        raise ConfigurationError(f"poll must begin with the shorter pause, not {value!r}")
+    return first, most
+
+
+def _on_error(value: Any) -> Any:
+    if value is None or callable(value) or value in ("release", "hold", "replay"):
+        return value
+    if isinstance(value, Release):
+        return Release(seconds("Release(after)", value.after))
+    raise ConfigurationError(
+        f'on_error must be "release", "hold", "replay", Release(after=seconds) or a callable of the exception, '
+        f"not {value!r}"
+    )
+
+
+def _on_unknown(value: Any) -> Any:
+    if callable(value) or value in ("retry", "hold"):
+        return value
+    raise ConfigurationError(
+        f'on_unknown must be "retry", "hold" or a probe function that answers Found(value), NOT_FOUND or '
+        f"UNDECIDED, not {value!r}"
+    )
+
+
+def _count(name: str, value: Any) -> int | None:
+    if value is None and name == "compress_over":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigurationError(f"{name} must be a whole number that is not negative, not {value!r}")
+    return value
+
+
+def _word(name: str, value: Any, allowed: frozenset[Any]) -> Any:
+    if value not in allowed:
+        raise ConfigurationError(
+            f"{name} must be one of {', '.join(sorted(map(repr, allowed)))}, not {value!r}"
+        )
+    return value

@@ -1,0 +1,176 @@
+"""The run as its function sees it: `current_run()` inside the function, and the outcome its caller gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from semel import steps
+from semel.errors import CodecError, ConfigurationError
+
+if TYPE_CHECKING:
+    from semel.flow import Call, Engine
+    from semel.keys import Scope
+    from semel.model import Ask, Record
+    from semel.runtime import Interrupt
+
+__all__ = ["Outcome", "Run", "current_run"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+_current: ContextVar[Run] = ContextVar("semel_run")
+
+
+def current_run() -> Run:
+    """The run that this code belongs to. Outside of one there is nothing to return: ConfigurationError."""
+    try:
+        return _current.get()
+    except LookupError:
+        raise ConfigurationError(
+            "current_run() works only inside a function that semel runs (execute, consume, @once, a probe)"
+        ) from None
+
+
+class Outcome(Generic[T_co]):
+    """What happened: the value, whether it was replayed, the ref, and the attempt that made it.
+
+    A result over `max_result` is known as done but was not kept: then `value` raises CodecError on a replay, and
+    `ref` is what is left to find it by.
+    """
+
+    __slots__ = ("_value", "attempt", "marker", "ref", "replayed")
+
+    def __init__(
+        self, value: T_co, *, replayed: bool, ref: str | None, attempt: int, marker: str = ""
+    ) -> None:
+        self._value = value
+        self.replayed = replayed
+        self.ref = ref
+        self.attempt = attempt
+        self.marker = marker
+
+    @property
+    def value(self) -> T_co:
+        if self.replayed and self.marker:
+            raise CodecError(
+                f"the effect happened and is not run again, but its result was not kept ({self.marker}); "
+                f"ref={self.ref!r}. Raise `max_result`, or let the function set a ref with run.set_ref(...)"
+            )
+        return self._value
+
+    def __repr__(self) -> str:
+        value = f"<not kept: {self.marker}>" if self.replayed and self.marker else repr(self._value)
+        return f"Outcome({value}, replayed={self.replayed}, ref={self.ref!r}, attempt={self.attempt})"
+
+
+class Run:
+    """One attempt at a scope, from its claim to its settle."""
+
+    __slots__ = (
+        "_engine",
+        "_known",
+        "_raw_steps",
+        "_started",
+        "ask",
+        "attempt",
+        "call",
+        "due",
+        "interrupt",
+        "lease_at_risk",
+        "lease_lost",
+        "ref",
+        "secret_id",
+        "stuck",
+        "token",
+        "won_at",
+    )
+
+    def __init__(self, engine: Engine, call: Call, ask: Ask, record: Record, interrupt: Interrupt) -> None:
+        self._engine = engine
+        self.call = call
+        self.ask = ask
+        self.attempt = record.attempts
+        self.token = record.token
+        self.ref = record.ref
+        self.secret_id = record.secret_id
+        self.interrupt = interrupt
+        self.lease_lost = False
+        self.lease_at_risk = False
+        self.stuck = False
+        self.due = 0.0
+        self.won_at = engine.runtime.now()
+        self._started = record.updated
+        self._raw_steps = record.steps
+        self._known: dict[str, steps.Step] | None = None
+
+    @property
+    def scope(self) -> Scope:
+        return self.ask.scope
+
+    @property
+    def key(self) -> str:
+        return self.call.key
+
+    @property
+    def tenant(self) -> str:
+        return self.ask.scope.tenant
+
+    @property
+    def operation(self) -> str:
+        return self.ask.scope.operation
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return self.ask.labels or {}
+
+    @property
+    def steps(self) -> dict[str, steps.Step]:
+        """Steps and ids that are remembered, by name."""
+        if self._known is None:
+            self._known = steps.decode(self._raw_steps)
+        return self._known
+
+    @property
+    def has_steps(self) -> bool:
+        return bool(self._raw_steps) or bool(self._known)
+
+    def clock(self) -> float:
+        """The store's time, as far as this process can tell: its answer to the claim plus what passed since."""
+        return self._started + (self._engine.runtime.now() - self.won_at)
+
+    def set_ref(self, ref: str) -> None:
+        """Keep a small stable pointer to the result; it is stored with the outcome."""
+        text: object = ref
+        if not isinstance(text, str) or not 0 < len(text) <= 255:
+            raise ConfigurationError("a ref is a text of 1 to 255 characters, such as a public id")
+        self.ref = ref
+
+    def downstream_key(self, name: str) -> str:
+        """A key for an outside service: the same on every attempt of this scope, another one for another name."""
+        return self._engine.secrets.derive(self.secret_id, self.tenant, self.operation, self.key, name)
+
+    def step(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        request: Any = None,
+        result_type: Any = None,
+        on_unknown: Any = None,
+    ) -> Any:
+        """Run `fn` once for this scope, whatever happens to attempts; its result is remembered (R26).
+
+        Await it in async code. `hold` and a probe as `on_unknown` leave a mark before `fn` starts.
+        """
+        step = self._engine.step(self, name, fn, args, kwargs or {}, request, result_type, on_unknown)
+        return self._engine.runtime.drive(step)
+
+    def new_id(self, kind: str, *, name: str | None = None) -> Any:
+        """Mint a public id once per scope: the same after a takeover; durable when it returns. Await it in async."""
+        return self._engine.runtime.drive(self._engine.new_id(self, kind, name or kind))
+
+    def __repr__(self) -> str:
+        return f"<Run {self.scope!r} attempt {self.attempt}>"

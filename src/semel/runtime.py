@@ -1,0 +1,261 @@
+"""What the flow needs from the world around it: time, waiting, threads, heartbeats. One port, several worlds.
+
+`flow.py` is written once, as coroutines. Here is the port (`Runtime`) and its world of threads, in which those
+coroutines never suspend: everything blocks, so `run_sync` ends them with a single `send`. `loop.py` has the
+asyncio world; the simulator brings a third.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from inspect import iscoroutine
+from typing import Any, Literal, Protocol, TypeVar
+
+from semel.errors import ConfigurationError
+from semel.forks import survive_fork
+
+__all__ = ["Interrupt", "Parker", "Runtime", "ThreadRuntime", "Ticker", "run_sync"]
+
+T = TypeVar("T")
+
+
+def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends. One that does would need an event loop: it is closed and refused."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+    coroutine.close()
+    raise ConfigurationError(
+        "a sync call had to wait for an event loop: an async store or client was given to Semel; "
+        "use AsyncSemel, or give Semel a sync client or a URL"
+    )
+
+
+class Parker(Protocol):
+    """One waiter's seat: `wake` may be called from any thread, any number of times."""
+
+    def wake(self) -> None: ...
+
+    async def park(self, timeout: float) -> bool:
+        """Wait for a wake-up since the last `park`; False when `timeout` seconds passed without one."""
+        ...
+
+
+class Ticker(Protocol):
+    """Runs one coroutine function by a given time; the time it returns is its next appointment."""
+
+    def at(self, when: float) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class Interrupt(Protocol):
+    """A way to cancel the function that runs now. `fired` tells our own cancellation from the caller's."""
+
+    @property
+    def fired(self) -> bool: ...
+
+    def fire(self) -> None: ...
+
+    def absorb(self) -> None:
+        """Take our cancellation back out of the task after it was turned into an error."""
+        ...
+
+
+class Runtime(Protocol):
+    colour: Literal["sync", "async"]
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    def parker(self) -> Parker: ...
+
+    def ticker(self, tick: Callable[[], Coroutine[Any, Any, float | None]]) -> Ticker: ...
+
+    def interrupt(self) -> Interrupt:
+        """For the current task; in a thread nothing can be interrupted and `fire` does nothing."""
+        ...
+
+    async def protect(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run to the end even when the caller is cancelled meanwhile; the cancellation is raised afterwards."""
+        ...
+
+    async def detach(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Like `protect`, but a cancelled caller leaves at once and the coroutine goes on without it."""
+        ...
+
+    def background(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        """Run it on its own; `drain` waits for it."""
+        ...
+
+    def detaches(self, fn: Callable[..., Any], inline: bool) -> bool:
+        """Whether `call` would run `fn` where a cancelled caller cannot stop it."""
+        ...
+
+    async def call(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inline: bool
+    ) -> Any: ...
+
+    def drive(self, coroutine: Coroutine[Any, Any, T]) -> Any:
+        """Give a coroutine to user code of this colour: its value, or the coroutine to await."""
+        ...
+
+    async def drain(self, timeout: float) -> None:
+        """Wait for background work, at most `timeout` seconds."""
+        ...
+
+
+class _ThreadParker:
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def wake(self) -> None:
+        self._event.set()
+
+    async def park(self, timeout: float) -> bool:
+        woken = self._event.wait(min(timeout, threading.TIMEOUT_MAX))
+        self._event.clear()
+        return woken
+
+
+class _NoInterrupt:
+    __slots__ = ()
+    fired = False
+
+    def fire(self) -> None:
+        """A thread cannot be cancelled: the run learns of it by `run.lease_lost`, its caller by LeaseLost."""
+
+    def absorb(self) -> None:
+        """Nothing was fired."""
+
+
+_NO_INTERRUPT = _NoInterrupt()
+
+
+class _ThreadTicker:
+    """One daemon thread, started by the first appointment; it sleeps until the earliest one."""
+
+    def __init__(self, tick: Callable[[], Coroutine[Any, Any, float | None]]) -> None:
+        self._tick = tick
+        self._reset()
+        survive_fork(self, _ThreadTicker._reset)
+
+    def _reset(self) -> None:
+        self._wakeup = threading.Condition()
+        self._when: float | None = None
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def at(self, when: float) -> None:
+        # Unlocked look first: nearly every run ends long before its first heartbeat is due.
+        current = self._when
+        if current is not None and current <= when and self._thread is not None:
+            return
+        with self._wakeup:
+            if self._stopped:
+                return
+            if self._when is None or when < self._when:
+                self._when = when
+                self._wakeup.notify()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="semel-heart", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        with self._wakeup:
+            self._stopped = True
+            self._wakeup.notify()
+            thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._wakeup:
+                while not self._stopped and (self._when is None or time.monotonic() < self._when):
+                    self._wakeup.wait(None if self._when is None else max(0.0, self._when - time.monotonic()))
+                if self._stopped:
+                    return
+                self._when = None
+            again = run_sync(self._tick())
+            if again is not None:
+                self.at(again)
+
+
+class ThreadRuntime:
+    """The sync world: every wait blocks its own thread."""
+
+    colour: Literal["sync", "async"] = "sync"
+
+    def __init__(self) -> None:
+        self._reset()
+        survive_fork(self, ThreadRuntime._reset)
+
+    def _reset(self) -> None:
+        self._busy: set[threading.Thread] = set()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 - this is the world in which waiting blocks
+
+    def parker(self) -> Parker:
+        return _ThreadParker()
+
+    def ticker(self, tick: Callable[[], Coroutine[Any, Any, float | None]]) -> Ticker:
+        return _ThreadTicker(tick)
+
+    def interrupt(self) -> Interrupt:
+        return _NO_INTERRUPT
+
+    async def protect(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return await coroutine
+
+    async def detach(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return await coroutine
+
+    def background(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        def work() -> None:
+            try:
+                run_sync(coroutine)
+            finally:
+                self._busy.discard(thread)
+
+        # Daemon: a store that is gone for good must not keep the program from ending.
+        thread = threading.Thread(target=work, name="semel-background", daemon=True)
+        self._busy.add(thread)
+        thread.start()
+
+    def detaches(self, fn: Callable[..., Any], inline: bool) -> bool:
+        del fn, inline
+        return False
+
+    async def call(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inline: bool
+    ) -> Any:
+        del inline
+        value = fn(*args, **kwargs)
+        if iscoroutine(value):
+            value.close()
+            raise ConfigurationError(
+                "the function returned a coroutine, which Semel cannot run: use AsyncSemel"
+            )
+        return value
+
+    def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return run_sync(coroutine)
+
+    async def drain(self, timeout: float) -> None:
+        until = time.monotonic() + timeout
+        for thread in tuple(self._busy):
+            thread.join(max(0.0, until - time.monotonic()))

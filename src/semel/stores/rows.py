@@ -1,0 +1,128 @@
+"""A record as an SQL row: the columns that all SQL stores share, in one order, and the two conversions.
+
+Times are float seconds here (SQL that keeps real timestamps converts in its statements); NULL stands for "never"
+and "not set". The readable parts are for people and indexes; identity is the `scope` hash alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+import msgspec
+
+from semel.keys import Scope
+from semel.model import Failure, Policy, Record, State
+
+__all__ = ["COLUMNS", "TIMES", "from_row", "to_row"]
+
+COLUMNS = (
+    "scope",
+    "tenant",
+    "operation",
+    "key",
+    "state",
+    "nonce",
+    "attempts",
+    "token",
+    "policy",
+    "fingerprint",
+    "fingerprint_version",
+    "created",
+    "updated",
+    "lease_until",
+    "expires",
+    "settled",
+    "tombstone",
+    "not_before",
+    "noted",
+    "resolved",
+    "marker",
+    "result",
+    "ref",
+    "error_type",
+    "error_code",
+    "error_message",
+    "labels",
+    "steps",
+    "secret_id",
+)
+TIMES = frozenset(
+    {"created", "updated", "lease_until", "expires", "settled", "tombstone", "not_before", "noted"}
+)
+
+_encode_labels = msgspec.json.Encoder(order="sorted").encode
+_decode_labels = msgspec.json.Decoder(dict[str, str]).decode
+
+
+def to_row(record: Record) -> tuple[Any, ...]:
+    scope = record.scope
+    if scope is None:
+        raise ValueError("a record without its scope cannot be stored")
+    error = record.error
+    return (
+        scope.hash,
+        scope.tenant,
+        scope.operation,
+        scope.key,
+        record.state.value,
+        record.nonce,
+        record.attempts,
+        record.token,
+        record.policy.value,
+        record.fingerprint or None,
+        record.fingerprint_version,
+        record.created,
+        record.updated,
+        record.lease_until,
+        None if record.expires == inf else record.expires,
+        record.settled,
+        record.tombstone or None,
+        record.not_before or None,
+        record.noted or None,
+        record.resolved,
+        record.marker or None,
+        record.result or None,
+        record.ref,
+        None if error is None else error.type,
+        None if error is None else error.code,
+        None if error is None else error.message,
+        _encode_labels(record.labels).decode() if record.labels else None,
+        record.steps or None,
+        record.secret_id or None,
+    )
+
+
+def from_row(row: Sequence[Any]) -> Record:
+    (
+        hashed, tenant, operation, key, state, nonce, attempts, token, policy, print_, print_version,
+        created, updated, lease_until, expires, settled, tombstone, not_before, noted, resolved,
+        marker, result, ref, error_type, error_code, error_message, labels, steps, secret_id,
+    ) = row  # fmt: skip
+    return Record(
+        state=State(state),
+        nonce=bytes(nonce),
+        attempts=attempts,
+        token=token,
+        created=created,
+        updated=updated,
+        lease_until=lease_until,
+        expires=inf if expires is None else expires,
+        policy=Policy(policy),
+        fingerprint=bytes(print_ or b""),
+        fingerprint_version=print_version,
+        settled=settled,
+        tombstone=tombstone or 0.0,
+        not_before=not_before or 0.0,
+        noted=noted or 0.0,
+        resolved=bool(resolved),
+        marker=marker or "",
+        result=bytes(result or b""),
+        ref=ref,
+        error=None if error_type is None else Failure(error_type, error_code, error_message or ""),
+        labels=_decode_labels(labels) if labels else None,
+        steps=bytes(steps or b""),
+        secret_id=secret_id or "",
+        scope=Scope(hash=bytes(hashed), tenant=tenant, operation=operation, key=key),
+    )
