@@ -171,7 +171,7 @@ class _Budget:
         match value:
             case enum.Enum():
                 return self.tree(value.value, room - 1)
-            case str():
+            case str():  # subclasses of the plain kinds count as those
                 return _text(str.__str__(value))
             case int():
                 return int.__int__(value)

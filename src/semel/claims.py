@@ -6,8 +6,9 @@ import warnings
 from types import TracebackType
 from typing import Any, Self
 
+from semel.calls import Call
 from semel.errors import ConfigurationError, SemelError, SemelWarning
-from semel.flow import Call, Engine
+from semel.flow import Engine
 from semel.model import Replay, Verdict, Won
 from semel.run import Run, _current
 
@@ -104,12 +105,12 @@ class Claim:
             return
         self._answered = True
         if error is None:
+            await self._engine.release(run)
             warnings.warn(
                 f"the block around {run.scope!r} ended without complete() or fail(): the key was released",
                 SemelWarning,
                 stacklevel=4,
             )
-            await self._engine.release(run)
         elif isinstance(error, Exception):
             await self._engine.fail(run, error)
         else:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from semel import guarantees, model
+from semel.calls import Call, failure_of
 from semel.errors import ConfigurationError, InProgress, OutcomeUnknown, SemelError
-from semel.flow import Call, Engine, failure_of
+from semel.flow import Engine
 from semel.guarantees import Guarantee
 from semel.keys import mask
 from semel.model import Answer, Event, Kind, Record, Settle, State
@@ -81,6 +82,8 @@ def _as_seen(record: Record | None, now: float) -> Record | None:
     seen = model.view(record, now)
     if record is None or seen is None:
         return None
+    if seen is State.EXPIRED:
+        record = model.bury(record)
     return record if seen is record.state else msgspec.structs.replace(record, state=seen)
 
 

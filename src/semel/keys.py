@@ -104,16 +104,15 @@ def mask(key: str) -> str:
     return f"{key[:shown]}…{key[len(key) - shown :]}"
 
 
-def _readable(key: str, readable: Readable) -> str:
-    match readable:
-        case "full":
-            return key
-        case "masked":
-            return mask(key)
-        case "none":
-            return ""
-        case _:
-            raise ConfigurationError(f'readable must be "full", "masked" or "none", not {readable!r}')
+def _readable_form(key: str, readable: Readable) -> str:
+    """What is kept of a key for people."""
+    if readable == "full":
+        return key
+    if readable == "masked":
+        return mask(key)
+    if readable == "none":
+        return ""
+    raise ConfigurationError(f'readable must be "full", "masked" or "none", not {readable!r}')
 
 
 # ------------------------------------------------------------------------------------------- scopes
@@ -178,7 +177,7 @@ def make_scope(prefix: str, tenant: str, operation: str, key: str, readable: Rea
     raw = key.encode()
     digest = head.copy()
     digest.update(len(raw).to_bytes(4, "big") + raw)
-    return Scope(digest.digest(), tenant, operation, key if readable == "full" else _readable(key, readable))
+    return Scope(digest.digest(), tenant, operation, _readable_form(key, readable))
 
 
 # -------------------------------------------------------------------------------------- fingerprints
@@ -205,9 +204,9 @@ def _choose(obj: object, fields: Sequence[str]) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     for path in fields:
         value: Any = obj
-        for part in path_parts(path, "fields= path"):
+        for part in _path_parts(path, "fields= path"):
             try:
-                value = follow(value, part)
+                value = _follow(value, part)
             except LookupError:
                 raise CodecError(
                     f"the request has no field {path!r} ({part!r} is absent in a {type(value).__name__}): "
@@ -239,7 +238,7 @@ def check_fingerprint(text: object) -> str:
 
 
 def downstream_key(
-    tenant: str, operation: str, key: str, name: str, secret: bytes | str | None = None
+    tenant: str, operation: str, key: str, name: str, *, secret: bytes | str | None = None
 ) -> str:
     """The key under which an outside service is called: the same on every attempt, 43 URL-safe characters.
 
@@ -314,7 +313,7 @@ _PART: Final = re.compile(r"(?:^|(?<=.)\.)([^.\[\]]+)|\[(-?\d+|'[^']*'|\"[^\"]*\
 _ABSENT: Final = object()
 
 
-def path_parts(path: object, what: str = "field path") -> tuple[str, ...]:
+def _path_parts(path: object, what: str = "field path") -> tuple[str, ...]:
     """Split `cmd.items[0].id`; ConfigurationError when it is not a path."""
     if not isinstance(path, str):
         raise ConfigurationError(f"{what} must be a str such as 'cmd.request_id', not {type(path).__name__}")
@@ -332,7 +331,7 @@ def path_parts(path: object, what: str = "field path") -> tuple[str, ...]:
     return tuple(parts)
 
 
-def follow(value: Any, part: str) -> Any:
+def _follow(value: Any, part: str) -> Any:
     """One step: mapping key, index or attribute; LookupError when there is none."""
     if isinstance(value, Mapping):
         found: Any = value.get(part, _ABSENT)
@@ -354,7 +353,7 @@ class FieldPath:
     __slots__ = ("_parts", "_root", "text")
 
     def __init__(self, path: str) -> None:
-        self._root, *self._parts = path_parts(path)
+        self._root, *self._parts = _path_parts(path)
         self.text = path
 
     @property
@@ -372,7 +371,7 @@ class FieldPath:
             ) from None
         for at, part in enumerate(self._parts):
             try:
-                value = follow(value, part)
+                value = _follow(value, part)
             except LookupError:
                 walked = ".".join((self._root, *self._parts[:at]))
                 raise InvalidKey(

@@ -15,12 +15,30 @@ Rule 3: expiry is looked at before anything else; the fence is equality of the n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from math import inf
 
 import msgspec
 
-from semel.keys import Scope
+from semel.records import (
+    Answer,
+    Ask,
+    Busy,
+    Event,
+    Expired,
+    Failure,
+    Kind,
+    Mismatch,
+    Note,
+    Policy,
+    Record,
+    Renewal,
+    Replay,
+    Settle,
+    State,
+    Unknown,
+    Verdict,
+    Won,
+)
 
 __all__ = [
     "TRANSITIONS",
@@ -42,6 +60,7 @@ __all__ = [
     "Unknown",
     "Verdict",
     "Won",
+    "bury",
     "claim",
     "conflicts",
     "event_of",
@@ -53,44 +72,6 @@ __all__ = [
 ]
 
 
-class State(StrEnum):
-    """What a record says. `EXPIRED` is a tombstone: the key is known as used, the body is gone."""
-
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-    UNKNOWN = "unknown"
-    RELEASED = "released"
-    EXPIRED = "expired"
-
-
-class Policy(StrEnum):
-    """What to do about a lost outcome. Order of strictness: hold > probe > retry."""
-
-    RETRY = "retry"
-    PROBE = "probe"
-    HOLD = "hold"
-
-
-class Kind(StrEnum):
-    """How a run is settled."""
-
-    DONE = "done"
-    FAILED = "failed"
-    UNKNOWN = "unknown"
-    RELEASED = "released"
-    FORGOTTEN = "forgotten"
-
-
-class Answer(StrEnum):
-    """What a store says to a write: accepted, another nonce holds it, no record, or not allowed in this state."""
-
-    OK = "ok"
-    LOST = "lost"
-    GONE = "gone"
-    REFUSED = "refused"
-
-
 # From which *viewed* state each kind of settle may move, by the owner and by a person or probe (docs draw this).
 TRANSITIONS: Mapping[Kind, tuple[frozenset[State], frozenset[State]]] = {
     Kind.DONE: (frozenset({State.RUNNING, State.UNKNOWN}), frozenset({State.UNKNOWN, State.FAILED})),
@@ -100,150 +81,6 @@ TRANSITIONS: Mapping[Kind, tuple[frozenset[State], frozenset[State]]] = {
 }
 
 _STRICTNESS: Mapping[Policy, int] = {Policy.RETRY: 0, Policy.PROBE: 1, Policy.HOLD: 2}
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """A stored error: enough to show and to match on, never a live exception."""
-
-    type: str
-    code: str | None = None
-    message: str = ""
-
-
-class Record(msgspec.Struct, frozen=True):
-    """One scope's record as a store keeps it. Times are the store's clock in seconds; `inf` means never."""
-
-    state: State
-    nonce: bytes
-    attempts: int
-    token: int
-    created: float
-    updated: float
-    lease_until: float
-    expires: float
-    policy: Policy = Policy.RETRY
-    fingerprint: bytes = b""
-    fingerprint_version: int = 1
-    settled: float | None = None
-    tombstone: float = 0.0
-    not_before: float = 0.0
-    noted: float = 0.0
-    resolved: bool = False
-    marker: str = ""
-    result: bytes = b""
-    ref: str | None = None
-    error: Failure | None = None
-    labels: Mapping[str, str] | None = None
-    steps: bytes = b""
-    secret_id: str = ""
-    scope: Scope | None = None
-
-
-class Ask(msgspec.Struct, frozen=True):
-    """A claim on its way to the store. The nonce makes it repeatable: sent twice, it is granted once."""
-
-    scope: Scope
-    nonce: bytes
-    lease: float
-    retention: float
-    policy: Policy = Policy.RETRY
-    fingerprint: bytes = b""
-    fingerprint_version: int = 1
-    labels: Mapping[str, str] | None = None
-    secret_id: str = ""
-    takeover: bytes = b""
-    """The nonce of an unknown record that a probe has cleared for a re-run."""
-
-
-class Settle(msgspec.Struct, frozen=True):
-    """The end of a run, or a person's or a probe's word on it (`new_nonce` set), on its way to the store."""
-
-    scope: Scope
-    nonce: bytes
-    kind: Kind
-    retention: float
-    tombstone: float = 0.0
-    result: bytes = b""
-    marker: str = ""
-    ref: str | None = None
-    error: Failure | None = None
-    after: float = 0.0
-    policy: Policy | None = None
-    steps: bytes | None = None
-    new_nonce: bytes = b""
-    repair: bool = False
-    actor: str = ""
-    reason: str = ""
-
-
-class Renewal(msgspec.Struct, frozen=True):
-    """One heartbeat: the lease counts from the store's clock when it arrives."""
-
-    scope: Scope
-    nonce: bytes
-    lease: float
-    retention: float
-
-
-class Note(msgspec.Struct, frozen=True):
-    """A step's mark: `entry` is appended to the record's steps."""
-
-    scope: Scope
-    nonce: bytes
-    entry: bytes
-    retention: float
-
-
-class Event(msgspec.Struct, frozen=True):
-    """One line of the audit trail: who changed what, from which state, and why."""
-
-    at: float
-    kind: Kind
-    state: State | None
-    actor: str
-    reason: str
-    attempt: int = 0
-
-
-class Won(msgspec.Struct, frozen=True, tag=True):
-    """The caller owns the key: run the effect, then settle with the same nonce."""
-
-    record: Record
-
-
-class Replay(msgspec.Struct, frozen=True, tag=True):
-    """The key is settled (done or failed): give back what is stored."""
-
-    record: Record
-
-
-class Busy(msgspec.Struct, frozen=True, tag=True):
-    """Somebody runs the key, or a released key may not be tried before `retry_after` seconds."""
-
-    retry_after: float
-    attempt: int
-    delayed: bool = False
-
-
-class Mismatch(msgspec.Struct, frozen=True, tag=True):
-    """The key belongs to another request."""
-
-
-class Expired(msgspec.Struct, frozen=True, tag=True):
-    """The key was used; only its tombstone is left, until `until`."""
-
-    until: float = 0.0
-
-
-class Unknown(msgspec.Struct, frozen=True, tag=True):
-    """The outcome was lost and policy (the stricter of the stored and the caller's) forbids a plain re-run."""
-
-    record: Record | None
-    policy: Policy
-    unreadable: bool = False
-
-
-Verdict = Won | Replay | Busy | Mismatch | Expired | Unknown
 
 
 def stricter(first: Policy, second: Policy) -> Policy:
@@ -282,6 +119,9 @@ def claim(record: Record | None, ask: Ask, now: float) -> tuple[Verdict, Record 
     if record.state is State.RUNNING and record.nonce == ask.nonce:
         # The same claim again: its reply was lost. Grant it again, with a full lease.
         return _won(_extend(record, ask.lease, ask.retention, now))
+    if record.state is State.RELEASED and record.nonce == ask.nonce:
+        # A late copy of a claim that its caller has given up: granted, it would have no owner.
+        return Busy(0.0, record.attempts), None
     if conflicts(record, ask) and not _is_bare_release(record):
         return Mismatch(), None
     match seen:
@@ -299,13 +139,14 @@ def _reclaim_released(record: Record, ask: Ask, now: float) -> tuple[Verdict, Re
     if now < record.not_before:
         return Busy(record.not_before - now, record.attempts, delayed=True), None
     if _is_bare_release(record):
-        return _won(_fresh(ask, now, record))
+        # A downstream key in use never changes, though the secret was rotated meanwhile (R24).
+        return _won(msgspec.structs.replace(_fresh(ask, now, record), secret_id=record.secret_id))
     return _won(_take_over(record, ask, now))
 
 
 def _reclaim_lapsed(record: Record, ask: Ask, now: float) -> tuple[Verdict, Record | None]:
     """The lease is over, or the outcome was declared unknown."""
-    if ask.takeover and ask.takeover == record.nonce:
+    if ask.takeover and ask.takeover == record.nonce and record.policy is not Policy.HOLD:
         return _won(_take_over(record, ask, now))
     policy = stricter(record.policy, ask.policy)
     if record.state is State.RUNNING and policy is Policy.RETRY:
@@ -315,7 +156,7 @@ def _reclaim_lapsed(record: Record, ask: Ask, now: float) -> tuple[Verdict, Reco
 
 def renew(record: Record | None, renewal: Renewal, now: float) -> tuple[Answer, Record | None]:
     """Extend a lease. LOST only when another nonce holds the key (R17)."""
-    if record is None or view(record, now) is None:
+    if record is None or _is_gone(record, now):
         return Answer.GONE, None
     if record.nonce != renewal.nonce:
         return Answer.LOST, None
@@ -327,10 +168,12 @@ def renew(record: Record | None, renewal: Renewal, now: float) -> tuple[Answer, 
 
 def note(record: Record | None, entry: Note, now: float) -> tuple[Answer, Record | None]:
     """Remember a step. Fenced like every write after the claim; the lease is not touched."""
-    if record is None or view(record, now) is None:
+    if record is None or _is_gone(record, now):
         return Answer.GONE, None
-    if record.nonce != entry.nonce or record.state is not State.RUNNING:
+    if record.nonce != entry.nonce:
         return Answer.LOST, None
+    if record.state is not State.RUNNING:
+        return Answer.REFUSED, None
     changed = msgspec.structs.replace(record, steps=record.steps + entry.entry, noted=now, updated=now)
     return Answer.OK, changed
 
@@ -340,16 +183,27 @@ def settle(record: Record | None, end: Settle, now: float) -> tuple[Answer, Reco
     seen = view(record, now)
     if end.kind is Kind.FORGOTTEN:
         return _forget(record, seen, now)
-    if record is None or seen is None:
+    if record is None or seen is None or seen is State.EXPIRED:
         return Answer.GONE, None
     if end.new_nonce:
         return _decide(record, seen, end, now)
     if record.nonce != end.nonce:
         return Answer.LOST, None
     if record.state not in TRANSITIONS[end.kind][0]:
-        # Settled already under this very nonce: the reply was lost and the settle was sent again.
-        return Answer.OK, None
+        # Settled already under this very nonce: fine if the same settle was sent again because its reply was lost.
+        return (Answer.OK if record.state.value == end.kind.value else Answer.REFUSED), None
     return Answer.OK, _settled(record, end, now)
+
+
+def _is_gone(record: Record, now: float) -> bool:
+    return view(record, now) in (None, State.EXPIRED)
+
+
+def bury(record: Record) -> Record:
+    """What a tombstone keeps: that the key was used, by how many attempts and when. The body is gone (R19)."""
+    return msgspec.structs.replace(
+        record, result=b"", error=None, steps=b"", ref=None, labels=None, marker=""
+    )
 
 
 def _decide(record: Record, seen: State, end: Settle, now: float) -> tuple[Answer, Record | None]:
@@ -373,14 +227,16 @@ def _forget(record: Record | None, seen: State | None, now: float) -> tuple[Answ
 
 def _settled(record: Record, end: Settle, now: float) -> Record:
     kind = end.kind
+    steps = record.steps if end.steps is None else end.steps
+    not_before = now + end.after if end.after else 0.0
     if kind is Kind.UNKNOWN:
         expires = inf
-    elif kind is Kind.RELEASED and record.steps:
+    elif kind is Kind.RELEASED and steps:
         # Steps are remembered for one retention after the last of them, however often the run is retried (R14).
-        expires = record.noted + end.retention
+        expires = max(record.noted + end.retention, not_before)
     else:
-        expires = now + end.retention
-    used = kind in (Kind.DONE, Kind.FAILED)
+        expires = max(now + end.retention, not_before)
+    buried = kind in (Kind.DONE, Kind.FAILED) and end.tombstone and expires != inf
     return msgspec.structs.replace(
         record,
         state=State(kind.value),
@@ -388,14 +244,14 @@ def _settled(record: Record, end: Settle, now: float) -> Record:
         settled=now,
         lease_until=now,
         expires=expires,
-        tombstone=expires + end.tombstone if used and end.tombstone else 0.0,
-        not_before=now + end.after if end.after else 0.0,
+        tombstone=expires + end.tombstone if buried else 0.0,
+        not_before=not_before,
         policy=end.policy or record.policy,
         marker=end.marker,
         result=end.result,
         ref=end.ref if end.ref is not None else record.ref,
         error=end.error,
-        steps=record.steps if end.steps is None else end.steps,
+        steps=steps,
     )
 
 

@@ -123,8 +123,10 @@ def _checked(name: str, value: Any) -> Any:
             return inf if value is None else seconds(name, value)
         case "lease":
             return _lease(value)
-        case "tombstone" | "wait":
+        case "wait":
             return seconds(name, value)
+        case "tombstone":
+            return _tombstone(value)
         case "poll":
             return _poll(value)
         case "on_error":
@@ -147,6 +149,13 @@ def _lease(value: Any) -> float:
             f"finite number, not {value!r}: it is how long a killed worker's key stays locked, 10 is a good value"
         )
     return lease
+
+
+def _tombstone(value: Any) -> float:
+    tombstone = seconds("tombstone", value)
+    if tombstone == inf:
+        raise ConfigurationError("tombstone must be finite; retention=None keeps the whole record for ever")
+    return tombstone
 
 
 def _poll(value: Any) -> tuple[float, float]:

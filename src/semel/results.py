@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import unwrap
 from typing import Any
 
 from semel.codec import Codec, check_encodable, encoder_for, return_type
@@ -20,6 +21,10 @@ def codec_for(fn: Callable[..., Any] | None, result_type: Any = None) -> Codec:
     """Raises CodecError when the annotation tells that the result could never be stored: before any effect."""
     hint = result_type
     if hint is None:
+        if fn is not None and hasattr(
+            fn, "__wrapped__"
+        ):  # wrappers made by one decorator share their code, not what they wrap
+            fn = unwrap(fn)
         annotations = getattr(fn, "__annotations__", None)
         hint = None if annotations is None else annotations.get("return")
         name: Any = (getattr(fn, "__code__", fn), hint)

@@ -10,7 +10,8 @@ from semel import steps
 from semel.errors import CodecError, ConfigurationError
 
 if TYPE_CHECKING:
-    from semel.flow import Call, Engine
+    from semel.calls import Call
+    from semel.flow import Engine
     from semel.keys import Scope
     from semel.model import Ask, Record
     from semel.runtime import Interrupt
@@ -165,12 +166,12 @@ class Run:
 
         Await it in async code. `hold` and a probe as `on_unknown` leave a mark before `fn` starts.
         """
-        step = self._engine.step(self, name, fn, args, kwargs or {}, request, result_type, on_unknown)
+        step = self._engine.stepper.step(self, name, fn, args, kwargs or {}, request, result_type, on_unknown)
         return self._engine.runtime.drive(step)
 
     def new_id(self, kind: str, *, name: str | None = None) -> Any:
         """Mint a public id once per scope: the same after a takeover; durable when it returns. Await it in async."""
-        return self._engine.runtime.drive(self._engine.new_id(self, kind, name or kind))
+        return self._engine.runtime.drive(self._engine.stepper.new_id(self, kind, name or kind))
 
     def __repr__(self) -> str:
         return f"<Run {self.scope!r} attempt {self.attempt}>"

@@ -131,14 +131,15 @@ def _refusals(hint: Any, path: str, seen: set[type], *, optional: bool) -> Itera
             yield refused[0][0]
         return
     cls = typing.get_origin(hint) or hint
-    if not isinstance(cls, type) or cls in seen:
+    if cls is Any or not isinstance(cls, type) or cls in seen:
         return
     if not _storable(cls):
         yield path, cls
         return
     if cls not in BUILT_INS:
         seen.add(cls)
-        for name, field in _fields(cls).items():
+        # A model may still be stored as pydantic's own JSON, whatever its fields are.
+        for name, field in () if is_pydantic(cls) else _fields(cls).items():
             yield from _refusals(field, f"{path}.{name}", seen, optional=True)
     for at, argument in enumerate(typing.get_args(hint)):
         yield from _refusals(argument, f"{path}.{cls.__name__}[{at}]", seen, optional=optional)

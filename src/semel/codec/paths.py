@@ -4,7 +4,7 @@ accepted value, which is the rule, pays nothing for it.
 
 from __future__ import annotations
 
-__all__ = ["MAX_DEPTH", "Refused", "type_name"]
+__all__ = ["MAX_DEPTH", "TOO_DEEP", "Refused", "key_step", "type_name"]
 
 MAX_DEPTH = 64
 

@@ -56,6 +56,8 @@ def shape_of(cls: type) -> Shape | None:
 
 @functools.lru_cache(maxsize=1024)
 def _shape_of(cls: type) -> Shape | None:
+    if hasattr(cls, "__mapper__"):  # an ORM's instance is bound to its session; its fields alone are not it
+        return None
     if issubclass(cls, enum.Enum):
         return _enum(cls)
     if issubclass(cls, msgspec.Struct):
@@ -145,13 +147,8 @@ def _dataclass(cls: type) -> Shape | None:
         state = vars(value) if has_dict else {}
         if state.keys() == names:
             return state
-        state = {k: v for k, v in state.items() if k not in left_out}
-        for name in names - state.keys():
-            try:
-                state[name] = getattr(value, name)
-            except AttributeError:
-                raise Refused(f"has no value in its field {name!r}") from None
-        return state
+        kept = {k: v for k, v in state.items() if k not in left_out}
+        return kept | {f.name: _attribute(value, f.name) for f in fields if f.name not in kept}
 
     def make(state: dict[str, Any]) -> Any:
         value: Any = object.__new__(cls)
@@ -160,13 +157,19 @@ def _dataclass(cls: type) -> Shape | None:
                 state[field.name] = _dataclass_default(cls, field)
         if has_dict and not slots:
             value.__dict__.update(state)
-        else:
-            for name, part in state.items():
-                if name in slots or has_dict:
-                    object.__setattr__(value, name, part)
+            return value
+        for name in state if has_dict else slots:
+            object.__setattr__(value, name, state[name])  # frozen classes guard their own
         return value
 
     return Shape(cls.__name__, cls, take, make)
+
+
+def _attribute(value: Any, name: str) -> Any:
+    try:
+        return getattr(value, name)
+    except AttributeError:
+        raise Refused(f"has no value in its field {name!r}") from None
 
 
 def _dataclass_default(cls: type, field: dataclasses.Field[Any]) -> Any:
@@ -218,7 +221,7 @@ def _pydantic(cls: Any) -> Shape:
         values = pickled["__dict__"]
         if absent := names - values.keys():  # model_construct() leaves such models behind
             raise Refused(f"has no value in its field {min(absent)!r}")
-        state = {name: values[name] for name in names}  # cached properties stay out
+        state = {name: values[name] for name in cls.model_fields}  # cached properties stay out
         fields_set = pickled["__pydantic_fields_set__"]
         if fields_set != names:
             state[_SET] = sorted(fields_set)
@@ -235,8 +238,11 @@ def _pydantic(cls: Any) -> Shape:
 
     def second(model: Any) -> dict[str, Any] | None:
         """Field types of pydantic's own (URLs, …): its JSON, if that gives the same model again."""
-        text = model.model_dump_json(round_trip=True)
-        return {_JSON: text} if exactly(cls.model_validate_json(text), model) else None
+        try:
+            text = model.model_dump_json(round_trip=True, exclude_unset=True)
+            return {_JSON: text} if exactly(cls.model_validate_json(text), model) else None
+        except Exception:  # noqa: BLE001 - validators and serializers of the user; the first refusal is the better text
+            return None
 
     return Shape(cls.__name__, cls, take, make, second=second)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import struct
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
 from types import NoneType
 from typing import Any, Final
@@ -23,7 +23,7 @@ from semel.codec.paths import MAX_DEPTH, TOO_DEEP, Refused, key_step, type_name
 from semel.codec.shapes import Shape, exactly
 from semel.errors import CodecError
 
-__all__ = ["BUILT_INS", "Writer", "reader"]
+__all__ = ["BUILT_INS", "MAX_PARTS", "Tag", "Writer", "reader"]
 
 
 class Tag:
@@ -50,10 +50,18 @@ class Tag:
 _pack: Final = msgspec.msgpack.Encoder().encode
 _LEAVES: Final[frozenset[type]] = frozenset({str, int, float, bool, NoneType, bytes})
 _only_leaves: Final = _LEAVES.issuperset
+MAX_PARTS: Final = 4_000_000
 _COMPLEX: Final = struct.Struct(">dd")
 
 
-def _is_plain(value: Any, room: int) -> bool:
+def _spend(budget: list[int], parts: int) -> None:
+    """Parts may be shared (YAML aliases): a small value can grow without bound when it is written out."""
+    budget[0] -= parts
+    if budget[0] < 0:
+        raise Refused(f"has more than {MAX_PARTS:,} parts: return less, or a reference to it")
+
+
+def _is_plain(value: Any, room: int, budget: list[int]) -> bool:
     """Only leaves, lists and dicts of leaves: MessagePack keeps all of them exactly.
 
     `issuperset(map(type, …))` runs in C: a third of the time of a loop.
@@ -67,12 +75,13 @@ def _is_plain(value: Any, room: int) -> bool:
         parts = value
     else:
         return kind in _LEAVES
+    _spend(budget, len(value))
     if _only_leaves(map(type, parts)):
         return True
     if room <= 0:
         return False
     for part in parts:  # noqa: SIM110 - all() with a generator takes twice as long
-        if type(part) not in _LEAVES and not _is_plain(part, room - 1):
+        if type(part) not in _LEAVES and not _is_plain(part, room - 1, budget):
             return False
     return True
 
@@ -166,14 +175,14 @@ class Writer:
 
     def write(self, value: Any) -> bytes:
         """MessagePack, or Refused with the path to the part that cannot be stored."""
-        if _is_plain(value, MAX_DEPTH - 1):
+        if _is_plain(value, MAX_DEPTH - 1, [MAX_PARTS]):
             try:
                 return _pack(value)
             except (OverflowError, UnicodeEncodeError):  # a big integer or odd text, which need tags
                 pass
-        return _pack(self._wrap(value, MAX_DEPTH))
+        return _pack(self._wrap(value, MAX_DEPTH, [MAX_PARTS]))
 
-    def _wrap(self, value: Any, room: int) -> Any:
+    def _wrap(self, value: Any, room: int, budget: list[int]) -> Any:
         kind = type(value)
         scalar = _SCALARS.get(kind)
         if scalar is not None:
@@ -183,62 +192,64 @@ class Writer:
         if room <= 0:
             raise Refused(TOO_DEEP)
         if kind is list:
-            return self._items(value, room)
+            return self._items(value, room, budget)
         if kind is dict:
-            return self._dict(value, room)
+            return self._dict(value, room, budget)
         tag = _GROUPS.get(kind)
         if tag is not None:
-            return Ext(tag, _pack(self._items(value, room)))
+            return Ext(tag, _pack(self._items(value, room, budget)))
         shape = self._shapes.get(kind)
         if shape is None:
             raise Refused(self._unknown(kind))
-        return self._object(value, shape, room)
+        return self._object(value, shape, room, budget)
 
-    def _items(self, value: Iterable[Any], room: int) -> list[Any]:
+    def _items(self, value: Collection[Any], room: int, budget: list[int]) -> list[Any]:
+        _spend(budget, len(value))
         written = []
         for at, part in enumerate(value):
             try:
-                written.append(self._wrap(part, room - 1))
+                written.append(self._wrap(part, room - 1, budget))
             except Refused as refused:
                 raise refused.at(f"[{at}]")  # noqa: B904 - the same one, on its way up
         return written
 
-    def _dict(self, value: dict[Any, Any], room: int) -> Any:
+    def _dict(self, value: dict[Any, Any], room: int, budget: list[int]) -> Any:
+        _spend(budget, len(value))
         keys, parts = [], []
         for key, part in value.items():
             try:
-                keys.append(self._wrap(key, room - 1))
-                parts.append(self._wrap(part, room - 1))
+                keys.append(self._wrap(key, room - 1, budget))
+                parts.append(self._wrap(part, room - 1, budget))
             except Refused as refused:
                 raise refused.at(key_step(key))  # noqa: B904
         if Ext in map(type, keys):
             return Ext(Tag.MAP, _pack([keys, parts]))
         return dict(zip(keys, parts, strict=True))
 
-    def _object(self, value: Any, shape: Shape, room: int) -> Ext:
+    def _object(self, value: Any, shape: Shape, room: int, budget: list[int]) -> Ext:
         state = shape.take(value)
         if shape.checked and not exactly(shape.make(state), value):
             raise Refused(f"is a {type_name(shape.cls)} that its own __post_init__ would change on replay")
         try:
-            return self._state(shape, state, room)
+            return self._state(shape, state, room, budget)
         except Refused:
             state = shape.second(value) if shape.second is not None else None
             if state is None:
                 raise
-        return self._state(shape, state, room)
+        return self._state(shape, state, room, budget)
 
-    def _state(self, shape: Shape, state: Any, room: int) -> Ext:
-        if _is_plain(state, room - 1):
+    def _state(self, shape: Shape, state: Any, room: int, budget: list[int]) -> Ext:
+        if _is_plain(state, room - 1, budget):
             try:
                 return Ext(Tag.OBJECT, _pack([shape.name, state]))
             except (OverflowError, UnicodeEncodeError):
                 pass
         if type(state) is not dict:
-            return Ext(Tag.OBJECT, _pack([shape.name, self._wrap(state, room)]))
+            return Ext(Tag.OBJECT, _pack([shape.name, self._wrap(state, room, budget)]))
         fields = {}
         for name, part in state.items():
             try:
-                fields[name] = self._wrap(part, room - 1)
+                fields[name] = self._wrap(part, room - 1, budget)
             except Refused as refused:
                 raise refused.at(f".{name}")  # noqa: B904
         return Ext(Tag.OBJECT, _pack([shape.name, fields]))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 from semel import model
-from semel.errors import StoreUnavailable
+from semel.errors import ConfigurationError, StoreUnavailable
 from semel.keys import Scope
 from semel.model import Answer, Ask, Event, Kind, Note, Record, Renewal, Settle, State, Verdict
 from semel.store import Capabilities, Colour, Facts, Page, Query, Settings, Unwatch
@@ -79,10 +79,10 @@ class MemoryStore:
         answer, changed = model.settle(record, end, now)
         if changed is not None:
             self._records[key] = changed
-        forgotten = (
-            end.kind is Kind.FORGOTTEN and answer is Answer.OK and self._records.pop(key, None) is not None
-        )
-        if end.actor and (changed is not None or forgotten):
+        forgotten = end.kind is Kind.FORGOTTEN and answer is Answer.OK
+        if forgotten:
+            self._records.pop(key, None)
+        if end.actor and (changed is not None or (forgotten and model.view(record, now) is not None)):
             kept_until, events = self._audit.get(key, (0.0, []))
             events.append(model.event_of(record, end, now))
             self._audit[key] = (max(kept_until, now + end.retention), events)
@@ -116,10 +116,11 @@ class MemoryStore:
 
         async def unwatch() -> None:
             with self._lock:
-                waiting = self._watchers[scope.hash]
-                waiting.remove(wake)
+                waiting = self._watchers.get(scope.hash, [])
+                if wake in waiting:
+                    waiting.remove(wake)
                 if not waiting:
-                    del self._watchers[scope.hash]
+                    self._watchers.pop(scope.hash, None)
 
         return unwatch
 
@@ -135,7 +136,7 @@ class MemoryStore:
             if query.history is not None:
                 kept_until, events = self._audit.get(query.history.hash, (0.0, []))
                 return Page(events=tuple(events) if now < kept_until else (), now=now)
-            after = bytes.fromhex(query.cursor)
+            after = _cursor(query)
             found = sorted(
                 (key, record)
                 for key, record in self._records.items()
@@ -148,9 +149,12 @@ class MemoryStore:
     async def purge(self, limit: int) -> int:
         with self._lock:
             now = self._clock()
-            dead = [key for key, record in self._records.items() if model.view(record, now) is None][:limit]
+            seen = [(key, model.view(record, now)) for key, record in self._records.items()]
+            dead = [key for key, state in seen if state is None][:limit]
             for key in dead:
                 del self._records[key]
+            for key in [key for key, state in seen if state is State.EXPIRED]:
+                self._records[key] = model.bury(self._records[key])
             for key in [key for key, (kept_until, _) in self._audit.items() if kept_until <= now]:
                 del self._audit[key]
             return len(dead)
@@ -175,6 +179,18 @@ class MemoryStore:
         """Nothing was opened; a named store stays for the others who use it."""
 
 
+def _cursor(query: Query) -> bytes:
+    try:
+        after = bytes.fromhex(query.cursor)
+    except ValueError:
+        raise ConfigurationError(
+            f"{query.cursor!r} is not a cursor of this store: use the one of the last page"
+        ) from None
+    if query.limit < 1:
+        raise ConfigurationError(f"a page has at least 1 record, not {query.limit}")
+    return after
+
+
 _ATTENTION = frozenset({State.RUNNING, State.UNKNOWN, State.FAILED})
 
 
@@ -182,12 +198,12 @@ def _matches(record: Record, query: Query, now: float) -> bool:
     scope, seen = record.scope, model.view(record, now)
     if seen is None or scope is None:
         return False
-    if query.ref is not None:
-        return record.ref == query.ref
+    if query.ref is not None and (record.ref != query.ref or seen is State.EXPIRED):
+        return False
     if query.abandoned and not (record.state is State.RUNNING and now >= record.lease_until):
         return False
     return (
-        seen in (query.states or _ATTENTION)
+        seen in (query.states or (_ATTENTION if query.ref is None else frozenset(State)))
         and query.tenant in (None, scope.tenant)
         and query.operation in (None, scope.operation)
     )

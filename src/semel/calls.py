@@ -1,0 +1,76 @@
+"""One call, with everything checked, and the words for it in messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from semel.codec import Codec
+from semel.errors import InProgress, PreviousFailure
+from semel.keys import Scope, mask
+from semel.model import Busy, Failure
+from semel.options import Options
+
+__all__ = ["Call", "failure_of", "in_progress", "name_of", "nothing_to_run"]
+
+
+def nothing_to_run() -> None:
+    """The function of a call that has none: a claim by hand, a look at a record."""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One call, with everything checked: what must happen once, how to do it, and what to say meanwhile."""
+
+    scope: Scope
+    key: str
+    options: Options
+    fn: Callable[..., Any] = nothing_to_run
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = {}
+    codec: Codec | None = None
+    """None: the result is not kept (consume)."""
+    fingerprint: bytes = b""
+    labels: Mapping[str, str] | None = None
+
+
+def name_of(call: Call) -> str:
+    scope = call.scope
+    return f"key {mask(call.key)} of {scope.tenant}/{scope.operation}"
+
+
+def in_progress(call: Call, busy: Busy, *, crowded: bool = False) -> InProgress:
+    if busy.delayed:
+        text = f"{name_of(call)} failed and may be tried again in {busy.retry_after:.3g} s"
+    elif crowded:
+        text = f"{name_of(call)} is in progress and {call.options.max_waiters} callers wait for it already (max_waiters)"
+    else:
+        text = (
+            f"{name_of(call)} is in progress (attempt {busy.attempt}, lease for {busy.retry_after:.3g} s more); try "
+            "again later, or pass wait=seconds to wait for its outcome"
+        )
+    return InProgress(text, retry_after=busy.retry_after, attempt=busy.attempt)
+
+
+def failure_of(error: BaseException | str) -> Failure:
+    """An error as it is stored: cut so that no column overflows after the effect."""
+    if isinstance(error, str):
+        return Failure("Error", None, _cut(error, 2000))
+    if isinstance(error, PreviousFailure):
+        return Failure(error.type_name, error.code, _cut(error.message, 2000))
+    code = getattr(error, "code", None)
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not lose the failure
+        message = "<the error has no readable text>"
+    return Failure(
+        _cut(type(error).__qualname__, 255),
+        None if code is None else _cut(str(code), 64),
+        _cut(message, 2000),
+    )
+
+
+def _cut(text: str, most: int) -> str:
+    clean = text.encode("utf-8", "replace").decode().replace("\0", "�")
+    return clean if len(clean) <= most else clean[: most - 1] + "…"

@@ -1,0 +1,245 @@
+"""What both faces share: settings, the store, its layers, and the making of calls from arguments."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from semel import keeping
+from semel.calls import Call, nothing_to_run
+from semel.errors import ConfigurationError, SemelWarning
+from semel.flow import Engine
+from semel.forks import survive_fork
+from semel.hooks import Unprotected, emitter
+from semel.keys import SecretRing, check_fingerprint, fingerprint, make_scope
+from semel.layers import Batch, Cache, Coalesce, Namespace, Observe, Retry
+from semel.options import Duration, Options, resolve, seconds
+from semel.results import codec_for
+from semel.runtime import Runtime
+from semel.store import Colour, Settings, Store, adopt, open_store
+
+__all__ = ["Face"]
+
+_MOST_OPTIONS = 256
+_SWITCHED_OFF = "semel is switched off (enabled=False): every call runs, nothing is protected"
+
+
+class Face:
+    """What both colours share: settings, the store, the layers, and the making of calls."""
+
+    _colour: Colour
+
+    def __init__(
+        self,
+        store: str | Store | object,
+        *,
+        tenant: str = "default",
+        operation: str = "default",
+        lease: Duration = 10,
+        retention: Duration | None = 86_400,
+        tombstone: Duration = 0,
+        wait: Duration = 0,
+        prefix: str = "semel",
+        timeout: Duration = 2,
+        settle_timeout: Duration = 5,
+        max_result: int = 1 << 20,
+        secret: bytes | str | Mapping[str, bytes | str] | None = None,
+        threads: int = 64,
+        acks: int = 0,
+        table: str = "semel",
+        readable: str = "full",
+        enabled: bool = True,
+        create: bool = True,
+        hooks: Iterable[Callable[[object], object]] = (),
+        coalesce: bool = True,
+        cache: int = 0,
+        encrypt: Mapping[str, bytes] | None = None,
+        namespace: str | None = None,
+        index: Iterable[str] = (),
+        capacity: int = 10_000,
+        purge_every: Duration | None = None,
+        **options: Any,
+    ) -> None:
+        given = {"tenant": tenant, "operation": operation, "lease": lease, "retention": retention, **options}
+        self._defaults = resolve(
+            Options(), given | {"tombstone": tombstone, "wait": wait, "max_result": max_result}
+        )
+        self._prefix, self._readable = prefix, _readable(readable)
+        make_scope(
+            prefix, tenant, operation, "any", self._readable
+        )  # refuses malformed names now, not at the first call
+        self._timeout = seconds("timeout", timeout, least=0.01)
+        self._settle_timeout = seconds("settle_timeout", settle_timeout)
+        self._secrets = SecretRing(secret)
+        self._threads = threads
+        self._emit = emitter(tuple(hooks))
+        self._coalesce, self._cache, self._namespace, self._ring = coalesce, cache, namespace, _ring(encrypt)
+        self._purge_every = None if purge_every is None else seconds("purge_every", purge_every, least=0.01)
+        self._settings = Settings(
+            prefix, table, self._timeout, acks, readable, create, frozenset(index), capacity
+        )
+        self._store, self._owns_store = self._opened(store)
+        self._known_options: dict[Any, Options] = {}
+        self._recoveries: dict[str, keeping.Recovery] = {}
+        self.enabled = enabled
+        if not enabled:
+            warnings.warn(_SWITCHED_OFF, SemelWarning, stacklevel=3)
+        self._reset()
+        survive_fork(self, type(self)._reset)  # noqa: SLF001 - our own
+
+    def _reset(self) -> None:
+        """Also after a fork: engines, heartbeats and thread pools belong to the process that made them."""
+        self._pool: ThreadPoolExecutor | None = None
+
+    def _opened(self, store: str | Store | object) -> tuple[Store, bool]:
+        if isinstance(store, str):
+            return open_store(store, self._settings, self._colour), True
+        if not isinstance(store, Store):
+            return adopt(store, self._settings, self._colour), True
+        if store.colour not in (self._colour, "both"):
+            face = "AsyncSemel" if self._colour == "sync" else "Semel"
+            raise ConfigurationError(
+                f"{type(self).__name__} was given a store for {store.colour} code ({type(store).__name__}); use {face}, "
+                f"or open the store for {self._colour} code"
+            )
+        return store, False
+
+    def _engine_for(self, runtime: Runtime) -> Engine:
+        store = self._store
+        if runtime.colour == "async" and store.capabilities.batches:
+            store = Batch(store)
+        if self._namespace is not None:
+            store = Namespace(store, self._namespace)
+        store = Retry(store, runtime.now, self._timeout)
+        if self._ring is not None:
+            from semel.layers.encrypt import Encrypt
+
+            store = Encrypt(store, self._ring)
+        if self._cache:
+            store = Cache(store, runtime, size=self._cache)
+        if self._coalesce:
+            store = Coalesce(store, runtime, timeout=self._timeout)
+        if self._emit is not None:
+            store = Observe(store, self._emit)
+        engine = Engine(
+            store, runtime, secrets=self._secrets, settle_timeout=self._settle_timeout, emit=self._emit
+        )
+        if self._purge_every is not None:
+            keeping.purge_regularly(engine, self._purge_every)
+        return engine
+
+    def _options(self, given: dict[str, Any]) -> Options:
+        if not given:
+            return self._defaults
+        # A call site passes the same few options every time: check them once.
+        name = tuple(given.items())
+        try:
+            known = self._known_options.get(name)
+        except TypeError:
+            return resolve(self._defaults, given)
+        if known is None:
+            if len(self._known_options) >= _MOST_OPTIONS:
+                self._known_options.clear()
+            known = self._known_options[name] = resolve(self._defaults, given)
+        return known
+
+    def _call(
+        self,
+        key: str,
+        fn: Callable[..., Any] | None,
+        args: tuple[Any, ...],
+        given: dict[str, Any],
+        *,
+        keep: bool = True,
+    ) -> Call:
+        kwargs = given.pop("kwargs", None)
+        labels = given.pop("labels", None)
+        print_ = self._fingerprint(
+            given.pop("request", None), given.pop("fingerprint", None), given.pop("fields", None)
+        )
+        options = self._options(given)
+        if not print_ and options.fingerprints == "required":
+            raise ConfigurationError(
+                'this call has no request= and no fingerprint=, and fingerprints="required"'
+            )
+        return Call(
+            scope=make_scope(self._prefix, options.tenant, options.operation, key, self._readable),
+            key=key,
+            options=options,
+            fn=fn or nothing_to_run,
+            args=args,
+            kwargs=kwargs or {},
+            codec=codec_for(fn, options.result_type) if keep else None,
+            fingerprint=print_,
+            labels=_labels(labels),
+        )
+
+    @staticmethod
+    def _fingerprint(request: Any, given: Any, fields: Any) -> bytes:
+        if given is not None:
+            if request is not None:
+                raise ConfigurationError("give request= or fingerprint=, not both")
+            return bytes.fromhex(check_fingerprint(given))
+        if request is None:
+            return b""
+        return bytes.fromhex(fingerprint(request) if fields is None else fingerprint(request, fields=fields))
+
+    def _unprotected(self, call: Call) -> None:
+        if self._emit is not None:
+            self._emit(Unprotected(call.scope))
+
+    def recovery(
+        self,
+        operation: str,
+        *,
+        probe: Callable[..., Any] | None = None,
+        resume: Callable[..., Any] | None = None,
+        tenant: str | None = None,
+    ) -> None:
+        """Tell `reconcile` what to do about lost runs of an operation: look them up, or run them again."""
+        self._recoveries[operation] = keeping.Recovery(probe, resume, tenant)
+
+    def tag(self, key: str, *, tenant: str | None = None, operation: str | None = None) -> str:
+        """The hash tag of a key's record, for business keys that must share its Redis Cluster slot (R28)."""
+        tag = getattr(self._store, "tag", None)
+        if tag is None:
+            raise ConfigurationError("only a Redis store has hash tags")
+        scope = make_scope(
+            self._prefix,
+            tenant or self._defaults.tenant,
+            operation or self._defaults.operation,
+            key,
+            self._readable,
+        )
+        text: str = tag(scope)
+        return text
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} on {type(self._store).__name__}>"
+
+
+def _readable(word: str) -> Any:
+    if word not in ("full", "masked", "none"):
+        raise ConfigurationError(f'readable must be "full", "masked" or "none", not {word!r}')
+    return word
+
+
+def _labels(labels: Mapping[Any, Any] | None) -> Mapping[str, str] | None:
+    if not labels:
+        return None
+    for name, text in labels.items():
+        if not isinstance(name, str) or not isinstance(text, str) or len(name) > 64 or len(text) > 255:
+            raise ConfigurationError(
+                f"labels are short texts (64 and 255 characters at most), not {name!r}: {text!r}"
+            )
+    return dict(labels)
+
+
+def _ring(keys: Mapping[str, bytes] | None) -> Any:
+    if keys is None:
+        return None
+    from semel.layers.encrypt import Ring
+
+    return Ring(keys)

@@ -1,0 +1,90 @@
+"""Waiting for a key that somebody else runs: parked and woken where the store can wake, polling where it cannot."""
+
+from __future__ import annotations
+
+from semel.calls import Call, in_progress
+from semel.hooks import Contended, Emit
+from semel.keys import Scope
+from semel.model import Busy
+from semel.points import reach
+from semel.runtime import Parker, Runtime
+from semel.store import Store, Unwatch
+
+__all__ = ["Bench", "Seat"]
+
+_SAFETY_POLL = 1.0  # a lost wake-up costs at most this, or the lease if that is shorter
+
+
+class Bench:
+    """The waiters of one engine, counted per key so that their number stays bounded."""
+
+    def __init__(self, store: Store, runtime: Runtime, emit: Emit | None) -> None:
+        self.store = store
+        self.runtime = runtime
+        self._emit = emit
+        self._waiting: dict[bytes, int] = {}
+
+    async def sit(self, call: Call, busy: Busy) -> Seat:
+        """A seat for a caller that waits; InProgress for one that does not, or that finds the bench full."""
+        options = call.options
+        sitting = self._waiting.get(call.scope.hash, 0)
+        waits = options.wait > 0 and sitting < options.max_waiters
+        if self._emit is not None:
+            self._emit(Contended(call.scope, waits, busy.retry_after))
+        if not waits:
+            raise in_progress(call, busy, crowded=options.wait > 0)
+        seat = Seat(self, call)
+        self._waiting[call.scope.hash] = sitting + 1
+        try:
+            await seat.watch()
+        except BaseException:
+            await seat.leave()
+            raise
+        return seat
+
+    def stand(self, scope: Scope) -> None:
+        left = self._waiting.get(scope.hash, 0) - 1
+        if left > 0:
+            self._waiting[scope.hash] = left
+        else:
+            self._waiting.pop(scope.hash, None)
+
+
+class Seat:
+    """A waiter of a busy key: woken by the settle where the store can, polling where it cannot."""
+
+    __slots__ = ("_bench", "_pause", "_scope", "_until", "call", "parker", "unwatch")
+
+    def __init__(self, bench: Bench, call: Call) -> None:
+        self._bench = bench
+        self._scope = call.scope
+        self.call = call
+        self.parker: Parker = bench.runtime.parker()
+        self.unwatch: Unwatch | None = None
+        self._until = bench.runtime.now() + call.options.wait
+        self._pause = call.options.poll[0]
+
+    async def watch(self) -> None:
+        """Subscribe, or subscribe anew: after a wake-up somebody else, in another process, may run the key."""
+        if self.unwatch is not None:
+            unwatch, self.unwatch = self.unwatch, None
+            await unwatch()
+        self.unwatch = await self._bench.store.watch(self._scope, self.parker.wake)
+
+    async def park(self, busy: Busy) -> bool:
+        """Wait for a wake-up, but not past what the caller, the lease or the polling allows; True when woken."""
+        left = self._until - self._bench.runtime.now()
+        if left <= 0:
+            raise in_progress(self.call, busy)
+        if self._bench.store.capabilities.notifies:
+            pause = _SAFETY_POLL
+        else:
+            pause, self._pause = self._pause, min(self._pause * 1.5, self.call.options.poll[1])
+        reach("wait.parked")
+        # Not past the end of the lease: from then on the key is anybody's. 1 ms keeps a lapsing one from spinning.
+        return await self.parker.park(min(left, pause, max(busy.retry_after, 0.001)))
+
+    async def leave(self) -> None:
+        self._bench.stand(self._scope)
+        if self.unwatch is not None:
+            await self.unwatch()

@@ -1,0 +1,416 @@
+"""R1-R8: calls."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import threading
+import time
+import warnings
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from semel import (
+    AsyncSemel,
+    ConfigurationError,
+    InProgress,
+    KeyMismatch,
+    OutcomeUnknown,
+    PreviousFailure,
+    Semel,
+    SemelWarning,
+    current_run,
+)
+from semel.model import Busy, Mismatch, Replay, Won
+
+from .conftest import Lab
+
+
+@dataclasses.dataclass
+class Order:
+    id: str
+    total: Decimal
+
+
+async def test_R1_positionals_and_kwargs_go_to_the_function(lab: Lab) -> None:
+    once = lab.face()
+    outcome = await lab.do(once.execute("k", lab.fn(lambda a, b, c=0: [a, b, c]), 1, 2, kwargs={"c": 3}))
+    assert outcome.value == [1, 2, 3]
+
+
+async def test_R1_an_unknown_option_is_refused_by_name(light_lab: Lab) -> None:
+    once = light_lab.face()
+    with pytest.raises(ConfigurationError, match="retension"):
+        await light_lab.do(once.execute("k", light_lab.effect(), retension=5))
+    assert light_lab.effects == []
+
+
+async def test_R1_consume_takes_every_option_of_execute_and_raises_as_it_does(lab: Lab) -> None:
+    once = lab.face()
+    assert await lab.do(once.consume("k", lab.effect(), request={"a": 1}, retention=60, labels={"scene": "mq"})) is True
+    assert await lab.do(once.consume("k", lab.effect(), request={"a": 1})) is False
+    with pytest.raises(KeyMismatch):
+        await lab.do(once.consume("k", lab.effect(), request={"a": 2}))
+    with pytest.raises(ValueError, match="no"):
+        await lab.do(once.consume("bad", lab.raising(ValueError("no")), on_error="replay"))
+    with pytest.raises(PreviousFailure):
+        await lab.do(once.consume("bad", lab.effect()))
+    with pytest.raises(ValueError, match="maybe"):
+        await lab.do(once.consume("held", lab.raising(ValueError("maybe")), on_unknown="hold"))
+    with pytest.raises(OutcomeUnknown):
+        await lab.do(once.consume("held", lab.effect(), on_unknown="hold"))
+
+
+async def test_R2_the_first_caller_gets_its_own_object_and_a_replay_an_equal_fresh_one(lab: Lab) -> None:
+    order = Order("o-1", Decimal("9.90"))
+
+    def create() -> Order:
+        return order
+
+    first = await lab.do(lab.face().execute("k", lab.fn(create)))
+    again = await lab.do(lab.face().execute("k", lab.fn(create)))
+    assert first.value is order
+    assert again.value == order
+    assert type(again.value) is Order
+    assert again.value is not order
+    assert (first.replayed, again.replayed) == (False, True)
+
+
+async def test_R2_the_functions_own_exception_reaches_its_caller_unwrapped(lab: Lab) -> None:
+    error = KeyError("mine")
+    with pytest.raises(KeyError) as caught:
+        await lab.do(lab.face().execute("k", lab.raising(error)))
+    assert caught.value is error
+
+
+async def test_R3_wait_running_out_raises_in_progress_which_is_a_timeout_error(lab: Lab) -> None:
+    once = lab.face()
+    async with _owned(lab, once, "k") as claim:
+        with pytest.raises(InProgress) as caught:
+            await lab.do(lab.face().execute("k", lab.effect(), wait=0.05))
+        assert isinstance(caught.value, TimeoutError)
+        assert 0 < caught.value.retry_after <= 10
+        with pytest.raises(InProgress):
+            await lab.do(lab.face().execute("k", lab.effect()))
+        await lab.do(claim.complete(None))
+    assert lab.effects == []
+
+
+async def test_R3_infinite_wait_and_polling_are_options(lab: Lab) -> None:
+    once, other = lab.face(), lab.face()
+    async with _owned(lab, once, "k") as claim:
+        settling = _later(0.1, lambda: lab.do(claim.complete("late")), lab)
+        outcome = await lab.do(other.execute("k", lab.effect(), wait=math.inf, poll=(0.001, 0.01)))
+        await settling()
+    assert (outcome.value, outcome.replayed, lab.effects) == ("late", True, [])
+
+
+def test_R4_a_coroutine_function_on_semel_is_refused() -> None:
+    async def work() -> None: ...
+
+    once = Semel("memory://")
+    with pytest.raises(ConfigurationError, match="AsyncSemel"):
+        once.execute("k", work)
+    with pytest.raises(ConfigurationError, match="AsyncSemel"):
+        once(key="x")(work)
+
+
+def test_R4_a_plain_function_on_async_semel_runs_in_a_thread_and_outlives_its_cancelled_caller() -> None:
+    started, finish = threading.Event(), threading.Event()
+    threads = []
+
+    def work() -> str:
+        threads.append(threading.current_thread())
+        started.set()
+        assert finish.wait(10)
+        return "finished"
+
+    async def main() -> None:
+        once = AsyncSemel("memory://", lease=0.2)
+        task = asyncio.create_task(once.execute("k", work))
+        await asyncio.to_thread(started.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.5)  # beyond the lease: it must still be renewed, never released under the thread
+        with pytest.raises(InProgress):
+            await once.execute("k", work)
+        finish.set()
+        outcome = await once.execute("k", work, wait=5)
+        assert (outcome.value, outcome.replayed) == ("finished", True)
+        await once.aclose()
+
+    asyncio.run(main())
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
+
+
+def test_R4_inline_opts_out_of_the_thread() -> None:
+    async def main() -> Any:
+        async with AsyncSemel("memory://") as once:
+            return (await once.execute("k", threading.get_ident, inline=True)).value
+
+    assert asyncio.run(main()) == threading.get_ident()
+
+
+async def test_R5_the_decorator_works_on_functions_methods_and_handler_classes(lab: Lab) -> None:
+    once = lab.face()
+    seen: list[Any] = []
+
+    def create(cmd: dict[str, Any]) -> str:
+        seen.append(cmd)
+        return "made"
+
+    decorated = once(operation="orders.create", key="cmd.request_id", request="cmd")(lab.fn(_named(create)))
+    cmd = {"request_id": "r1", "total": 3}
+    assert await lab.do(decorated(cmd)) == "made"
+    assert await lab.do(decorated(dict(cmd))) == "made"
+    assert (await lab.do(decorated.outcome(cmd))).replayed
+    with pytest.raises(KeyMismatch):
+        await lab.do(decorated({**cmd, "total": 4}))
+    assert len(seen) == 1
+
+
+async def test_R5_self_is_not_part_of_the_request(lab: Lab) -> None:
+    once = lab.face()
+    calls: list[Any] = []
+    if lab.colour == "sync":
+
+        class Service:
+            @once(operation="svc", key=lambda number: f"n-{number}", request="number")
+            def add(self, number: int) -> int:
+                calls.append(self)
+                return number + 1
+
+        @once(operation="handler", key="cmd.id", method="run")
+        class Handler:
+            def run(self, cmd: dict[str, Any]) -> str:
+                calls.append(self)
+                return str(cmd["id"])
+    else:
+
+        class Service:  # type: ignore[no-redef]
+            @once(operation="svc", key=lambda number: f"n-{number}", request="number")
+            async def add(self, number: int) -> int:
+                calls.append(self)
+                return number + 1
+
+        @once(operation="handler", key="cmd.id", method="run")
+        class Handler:  # type: ignore[no-redef]
+            async def run(self, cmd: dict[str, Any]) -> str:
+                calls.append(self)
+                return str(cmd["id"])
+
+    one, two = Service(), Service()
+    assert await lab.do(one.add(1)) == 2
+    assert await lab.do(two.add(number=1)) == 2
+    assert (await lab.do(two.add.outcome(1))).replayed
+    assert await lab.do(Handler().run({"id": "a"})) == "a"
+    assert await lab.do(Handler().run({"id": "a"})) == "a"
+    assert len(calls) == 2
+
+
+async def test_R5_an_argument_that_does_not_exist_is_refused_when_decorating(light_lab: Lab) -> None:
+    with pytest.raises(ConfigurationError, match="order"):
+        light_lab.face()(key="order.id")(light_lab.fn(_named(lambda cmd: cmd)))
+
+
+async def test_R6_a_claim_by_hand_raises_as_execute_does_and_a_loser_may_not_complete(lab: Lab) -> None:
+    once = lab.face()
+    async with _owned(lab, once, "k") as claim:
+        assert claim.won
+        assert not claim.replayed
+        with pytest.raises(InProgress):
+            await lab.do(_enter(lab, lab.face().claim("k")))
+        await lab.do(claim.complete({"id": 7}))
+    async with _owned(lab, lab.face(), "k") as again:
+        assert again.replayed
+        assert again.value == {"id": 7}
+        with pytest.raises(ConfigurationError, match="owner"):
+            await lab.do(again.complete(1))
+
+
+async def test_R6_verdicts_returns_every_verdict(lab: Lab) -> None:
+    once = lab.face(coalesce=False)
+    async with _owned(lab, once, "k", request=1) as claim:
+        assert isinstance(claim.verdict, Won)
+        async with _owned(lab, once, "k", request=1, verdicts=True) as busy:
+            assert isinstance(busy.verdict, Busy)
+        async with _owned(lab, once, "k", request=2, verdicts=True) as other:
+            assert isinstance(other.verdict, Mismatch)
+        await lab.do(claim.complete("x"))
+    async with _owned(lab, once, "k", verdicts=True) as settled:
+        assert isinstance(settled.verdict, Replay)
+        assert settled.value == "x"
+
+
+async def test_R6_leaving_by_an_exception_applies_on_error(lab: Lab) -> None:
+    once = lab.face()
+    with pytest.raises(ValueError, match="boom"):
+        async with _owned(lab, once, "k", on_error="replay"):
+            raise ValueError("boom")
+    with pytest.raises(PreviousFailure, match="boom"):
+        await lab.do(once.execute("k", lab.effect()))
+
+
+async def test_R6_leaving_without_an_answer_releases_and_warns(lab: Lab) -> None:
+    once = lab.face()
+    with pytest.warns(SemelWarning, match="without complete"):
+        async with _owned(lab, once, "k"):
+            pass
+    assert (await lab.do(once.execute("k", lab.effect()))).value == "done"
+
+
+async def test_R6_fail_by_hand_is_the_outcome(lab: Lab) -> None:
+    once = lab.face()
+    async with _owned(lab, once, "k") as claim:
+        await lab.do(claim.fail("card declined"))
+    with pytest.raises(PreviousFailure, match="card declined"):
+        await lab.do(once.execute("k", lab.effect()))
+
+
+async def test_R7_peek_forget_purge_and_history(lab: Lab) -> None:
+    once = lab.face()
+    assert await lab.do(once.peek("k")) is None
+    assert await lab.do(once.forget("k")) is False
+
+    def create() -> str:
+        current_run().set_ref("ord_1")
+        return "x"
+
+    await lab.do(once.execute("k", lab.fn(create), labels={"scene": "api"}))
+    record = await lab.do(once.peek("k"))
+    assert (record.state, record.ref, record.attempts, record.error) == ("done", "ord_1", 1, None)
+    assert record.labels == {"scene": "api"}
+    assert record.created <= record.settled < record.expires
+    assert await lab.do(once.forget("k", actor="ann", reason="test")) is True
+    assert await lab.do(once.peek("k")) is None
+    events = await lab.do(once.history("k"))
+    assert [(event.actor, event.reason, event.kind) for event in events] == [("ann", "test", "forgotten")]
+
+
+async def test_R7_forget_refuses_a_live_run(lab: Lab) -> None:
+    once = lab.face()
+    async with _owned(lab, once, "k") as claim:
+        with pytest.raises(InProgress):
+            await lab.do(lab.face().forget("k"))
+        await lab.do(claim.complete(None))
+
+
+async def test_R7_purge_returns_the_count(lab: Lab) -> None:
+    once = lab.face(retention=0.001, operation=lab.tenant)
+    for number in range(5):
+        await lab.do(once.execute(f"k{number}", lab.effect()))
+    time.sleep(0.02)
+    gone = await lab.do(once.purge())
+    # Redis expires by itself: there may be nothing left to purge.
+    assert gone == 5 or lab.url.startswith("redis") or gone > 5
+    assert await lab.do(once.peek("k0")) is None
+
+
+async def test_R7_close_may_be_called_twice(lab: Lab) -> None:
+    once = lab.face()
+    await lab.do(once.execute("k", lab.effect()))
+    await lab.do(once.close())
+    await lab.do(once.close())
+
+
+def test_R8_current_run_outside_a_run_raises() -> None:
+    with pytest.raises(ConfigurationError, match="inside"):
+        current_run()
+
+
+def test_R8_a_named_memory_store_is_shared_in_the_process_and_a_nameless_one_is_not() -> None:
+    name = uuid4().hex
+    assert Semel(f"memory://{name}").execute("k", lambda: 1).replayed is False
+    assert Semel(f"memory://{name}").execute("k", lambda: 2).value == 1
+    assert Semel("memory://").execute("k", lambda: 3).value == 3
+
+
+async def test_R8_disabled_runs_unprotected_and_says_so_loudly(light_lab: Lab) -> None:
+    events: list[Any] = []
+    with pytest.warns(SemelWarning, match="switched off"):
+        once = light_lab.face(enabled=False, hooks=[events.append])
+    work = light_lab.effect()
+    for _ in range(2):
+        assert (await light_lab.do(once.execute("k", work))).replayed is False
+    assert len(light_lab.effects) == 2
+    assert [type(event).__name__ for event in events] == ["Unprotected", "Unprotected"]
+    guarantee = await light_lab.do(once.guarantee())
+    assert guarantee.rows["tx"]["crash"] == "nothing is promised"
+
+
+def test_R29_semel_inside_a_running_loop_warns() -> None:
+    async def main() -> None:
+        with pytest.warns(SemelWarning, match="AsyncSemel"):
+            Semel("memory://").execute("k", lambda: 1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        asyncio.run(main())
+
+
+def test_values_keep_their_type_on_replay() -> None:
+    once = Semel("memory://")
+    value = {"at": datetime.now(UTC), "id": uuid4(), "raw": b"\0\xff", "sum": Decimal("1.10"), "pair": (1, 2)}
+    once.execute("k", lambda: value)
+    assert once.execute("k", lambda: None).value == value
+
+
+# ------------------------------------------------------------------------------------------------ the lab's tools
+
+
+def _named(fn: Any) -> Any:
+    return fn
+
+
+class _owned:  # noqa: N801 - reads as a phrase
+    """`async with` for a claim of either colour."""
+
+    def __init__(self, lab: Lab, once: Any, key: str, **options: Any) -> None:
+        self._lab = lab
+        self._claim = once.claim(key, **options)
+
+    async def __aenter__(self) -> Any:
+        return await _enter(self._lab, self._claim)
+
+    async def __aexit__(self, *error: Any) -> None:
+        if self._lab.colour == "sync":
+            self._claim.__exit__(*error)
+        else:
+            await self._claim.__aexit__(*error)
+
+
+async def _enter(lab: Lab, claim: Any) -> Any:
+    return claim.__enter__() if lab.colour == "sync" else await claim.__aenter__()
+
+
+def _later(seconds: float, action: Any, lab: Lab) -> Any:
+    """Do something meanwhile: in a task, or in a thread. Returns what waits for it."""
+    from semel.runtime import run_sync
+
+    if lab.colour == "async":
+
+        async def soon() -> None:
+            await asyncio.sleep(seconds)
+            await action()
+
+        task = asyncio.ensure_future(soon())
+        return lambda: task
+
+    def work() -> None:
+        time.sleep(seconds)
+        run_sync(action())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+
+    async def joined() -> None:
+        thread.join()
+
+    return joined
