@@ -29,6 +29,7 @@ from semel import (
 from semel.model import Busy, Mismatch, Replay, Won
 
 from .conftest import Lab
+from .tools import enter, meanwhile, owned
 
 
 @dataclasses.dataclass
@@ -90,7 +91,7 @@ async def test_R2_the_functions_own_exception_reaches_its_caller_unwrapped(lab: 
 
 async def test_R3_wait_running_out_raises_in_progress_which_is_a_timeout_error(lab: Lab) -> None:
     once = lab.face()
-    async with _owned(lab, once, "k") as claim:
+    async with owned(lab, once, "k") as claim:
         with pytest.raises(InProgress) as caught:
             await lab.do(lab.face().execute("k", lab.effect(), wait=0.05))
         assert isinstance(caught.value, TimeoutError)
@@ -103,8 +104,8 @@ async def test_R3_wait_running_out_raises_in_progress_which_is_a_timeout_error(l
 
 async def test_R3_infinite_wait_and_polling_are_options(lab: Lab) -> None:
     once, other = lab.face(), lab.face()
-    async with _owned(lab, once, "k") as claim:
-        settling = _later(0.1, lambda: lab.do(claim.complete("late")), lab)
+    async with owned(lab, once, "k") as claim:
+        settling = meanwhile(lab, 0.1, lambda: claim.complete("late"))
         outcome = await lab.do(other.execute("k", lab.effect(), wait=math.inf, poll=(0.001, 0.01)))
         await settling()
     assert (outcome.value, outcome.replayed, lab.effects) == ("late", True, [])
@@ -166,7 +167,7 @@ async def test_R5_the_decorator_works_on_functions_methods_and_handler_classes(l
         seen.append(cmd)
         return "made"
 
-    decorated = once(operation="orders.create", key="cmd.request_id", request="cmd")(lab.fn(_named(create)))
+    decorated = once(operation="orders.create", key="cmd.request_id", request="cmd")(lab.fn(create))
     cmd = {"request_id": "r1", "total": 3}
     assert await lab.do(decorated(cmd)) == "made"
     assert await lab.do(decorated(dict(cmd))) == "made"
@@ -217,18 +218,18 @@ async def test_R5_self_is_not_part_of_the_request(lab: Lab) -> None:
 
 async def test_R5_an_argument_that_does_not_exist_is_refused_when_decorating(light_lab: Lab) -> None:
     with pytest.raises(ConfigurationError, match="order"):
-        light_lab.face()(key="order.id")(light_lab.fn(_named(lambda cmd: cmd)))
+        light_lab.face()(key="order.id")(light_lab.fn(lambda cmd: cmd))
 
 
 async def test_R6_a_claim_by_hand_raises_as_execute_does_and_a_loser_may_not_complete(lab: Lab) -> None:
     once = lab.face()
-    async with _owned(lab, once, "k") as claim:
+    async with owned(lab, once, "k") as claim:
         assert claim.won
         assert not claim.replayed
         with pytest.raises(InProgress):
-            await lab.do(_enter(lab, lab.face().claim("k")))
+            await lab.do(enter(lab, lab.face().claim("k")))
         await lab.do(claim.complete({"id": 7}))
-    async with _owned(lab, lab.face(), "k") as again:
+    async with owned(lab, lab.face(), "k") as again:
         assert again.replayed
         assert again.value == {"id": 7}
         with pytest.raises(ConfigurationError, match="owner"):
@@ -237,14 +238,14 @@ async def test_R6_a_claim_by_hand_raises_as_execute_does_and_a_loser_may_not_com
 
 async def test_R6_verdicts_returns_every_verdict(lab: Lab) -> None:
     once = lab.face(coalesce=False)
-    async with _owned(lab, once, "k", request=1) as claim:
+    async with owned(lab, once, "k", request=1) as claim:
         assert isinstance(claim.verdict, Won)
-        async with _owned(lab, once, "k", request=1, verdicts=True) as busy:
+        async with owned(lab, once, "k", request=1, verdicts=True) as busy:
             assert isinstance(busy.verdict, Busy)
-        async with _owned(lab, once, "k", request=2, verdicts=True) as other:
+        async with owned(lab, once, "k", request=2, verdicts=True) as other:
             assert isinstance(other.verdict, Mismatch)
         await lab.do(claim.complete("x"))
-    async with _owned(lab, once, "k", verdicts=True) as settled:
+    async with owned(lab, once, "k", verdicts=True) as settled:
         assert isinstance(settled.verdict, Replay)
         assert settled.value == "x"
 
@@ -252,7 +253,7 @@ async def test_R6_verdicts_returns_every_verdict(lab: Lab) -> None:
 async def test_R6_leaving_by_an_exception_applies_on_error(lab: Lab) -> None:
     once = lab.face()
     with pytest.raises(ValueError, match="boom"):
-        async with _owned(lab, once, "k", on_error="replay"):
+        async with owned(lab, once, "k", on_error="replay"):
             raise ValueError("boom")
     with pytest.raises(PreviousFailure, match="boom"):
         await lab.do(once.execute("k", lab.effect()))
@@ -261,14 +262,14 @@ async def test_R6_leaving_by_an_exception_applies_on_error(lab: Lab) -> None:
 async def test_R6_leaving_without_an_answer_releases_and_warns(lab: Lab) -> None:
     once = lab.face()
     with pytest.warns(SemelWarning, match="without complete"):
-        async with _owned(lab, once, "k"):
+        async with owned(lab, once, "k"):
             pass
     assert (await lab.do(once.execute("k", lab.effect()))).value == "done"
 
 
 async def test_R6_fail_by_hand_is_the_outcome(lab: Lab) -> None:
     once = lab.face()
-    async with _owned(lab, once, "k") as claim:
+    async with owned(lab, once, "k") as claim:
         await lab.do(claim.fail("card declined"))
     with pytest.raises(PreviousFailure, match="card declined"):
         await lab.do(once.execute("k", lab.effect()))
@@ -296,7 +297,7 @@ async def test_R7_peek_forget_purge_and_history(lab: Lab) -> None:
 
 async def test_R7_forget_refuses_a_live_run(lab: Lab) -> None:
     once = lab.face()
-    async with _owned(lab, once, "k") as claim:
+    async with owned(lab, once, "k") as claim:
         with pytest.raises(InProgress):
             await lab.do(lab.face().forget("k"))
         await lab.do(claim.complete(None))
@@ -360,57 +361,3 @@ def test_values_keep_their_type_on_replay() -> None:
     value = {"at": datetime.now(UTC), "id": uuid4(), "raw": b"\0\xff", "sum": Decimal("1.10"), "pair": (1, 2)}
     once.execute("k", lambda: value)
     assert once.execute("k", lambda: None).value == value
-
-
-# ------------------------------------------------------------------------------------------------ the lab's tools
-
-
-def _named(fn: Any) -> Any:
-    return fn
-
-
-class _owned:  # noqa: N801 - reads as a phrase
-    """`async with` for a claim of either colour."""
-
-    def __init__(self, lab: Lab, once: Any, key: str, **options: Any) -> None:
-        self._lab = lab
-        self._claim = once.claim(key, **options)
-
-    async def __aenter__(self) -> Any:
-        return await _enter(self._lab, self._claim)
-
-    async def __aexit__(self, *error: Any) -> None:
-        if self._lab.colour == "sync":
-            self._claim.__exit__(*error)
-        else:
-            await self._claim.__aexit__(*error)
-
-
-async def _enter(lab: Lab, claim: Any) -> Any:
-    return claim.__enter__() if lab.colour == "sync" else await claim.__aenter__()
-
-
-def _later(seconds: float, action: Any, lab: Lab) -> Any:
-    """Do something meanwhile: in a task, or in a thread. Returns what waits for it."""
-    from semel.runtime import run_sync
-
-    if lab.colour == "async":
-
-        async def soon() -> None:
-            await asyncio.sleep(seconds)
-            await action()
-
-        task = asyncio.ensure_future(soon())
-        return lambda: task
-
-    def work() -> None:
-        time.sleep(seconds)
-        run_sync(action())
-
-    thread = threading.Thread(target=work)
-    thread.start()
-
-    async def joined() -> None:
-        thread.join()
-
-    return joined

@@ -1,0 +1,413 @@
+"""R9-R16: failure and loss."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from semel import (
+    NOT_FOUND,
+    UNDECIDED,
+    AsyncSemel,
+    CodecError,
+    ConfigurationError,
+    Found,
+    InProgress,
+    KeyMismatch,
+    NotRecorded,
+    OutcomeUnknown,
+    PreviousFailure,
+    Release,
+    Semel,
+    StoreUnavailable,
+    current_run,
+)
+from semel.layers import Chaos, Layer
+from semel.model import Answer
+from semel.stores.memory import MemoryStore
+
+from .conftest import Lab
+from .tools import meanwhile, owned, pause, until
+
+
+class Declined(Exception):
+    code = "card_declined"
+
+
+async def test_R9_release_frees_the_key_at_once(lab: Lab) -> None:
+    once = lab.face()
+    with pytest.raises(Declined):
+        await lab.do(once.execute("k", lab.raising(Declined("no funds"))))
+    record = await lab.do(once.peek("k"))
+    assert record.state == "released"
+    outcome = await lab.do(once.execute("k", lab.effect()))
+    assert (outcome.value, outcome.attempt, outcome.replayed) == ("done", 1, False)
+
+
+async def test_R9_replay_makes_the_failure_the_outcome(lab: Lab) -> None:
+    once = lab.face()
+    with pytest.raises(Declined):
+        await lab.do(once.execute("k", lab.raising(Declined("no funds")), on_error="replay"))
+    for _ in range(2):
+        with pytest.raises(PreviousFailure) as caught:
+            await lab.do(once.execute("k", lab.effect()))
+        assert (caught.value.type_name, caught.value.code) == ("Declined", "card_declined")
+        assert caught.value.message == "no funds"
+    assert len(lab.effects) == 1
+
+
+async def test_R9_hold_says_that_the_effect_may_have_happened(lab: Lab) -> None:
+    once = lab.face()
+    with pytest.raises(Declined):
+        await lab.do(once.execute("k", lab.raising(Declined("?")), on_error="hold"))
+    with pytest.raises(OutcomeUnknown):
+        await lab.do(once.execute("k", lab.effect()))
+    assert (await lab.do(once.peek("k"))).state == "unknown"
+
+
+async def test_R9_a_callable_decides_by_the_exception_and_release_may_delay(lab: Lab) -> None:
+    once = lab.face()
+
+    def decide(error: Exception) -> Any:
+        return "replay" if isinstance(error, Declined) else Release(after=0.3)
+
+    with pytest.raises(OSError, match="down"):
+        await lab.do(once.execute("slow", lab.raising(OSError("down")), on_error=decide))
+    with pytest.raises(InProgress) as caught:
+        await lab.do(once.execute("slow", lab.effect()))
+    assert 0 < caught.value.retry_after <= 0.3
+    assert (await lab.do(once.execute("slow", lab.effect(), wait=5))).value == "done"
+    with pytest.raises(Declined):
+        await lab.do(once.execute("bad", lab.raising(Declined("x")), on_error=decide))
+    with pytest.raises(PreviousFailure):
+        await lab.do(once.execute("bad", lab.effect()))
+
+
+async def test_R9_a_decision_that_is_none_is_refused(light_lab: Lab) -> None:
+    once = light_lab.face()
+    with pytest.raises(ConfigurationError, match="on_error"):
+        await light_lab.do(once.execute("k", light_lab.effect(), on_error="explode"))
+
+
+async def test_R9_the_default_follows_on_unknown(lab: Lab) -> None:
+    once = lab.face()
+    for key, on_unknown in (("hold", "hold"), ("probe", lambda: UNDECIDED)):
+        with pytest.raises(Declined):
+            await lab.do(once.execute(key, lab.raising(Declined("x")), on_unknown=on_unknown))
+        assert (await lab.do(once.peek(key))).state == "unknown"
+
+
+async def test_R10_an_interrupt_inside_the_function_is_a_lost_outcome_decided_at_once(light_lab: Lab) -> None:
+    once = light_lab.face()
+    if light_lab.colour == "sync":
+        with pytest.raises(KeyboardInterrupt):
+            once.execute("k", light_lab.raising(KeyboardInterrupt()))
+        with pytest.raises(SystemExit):
+            once.execute("h", light_lab.raising(SystemExit(1)), on_unknown="hold")
+    else:
+        for key, on_unknown in (("k", "retry"), ("h", "hold")):
+            task = asyncio.create_task(once.execute(key, light_lab.fn(lambda: asyncio.sleep(30)), on_unknown=on_unknown))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+    assert (await light_lab.do(once.execute("k", light_lab.effect()))).value == "done"
+    with pytest.raises(OutcomeUnknown):
+        await light_lab.do(once.execute("h", light_lab.effect()))
+
+
+async def test_R10_of_the_stored_and_the_callers_policy_the_stricter_wins(lab: Lab) -> None:
+    dead = await _died(lab, "stored-hold", on_unknown="hold")
+    with pytest.raises(OutcomeUnknown):
+        await lab.do(dead.execute("stored-hold", lab.effect(), on_unknown="retry"))
+    dead = await _died(lab, "stored-retry", on_unknown="retry")
+    with pytest.raises(OutcomeUnknown):
+        await lab.do(dead.execute("stored-retry", lab.effect(), on_unknown="hold"))
+    assert (await lab.do(dead.execute("stored-retry", lab.effect()))).attempt == 2
+
+
+async def test_R11_a_probe_gets_the_arguments_and_the_run(lab: Lab) -> None:
+    once = await _died(lab, "k", on_unknown=lambda *_: UNDECIDED)
+    seen: list[Any] = []
+
+    def probe(amount: int) -> Any:
+        seen.append((amount, current_run().key))
+        return Found("charged")
+
+    outcome = await lab.do(once.execute("k", lab.effect(), 5, on_unknown=lab.fn(probe)))
+    assert (outcome.value, outcome.replayed, seen, lab.effects) == ("charged", True, [(5, "k")], [])
+    assert (await lab.do(once.execute("k", lab.effect()))).value == "charged"
+
+
+async def test_R11_not_found_runs_and_undecided_stays_unknown(lab: Lab) -> None:
+    once = await _died(lab, "k", on_unknown=lambda: UNDECIDED)
+    with pytest.raises(OutcomeUnknown):
+        await lab.do(once.execute("k", lab.effect(), on_unknown=lab.fn(lambda: UNDECIDED)))
+    with pytest.raises(OutcomeUnknown):
+        await lab.do(once.execute("k", lab.effect()))  # a caller without a probe
+    outcome = await lab.do(once.execute("k", lab.effect(), on_unknown=lab.fn(lambda: NOT_FOUND)))
+    assert (outcome.value, outcome.attempt) == ("done", 2)
+
+
+async def test_R11_a_callers_probe_on_a_stored_hold_may_find_but_not_run(lab: Lab) -> None:
+    once = await _died(lab, "k", on_unknown="hold")
+    with pytest.raises(OutcomeUnknown):
+        await lab.do(once.execute("k", lab.effect(), on_unknown=lab.fn(lambda: NOT_FOUND)))
+    assert lab.effects == []
+    outcome = await lab.do(once.execute("k", lab.effect(), on_unknown=lab.fn(lambda: Found("there"))))
+    assert outcome.value == "there"
+
+
+async def test_R12_a_late_owner_may_settle_until_somebody_decided(lab: Lab) -> None:
+    once = lab.face(lease=0.05)
+    async with owned(lab, once, "late", on_unknown="hold") as claim:
+        _stop_heart(once, lab)
+        await pause(lab, 0.15)
+        assert (await lab.do(once.peek("late"))).state == "unknown"
+        await lab.do(claim.complete("after all"))
+    assert (await lab.do(lab.face().execute("late", lab.effect()))).value == "after all"
+
+
+async def test_R13_resolve_takes_exactly_one_word_and_only_once(lab: Lab) -> None:
+    once = await _died(lab, "k", on_unknown="hold")
+    for wrong in ({}, {"value": 1, "release": True}, {"value": None, "error": "x"}):
+        with pytest.raises(ConfigurationError, match="exactly one"):
+            await lab.do(_resolve(once, "k", **wrong))
+    await lab.do(once.resolve("k", value={"id": 1}, actor="ann", reason="looked it up"))
+    assert (await lab.do(once.execute("k", lab.effect()))).value == {"id": 1}
+    with pytest.raises(ConfigurationError):
+        await lab.do(once.resolve("k", value=2, actor="bob"))
+    events = await lab.do(once.history("k"))
+    assert [(event.actor, event.reason, event.state) for event in events] == [("ann", "looked it up", "unknown")]
+
+
+async def test_R13_resolve_by_error_and_release(lab: Lab) -> None:
+    once = await _died(lab, "e", on_unknown="hold")
+    await lab.do(once.resolve("e", error="never arrived", actor="ann"))
+    with pytest.raises(PreviousFailure, match="never arrived"):
+        await lab.do(once.execute("e", lab.effect()))
+    with pytest.raises(ConfigurationError):
+        await lab.do(once.resolve("e", release=True, actor="bob"))
+    once = await _died(lab, "r", on_unknown="hold")
+    await lab.do(once.resolve("r", release=True, actor="ann"))
+    assert (await lab.do(once.execute("r", lab.effect()))).value == "done"
+
+
+async def test_R13_resolve_never_touches_a_live_run_or_an_absent_key(lab: Lab) -> None:
+    once = lab.face()
+    with pytest.raises(ConfigurationError, match="no record"):
+        await lab.do(once.resolve("absent", value=1))
+    async with owned(lab, once, "k") as claim:
+        with pytest.raises(InProgress):
+            await lab.do(lab.face().resolve("k", value=1))
+        await lab.do(claim.complete(2))
+
+
+async def test_R14_a_released_failure_stays_visible_and_accepts_another_request(lab: Lab) -> None:
+    once = lab.face()
+    long = "ü" * 5000
+    with pytest.raises(Declined):
+        await lab.do(once.execute("k", lab.raising(Declined(long)), request={"a": 1}))
+    record = await lab.do(once.peek("k"))
+    assert (record.state, record.error.type, record.error.code) == ("released", "Declined", "card_declined")
+    assert record.attempts == 1
+    assert 100 < len(record.error.message) <= 2000
+    outcome = await lab.do(once.execute("k", lab.effect(), request={"a": 2}))
+    assert outcome.attempt == 1
+
+
+async def test_R14_with_steps_a_released_record_keeps_its_fingerprint_and_counts_on(lab: Lab) -> None:
+    once = lab.face()
+    done: list[str] = []
+
+    def step() -> str:
+        done.append("charged")
+        return "ch_1"
+
+    def plain(fail: bool) -> Any:
+        charge = current_run().step("charge", step)
+        if fail:
+            raise OSError("later")
+        return charge
+
+    async def coloured(fail: bool) -> Any:
+        charge = await current_run().step("charge", lab.fn(step))
+        if fail:
+            raise OSError("later")
+        return charge
+
+    work = plain if lab.colour == "sync" else coloured
+    with pytest.raises(OSError, match="later"):
+        await lab.do(once.execute("k", work, True, request={"a": 1}))
+    with pytest.raises(KeyMismatch):
+        await lab.do(once.execute("k", work, False, request={"a": 2}))
+    outcome = await lab.do(once.execute("k", work, False, request={"a": 1}))
+    assert (outcome.value, outcome.attempt, done) == ("ch_1", 2, ["charged"])
+
+
+async def test_R15_an_unreadable_result_is_unknown_never_rerun_and_repaired_by_resolve(light_lab: Lab) -> None:
+    store = MemoryStore()
+    once = _over(light_lab, store)
+    await light_lab.do(once.execute("k", light_lab.effect({"a": 1})))
+    (hashed, record), *_ = store._records.items()
+    store._records[hashed] = msgspec.structs.replace(record, result=b"\x00garbage")
+    with pytest.raises(OutcomeUnknown) as caught:
+        await light_lab.do(once.execute("k", light_lab.effect()))
+    assert caught.value.unreadable
+    assert len(light_lab.effects) == 1
+    await light_lab.do(once.resolve("k", value={"a": 1}, actor="ann"))
+    assert (await light_lab.do(once.execute("k", light_lab.effect()))).value == {"a": 1}
+
+
+async def test_R16_one_lost_request_or_reply_is_not_seen_by_the_caller(light_lab: Lab) -> None:
+    struck = 0
+    for seed in range(60):
+        chaos = Chaos(MemoryStore(), seed=seed, lose_request=0.08, lose_reply=0.08)
+        once = _over(light_lab, chaos, settle_timeout=5)
+        light_lab.effects.clear()
+        try:
+            assert (await light_lab.do(once.execute("k", light_lab.effect()))).value == "done"
+        except StoreUnavailable:
+            assert light_lab.effects == []  # both tries of the claim were lost: nothing ran
+        else:
+            assert len(light_lab.effects) == 1
+        struck += chaos.struck
+        await light_lab.do(once.close())
+    assert struck > 5
+
+
+class Stuck(Layer):
+    """Takes claims, but no settles until it is told to."""
+
+    broken = True
+    settles = 0
+
+    async def settle(self, ends: Any) -> list[Answer | Exception]:
+        self.settles += 1
+        if self.broken:
+            raise StoreUnavailable("the settle was lost")
+        return await self.inner.settle(ends)
+
+
+async def test_R16_a_settle_that_cannot_be_stored_is_not_recorded_and_goes_on_in_the_background(light_lab: Lab) -> None:
+    alarms: list[Any] = []
+    store = Stuck(MemoryStore())
+    once = _over(light_lab, store, settle_timeout=0.2, lease=0.3, hooks=[alarms.append])
+    with pytest.raises(NotRecorded) as caught:
+        await light_lab.do(once.execute("k", light_lab.effect({"id": 1})))
+    assert caught.value.value == {"id": 1}
+    assert "Unrecorded" in [type(event).__name__ for event in alarms]
+    await pause(light_lab, 0.6)  # beyond the lease: it is renewed while the write goes on
+    with pytest.raises(InProgress):
+        await light_lab.do(once.execute("k", light_lab.effect()))
+    store.broken = False
+    outcome = await light_lab.do(once.execute("k", light_lab.effect(), wait=10))
+    assert (outcome.value, outcome.replayed, len(light_lab.effects)) == ({"id": 1}, True, 1)
+
+
+async def test_R16_a_settle_lost_for_a_moment_is_not_noticed(light_lab: Lab) -> None:
+    store = Stuck(MemoryStore())
+    once = _over(light_lab, store)
+
+    async def mend() -> None:
+        store.broken = False
+
+    mending = meanwhile(light_lab, 0.3, mend)
+    assert (await light_lab.do(once.execute("k", light_lab.effect()))).value == "done"
+    await mending()
+    assert store.settles > 2
+
+
+async def test_R16_a_claim_without_an_answer_is_released_in_the_background(light_lab: Lab) -> None:
+    class Deaf(Layer):
+        deaf = True
+
+        async def claim(self, asks: Any) -> Any:
+            verdicts = await self.inner.claim(asks)
+            if self.deaf:
+                raise StoreUnavailable("the reply was lost")
+            return verdicts
+
+    memory = MemoryStore()
+    store = Deaf(memory)
+    once = _over(light_lab, store, lease=30)
+    with pytest.raises(StoreUnavailable):
+        await light_lab.do(once.execute("k", light_lab.effect()))
+    store.deaf = False
+    await until(light_lab, lambda: all(record.state == "released" for record in memory._records.values()))
+    assert (await light_lab.do(once.execute("k", light_lab.effect()))).value == "done"
+
+
+def test_R16_a_cancelled_caller_still_stores_its_outcome() -> None:
+    class Slow(Layer):
+        settling = asyncio.Event()
+
+        async def settle(self, ends: Any) -> Any:
+            self.settling.set()
+            await asyncio.sleep(0.1)
+            return await self.inner.settle(ends)
+
+    async def main() -> None:
+        store = Slow(MemoryStore())
+        once = AsyncSemel(store)
+
+        async def work() -> str:
+            return "effect"
+
+        task = asyncio.create_task(once.execute("k", work))
+        await store.settling.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await once.execute("k", work)).replayed
+        await once.aclose()
+
+    asyncio.run(main())
+
+
+async def test_R23_an_unencodable_value_leaves_a_done_marker_and_is_never_rerun(lab: Lab) -> None:
+    once = lab.face()
+    with pytest.raises(CodecError):
+        await lab.do(once.execute("k", lab.effect(object())))
+    with pytest.raises(CodecError):
+        await lab.do(once.execute("k", lab.effect()))
+    assert await lab.do(once.consume("k", lab.effect())) is False
+    assert len(lab.effects) == 1
+
+
+# ------------------------------------------------------------------------------------------------ scenes
+
+
+async def _died(lab: Lab, key: str, **options: Any) -> Any:
+    """An owner claimed the key and is gone; its lease is over. Returns a face to look at what is left."""
+    dead = lab.face(lease=0.05)
+    await lab.do(_claim_and_vanish(lab, dead, key, options))
+    _stop_heart(dead, lab)
+    await pause(lab, 0.12)
+    return lab.face(lease=0.05)
+
+
+def _claim_and_vanish(lab: Lab, once: Any, key: str, options: dict[str, Any]) -> Any:
+    claim = once.claim(key, **options)
+    return claim.__enter__() if lab.colour == "sync" else claim.__aenter__()
+
+
+def _stop_heart(once: Any, lab: Lab) -> None:
+    engine = once._engine()
+    engine.heart.stop()
+    engine.heart._runs.clear()
+
+
+def _resolve(once: Any, key: str, **words: Any) -> Any:
+    return once.resolve(key, **words)
+
+
+def _over(lab: Lab, store: Any, **settings: Any) -> Any:
+    face = (Semel if lab.colour == "sync" else AsyncSemel)(store, **settings)
+    lab._faces.append(face)
+    return face
+
+

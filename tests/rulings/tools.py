@@ -1,0 +1,87 @@
+"""What the ruling tests share: claims of either colour, work done meanwhile, waiting for a condition."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from semel.runtime import run_sync
+
+from .conftest import Lab
+
+
+class owned:  # noqa: N801 - reads as a phrase: `async with owned(lab, once, "k") as claim`
+    """`async with` for a claim of either colour."""
+
+    def __init__(self, lab: Lab, once: Any, key: str, **options: Any) -> None:
+        self._lab = lab
+        self._claim = once.claim(key, **options)
+
+    async def __aenter__(self) -> Any:
+        return await enter(self._lab, self._claim)
+
+    async def __aexit__(self, *error: Any) -> None:
+        if self._lab.colour == "sync":
+            self._claim.__exit__(*error)
+        else:
+            await self._claim.__aexit__(*error)
+
+
+async def enter(lab: Lab, claim: Any) -> Any:
+    return claim.__enter__() if lab.colour == "sync" else await claim.__aenter__()
+
+
+def meanwhile(lab: Lab, seconds: float, action: Callable[[], Any]) -> Callable[[], Any]:
+    """Do something after a moment, in a task or a thread; returns what waits for it (and raises what it raised)."""
+    if lab.colour == "async":
+
+        async def soon() -> Any:
+            await asyncio.sleep(seconds)
+            return await lab.do(action())
+
+        task = asyncio.ensure_future(soon())
+
+        async def awaited() -> Any:
+            return await task
+
+        return awaited
+    outcome: list[Any] = []
+    problem: list[BaseException] = []
+
+    def work() -> None:
+        time.sleep(seconds)
+        try:
+            outcome.append(run_sync(lab.do(action())))
+        except BaseException as error:
+            problem.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+
+    async def joined() -> Any:
+        thread.join()
+        if problem:
+            raise problem[0]
+        return outcome[0]
+
+    return joined
+
+
+async def pause(lab: Lab, seconds: float) -> None:
+    if lab.colour == "sync":
+        time.sleep(seconds)
+    else:
+        await asyncio.sleep(seconds)
+
+
+async def until(lab: Lab, condition: Callable[[], Any], *, within: float = 5.0) -> Any:
+    """Wait until the condition answers something true."""
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        if answer := await lab.do(condition()):
+            return answer
+        await pause(lab, 0.005)
+    raise AssertionError(f"it did not become true within {within} s")
