@@ -37,6 +37,7 @@ __all__ = [
     "adopt",
     "open_store",
     "register",
+    "schema_sql",
 ]
 
 Colour = Literal["sync", "async", "both"]
@@ -188,6 +189,16 @@ def open_store(url: str, settings: Settings, colour: Colour) -> Store:
     module: Any = import_module(_SCHEMES[scheme])
     store: Store = module.open_url(url, settings, colour)
     return store
+
+
+def schema_sql(url: str, settings: Settings) -> str:
+    """The statements that create a store's tables; ConfigurationError for a store that has none."""
+    scheme = urlsplit(url).scheme.partition("+")[0]
+    module: Any = import_module(_SCHEMES[scheme]) if scheme in _SCHEMES else None
+    if module is None or not hasattr(module, "schema_sql"):
+        raise ConfigurationError(f"a {scheme or 'nameless'} store has no tables; SQL stores have")
+    text: str = module.schema_sql(settings.table)
+    return text
 
 
 def adopt(client: object, settings: Settings, colour: Colour) -> Store:

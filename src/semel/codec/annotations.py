@@ -166,7 +166,8 @@ def return_type(fn: Callable[..., Any]) -> Any:
     Sees through functools.partial, wrappers, methods and callable objects; a class makes instances of itself; an
     awaitable counts as what it gives. `-> None` is NoneType.
     """
-    fn = _innermost(fn)
+    if type(fn) is not types.FunctionType or "__wrapped__" in fn.__dict__:
+        fn = _innermost(fn)
     if isinstance(fn, type):
         return fn
     hint = getattr(fn, "__annotations__", {}).get("return", Any)
@@ -177,6 +178,8 @@ def return_type(fn: Callable[..., Any]) -> Any:
             hint = _evaluated(fn, hint)
     if hint is None:
         return types.NoneType
+    if isinstance(hint, type):
+        return None if hint is Any else hint
     while typing.get_origin(hint) in _AWAITABLES:
         hint = typing.get_args(hint)[-1]
     return None if hint is Any or isinstance(hint, str) else hint

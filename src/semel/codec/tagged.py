@@ -50,7 +50,8 @@ class Tag:
 _pack: Final = msgspec.msgpack.Encoder().encode
 _LEAVES: Final[frozenset[type]] = frozenset({str, int, float, bool, NoneType, bytes})
 _only_leaves: Final = _LEAVES.issuperset
-MAX_PARTS: Final = 4_000_000
+MAX_PARTS: Final = 1_000_000
+_TOO_MANY: Final = f"has more than {MAX_PARTS:,} parts: return less, or a reference to it"
 _COMPLEX: Final = struct.Struct(">dd")
 
 
@@ -58,7 +59,7 @@ def _spend(budget: list[int], parts: int) -> None:
     """Parts may be shared (YAML aliases): a small value can grow without bound when it is written out."""
     budget[0] -= parts
     if budget[0] < 0:
-        raise Refused(f"has more than {MAX_PARTS:,} parts: return less, or a reference to it")
+        raise Refused(_TOO_MANY)
 
 
 def _is_plain(value: Any, room: int, budget: list[int]) -> bool:
@@ -75,7 +76,9 @@ def _is_plain(value: Any, room: int, budget: list[int]) -> bool:
         parts = value
     else:
         return kind in _LEAVES
-    _spend(budget, len(value))
+    budget[0] -= len(value)  # _spend, without the call
+    if budget[0] < 0:
+        raise Refused(_TOO_MANY)
     if _only_leaves(map(type, parts)):
         return True
     if room <= 0:

@@ -1,0 +1,36 @@
+"""The commands. Thin: they read arguments, call the library and print."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from semel import __version__
+from semel.store import Settings, schema_sql
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look after keys that run once.")
+schema = typer.Typer(no_args_is_help=True, help="The tables that SQL stores need.")
+app.add_typer(schema, name="schema")
+
+Url = Annotated[str, typer.Argument(help="A store URL, such as postgresql://host/db or sqlite:///semel.db")]
+Table = Annotated[str, typer.Option(help="The table= that the program uses.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,  # noqa: FBT002
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+    del context
+
+
+@schema.command("sql")
+def print_schema(url: Url, table: Table = "semel") -> None:
+    """Print the statements that create the tables, for people who may not let a program do it."""
+    typer.echo(schema_sql(url, Settings(table=table)))

@@ -1,0 +1,84 @@
+"""Semel's table, seen through one session: the reads and conditional writes that the verbs are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from semel.keys import Scope
+from semel.model import Event, Record
+from semel.stores.mysql_rows import Found, Statements, found_in, moment, row_of, seconds
+from semel.stores.mysql_session import Session
+
+__all__ = ["Table", "Witness"]
+
+
+class Witness:
+    """An audit line that goes with a write, and until when it is kept."""
+
+    __slots__ = ("event", "kept_until", "scope")
+
+    def __init__(self, scope: Scope, event: Event, kept_until: float) -> None:
+        self.scope = scope
+        self.event = event
+        self.kept_until = kept_until
+
+    def parameters(self) -> dict[str, Any]:
+        event = self.event
+        kept_until = moment(self.kept_until)
+        return {
+            "scope": self.scope.hash,
+            "at": moment(event.at),
+            "kind": event.kind.value,
+            "state": None if event.state is None else event.state.value,
+            "actor": event.actor,
+            "reason": event.reason,
+            "attempt": event.attempt,
+            "kept_until": kept_until,
+        }
+
+
+class Table:
+    """Each write is one transaction and tells whether it held: the row was still the one that was read."""
+
+    def __init__(self, session: Session, words: Statements) -> None:
+        self.session = session
+        self.words = words
+
+    async def read(self, scopes: Sequence[bytes]) -> tuple[float, dict[bytes, Found]]:
+        """The store's clock, and the rows that are there, by scope."""
+        rows = await self.session.query(self.words.read(len(scopes)), scopes)
+        found = [found_in(row[1:]) for row in rows if row[1] is not None]
+        return seconds(rows[0][0]), {one.scope: one for one in found}
+
+    async def insert(self, rows: Sequence[Sequence[Any]]) -> bool:
+        """Add rows made by `row_of`, in scope order. `Duplicate` when one of them is there: then none was added."""
+        values = [value for row in rows for value in row]
+        await self.session.write(self.words.insert(len(rows)), values)
+        return True
+
+    async def replace(self, found: Found, record: Record, witness: Witness | None = None) -> bool:
+        parameters = [*row_of(record)[1:], found.scope, found.nonce, found.version]
+        return await self._write("replace", parameters, witness)
+
+    async def delete(self, found: Found, witness: Witness | None = None) -> bool:
+        return await self._write("delete", (found.scope, found.nonce, found.version), witness)
+
+    async def _write(self, name: str, parameters: Sequence[Any], witness: Witness | None) -> bool:
+        text = self.words[name]
+        if witness is None:
+            return await self.session.write(text, parameters) == 1
+        line = (self.words["witness"], witness.parameters())
+        return await self.session.transact((text, parameters), line) == [1, 1]
+
+    async def update(self, name: str, values: Sequence[Mapping[str, Any]]) -> bool:
+        """Run a batch statement. True when every row was changed; else some were, and reading tells which."""
+        if len(values) == 1:
+            changed = await self.session.write(self.words.single(name), values[0])
+        else:
+            changed = await self.session.write(*self.words.batch(name, values))
+        return changed == len(values)
+
+    async def count(self, name: str, values: Sequence[Mapping[str, Any]]) -> int:
+        """Run a batch statement: how many rows it changed."""
+        return await self.session.write(*self.words.batch(name, values))

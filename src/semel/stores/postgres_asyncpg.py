@@ -1,0 +1,219 @@
+"""asyncpg as a source of links: the async colour's fast driver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import asyncpg
+from asyncpg.exceptions import InternalClientError
+
+from semel.errors import ConfigurationError
+from semel.stores.postgres_errors import Late, Lost, NotReplicated, Unfit, refused
+from semel.stores.postgres_link import SYNC_WAIT, NotReached, Row
+
+__all__ = ["AsyncpgPool", "AsyncpgSource"]
+
+_UNREACHED = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, InternalClientError)
+
+
+class _Link:
+    __slots__ = ("_held_back", "_where", "connection", "greeted")
+
+    def __init__(self, connection: Any, where: str) -> None:
+        self.connection = connection
+        self.greeted: int = connection.get_server_pid()
+        self._where = where
+        self._held_back = False
+        connection.add_log_listener(self._noticed)
+
+    def _noticed(self, _: Any, notice: Any) -> None:
+        if getattr(notice, "server_source_function", "") == SYNC_WAIT:
+            self._held_back = True
+
+    @property
+    def dead(self) -> bool:
+        closed: bool = self.connection.is_closed()
+        return closed
+
+    async def fetch(self, sql: str, args: Sequence[Any], timeout: float) -> Sequence[Row]:
+        rows: Sequence[Row] = await self._ask(self.connection.fetch(sql, *args, timeout=timeout))
+        if self._held_back:
+            self._held_back = False
+            raise NotReplicated("the commit stopped waiting for its synchronous standby")
+        return rows
+
+    async def script(self, sql: str, timeout: float) -> None:
+        await self._ask(self.connection.execute(sql, timeout=timeout))
+
+    async def _ask(self, answer: Any) -> Any:
+        try:
+            return await answer
+        except asyncpg.PostgresError as error:
+            raise refused(error, self._where) from error
+        except asyncpg.DataError as error:
+            raise Unfit(str(error)) from error
+        except TimeoutError as error:
+            raise Late("no answer in time") from error
+        except (OSError, asyncpg.InterfaceError, InternalClientError) as error:
+            if isinstance(error, asyncpg.InterfaceError) and not self.dead:
+                raise
+            raise Lost(str(error)) from error
+
+    def release(self) -> None:
+        """Leave nothing of ours on a connection that goes back to its pool."""
+        if not self.dead:
+            self.connection.remove_log_listener(self._noticed)
+
+    def cut(self) -> None:
+        self.connection.terminate()
+
+    async def quit(self) -> None:
+        try:
+            await self.connection.close(timeout=1)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            self.cut()
+
+
+class _Ear:
+    """Notifications arrive by callback; None in the queue means that the connection is gone."""
+
+    def __init__(self, connection: Any, give_back: Callable[[Any], Any]) -> None:
+        self._connection = connection
+        self._give_back = give_back
+        self._queue: asyncio.Queue[str | None] = asyncio.Queue()
+        self._channel = ""
+
+    async def open(self, channel: str, timeout: float) -> None:
+        self._channel = channel
+        async with asyncio.timeout(timeout):
+            await self._connection.add_listener(channel, self._notified)
+        self._connection.add_termination_listener(self._ended)
+
+    def _notified(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
+        self._queue.put_nowait(str(payload))
+
+    def _ended(self, _: Any) -> None:
+        self._queue.put_nowait(None)
+
+    async def hear(self, timeout: float) -> list[str]:
+        try:
+            async with asyncio.timeout(timeout):
+                heard = [await self._queue.get()]
+        except TimeoutError:
+            await self._still_there()
+            return []
+        while not self._queue.empty():
+            heard.append(self._queue.get_nowait())
+        if None in heard:
+            raise Lost("the listening connection is gone")
+        return [payload for payload in heard if payload is not None]
+
+    async def _still_there(self) -> None:
+        """Silence may also be a cut cable."""
+        try:
+            await self._connection.execute("select", timeout=2)
+        except _UNREACHED as error:
+            raise Lost(str(error)) from error
+
+    def stop(self) -> None:
+        self._queue.put_nowait(None)
+
+    async def quit(self) -> None:
+        connection = self._connection
+        if connection.is_closed():
+            return
+        connection.remove_termination_listener(self._ended)
+        try:
+            async with asyncio.timeout(1):
+                await connection.remove_listener(self._channel, self._notified)
+                await self._give_back(connection)
+        except _UNREACHED:
+            connection.terminate()
+
+
+class AsyncpgSource:
+    """Connections of our own, made from a URL."""
+
+    colour: Literal["async"] = "async"
+    owned = True
+
+    def __init__(
+        self, dsn: str, where: str, *, server_settings: dict[str, str], prepares: bool | None
+    ) -> None:
+        self.where = where
+        self.prepares = prepares
+        self._dsn = dsn
+        self._server_settings = server_settings
+
+    async def open(self, timeout: float) -> _Link:
+        return _Link(await self._connect(timeout, statements=100 if self.prepares else 0), self.where)
+
+    async def _connect(self, timeout: float, *, statements: int) -> Any:
+        try:
+            return await asyncpg.connect(
+                self._dsn,
+                timeout=timeout,
+                statement_cache_size=statements,
+                max_cached_statement_lifetime=0,
+                server_settings=self._server_settings,
+            )
+        except asyncpg.exceptions.ClientConfigurationError as error:
+            raise ConfigurationError(f"the URL of PostgreSQL at {self.where} is wrong: {error}") from error
+        except _UNREACHED as error:
+            raise NotReached(str(error)) from error
+
+    async def back(self, link: _Link) -> None:
+        raise NotImplementedError("links of our own are kept")
+
+    async def listen(self, channel: str, timeout: float) -> _Ear | None:
+        connection = await self._connect(timeout, statements=0)
+        return await _listening(
+            _Ear(connection, lambda own: own.close(timeout=1)), connection, channel, timeout
+        )
+
+
+class AsyncpgPool:
+    """A pool that the caller owns: its settings stay, each link goes back after its statement."""
+
+    colour: Literal["async"] = "async"
+    owned = False
+    prepares: bool | None = True  # as the pool was made; not ours to change
+
+    def __init__(self, pool: Any, where: str) -> None:
+        self.where = where
+        self._pool = pool
+
+    async def open(self, timeout: float) -> _Link:
+        return _Link(await self._acquire(timeout), self.where)
+
+    async def _acquire(self, timeout: float) -> Any:
+        try:
+            return await self._pool.acquire(timeout=timeout)
+        except _UNREACHED as error:
+            raise NotReached(str(error)) from error
+
+    async def back(self, link: _Link) -> None:
+        link.release()
+        with contextlib.suppress(*_UNREACHED):  # the pool has thrown a broken connection away by itself
+            await self._pool.release(link.connection)
+
+    async def listen(self, channel: str, timeout: float) -> _Ear | None:
+        if self._pool.get_max_size() < 2:
+            return None
+        connection = await self._acquire(timeout)
+        return await _listening(_Ear(connection, self._pool.release), connection, channel, timeout)
+
+
+async def _listening(ear: _Ear, connection: Any, channel: str, timeout: float) -> _Ear:
+    try:
+        await ear.open(channel, timeout)
+    except _UNREACHED as error:
+        connection.terminate()
+        raise NotReached(str(error)) from error
+    except BaseException:
+        connection.terminate()
+        raise
+    return ear

@@ -1,0 +1,87 @@
+"""What PostgreSQL's live settings mean for the guarantee."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from semel.store import Facts
+
+__all__ = ["facts_of"]
+
+_WAITS_FOR_STANDBY = frozenset({"on", "remote_apply", "remote_write"})
+
+
+def facts_of(settings: Mapping[str, str], *, pooled: bool) -> Facts:
+    """Pure: `settings` as read by the statement `facts`."""
+    warnings = [*_durability(settings), *_failover(settings), *_use(settings)]
+    if pooled:
+        warnings.append("a pooler sits in between: waiters poll, because notifications do not pass it")
+    commit = settings["synchronous_commit"]
+    durable = settings["fsync"] == "on" and settings["full_page_writes"] == "on" and commit != "off"
+    return Facts(
+        store="postgresql",
+        version=settings["server_version"],
+        settings=settings,
+        durable_writes=durable,
+        survives_failover=settings["standbys"] == "0" or _replicates(settings),
+        warnings=tuple(warnings),
+    )
+
+
+def _replicates(settings: Mapping[str, str]) -> bool:
+    return (
+        bool(settings["synchronous_standby_names"]) and settings["synchronous_commit"] in _WAITS_FOR_STANDBY
+    )
+
+
+def _durability(settings: Mapping[str, str]) -> list[str]:
+    found = []
+    if settings["fsync"] != "on":
+        found.append("fsync = off: a power loss may lose or corrupt everything; set fsync = on")
+    if settings["full_page_writes"] != "on":
+        found.append("full_page_writes = off: a power loss may corrupt pages; set full_page_writes = on")
+    if settings["synchronous_commit"] == "off":
+        found.append(
+            "synchronous_commit = off: the last acknowledged writes are lost even when only the server process dies; "
+            "set synchronous_commit = on"
+        )
+    return found
+
+
+def _failover(settings: Mapping[str, str]) -> list[str]:
+    if settings["standbys"] == "0":
+        return []
+    if not settings["synchronous_standby_names"]:
+        return [
+            (
+                "a standby follows asynchronously: a failover loses the last acknowledged writes; "
+                "set synchronous_standby_names"
+            )
+        ]
+    if not _replicates(settings):
+        return [
+            (
+                f"synchronous_commit = {settings['synchronous_commit']} does not wait for the synchronous standby: "
+                "set synchronous_commit = on"
+            )
+        ]
+    if settings["synchronous_commit"] == "remote_write":
+        return [
+            (
+                "synchronous_commit = remote_write: the standby may lose writes when its machine dies together with the "
+                "primary; set synchronous_commit = on"
+            )
+        ]
+    return []
+
+
+def _use(settings: Mapping[str, str]) -> list[str]:
+    found = []
+    if settings["in_recovery"] == "true" or settings["default_transaction_read_only"] == "on":
+        found.append("this server is read-only (a standby?): point the URL to the primary")
+    if settings["default_transaction_isolation"] != "read committed":
+        found.append(
+            f"default_transaction_isolation = {settings['default_transaction_isolation']}: correct, but claims are "
+            "repeated under contention; read committed is enough"
+        )
+    return found

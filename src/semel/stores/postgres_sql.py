@@ -1,0 +1,230 @@
+"""The named statements of `sql/postgres.sql`, made out for one table, and what travels in and out of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from math import inf
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from semel.errors import CodecError, ConfigurationError
+from semel.keys import Scope
+from semel.model import Ask, Event, Failure, Kind, Policy, Record, Renewal, Settle, State
+from semel.stores import rows
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "WIDTH",
+    "Change",
+    "ask_args",
+    "change_args",
+    "end_args",
+    "record_of",
+    "renewal_args",
+    "schema_sql",
+    "statements",
+]
+
+SCHEMA_VERSION: Final = 1
+WIDTH: Final = len(rows.COLUMNS)
+
+_TABLE = re.compile(r"(?:(?P<schema>[a-z_][a-z0-9_]{0,62})\.)?(?P<name>[a-z_][a-z0-9_]{0,46})")
+_encode_labels = msgspec.json.Encoder(order="sorted").encode
+_USED: Final = frozenset({Kind.DONE, Kind.FAILED})
+
+
+@cache
+def statements(table: str) -> Mapping[str, str]:
+    """Every statement for this table, by name. A bad table name is a ConfigurationError."""
+    found = _TABLE.fullmatch(table)
+    if found is None:
+        raise ConfigurationError(
+            f"table={table!r} cannot be used: a PostgreSQL table name here is lower-case letters, digits and _, at most "
+            "47 of them, not beginning with a digit, with an optional schema in front (app.semel)"
+        )
+    schema, name = found["schema"], found["name"]
+    home = f'"{schema}".' if schema else ""
+    words = {
+        "{records}": f'{home}"{name}"',
+        "{audit}": f'{home}"{name}_audit"',
+        "{schema}": f'{home}"{name}_schema"',
+        "{name}": name,
+        "{row}": _row(""),
+        "{row:r}": _row("r."),
+        "{names:held}": ", ".join(f"held.{column}" for column in rows.COLUMNS),
+    }
+    parts = dict(_parts(_text()))
+    for name in ("viewed", "buriable"):
+        words[f"{{{name}}}"] = parts[name]
+    return {title: _filled(body, words) for title, body in parts.items()}
+
+
+def _parts(text: str) -> Iterator[tuple[str, str]]:
+    """Name and text of each statement. Comments are for the reader of the file, except for those of the schema."""
+    for part in re.split(r"^-- name: ", text, flags=re.MULTILINE)[1:]:
+        title, _, body = part.partition("\n")
+        lines = (
+            line for line in body.splitlines() if line and (title == "schema" or not line.startswith("--"))
+        )
+        yield title, "\n".join(lines)
+
+
+def _filled(body: str, words: Mapping[str, str]) -> str:
+    for word, value in words.items():
+        body = body.replace(word, value)
+    return body
+
+
+def schema_sql(table: str = "semel") -> str:
+    """The DDL, for people who may not let a program create tables: run it once, by hand."""
+    return statements(table)["schema"] + "\n"
+
+
+def _text() -> str:
+    return files("semel.stores").joinpath("sql/postgres.sql").read_text("utf-8")
+
+
+def _row(alias: str) -> str:
+    """The columns in the order of `rows.COLUMNS`. `date_part` gives float8; `extract` would give numeric, and cost it."""
+    return ", ".join(
+        f"date_part('epoch', {alias}{column}) as {column}" if column in rows.TIMES else f"{alias}{column}"
+        for column in rows.COLUMNS
+    )
+
+
+# ------------------------------------------------------------------------------------------------ arguments
+
+
+def ask_args(ask: Ask) -> tuple[Any, ...]:
+    """$2-$13 of claim_one."""
+    scope = ask.scope
+    life = ask.lease + ask.retention
+    return (
+        scope.hash,
+        scope.tenant,
+        scope.operation,
+        scope.key,
+        ask.nonce,
+        ask.policy.value,
+        ask.fingerprint or None,
+        ask.fingerprint_version,
+        ask.lease,
+        life if ask.policy is Policy.RETRY and life < inf else None,
+        _encode_labels(ask.labels).decode() if ask.labels else None,
+        ask.secret_id or None,
+    )
+
+
+def is_plain(end: Settle) -> bool:
+    """Whether settle_one can decide it: an owner's word, whose expiry does not depend on what is stored."""
+    if end.new_nonce or end.actor or end.kind is Kind.FORGOTTEN:
+        return False
+    return not (end.kind is Kind.RELEASED and end.steps)
+
+
+def end_args(end: Settle) -> tuple[Any, ...]:
+    """$2-$15 of settle_one."""
+    error = end.error
+    keep = None if end.kind is Kind.UNKNOWN or end.retention == inf else max(end.retention, end.after)
+    return (
+        end.scope.hash,
+        end.nonce,
+        end.kind.value,
+        keep,
+        keep + end.tombstone if keep is not None and end.tombstone and end.kind in _USED else None,
+        end.after or None,
+        end.policy.value if end.policy else None,
+        end.marker or None,
+        end.result or None,
+        _exact(end.ref),
+        None if error is None else _shown(error.type),
+        None if error is None else _shown(error.code),
+        None if error is None else _shown(error.message),
+        end.steps,
+    )
+
+
+def renewal_args(renewal: Renewal) -> tuple[Any, ...]:
+    """An item of $2-$5 of renew."""
+    retention = None if renewal.retention == inf else renewal.retention
+    return renewal.scope.hash, renewal.nonce, renewal.lease, retention
+
+
+class Change(NamedTuple):
+    """A record that the model decided, and the version of the row that it was decided on."""
+
+    record: Record
+    version: str
+    ends: bool = False
+    """Waiters are told."""
+    event: Event | None = None
+    retention: float = 0.0
+    """How long the event is kept."""
+
+
+def change_args(change: Change) -> tuple[Any, ...]:
+    """An item of $2-$37 of swap."""
+    record, event = change.record, change.event
+    if record.error is not None:
+        error = record.error
+        shown = Failure(_shown(error.type) or "", _shown(error.code), _shown(error.message) or "")
+        record = msgspec.structs.replace(record, error=shown)
+    _exact(record.ref)
+    row = (*rows.to_row(record), change.version, change.ends)
+    if event is None:
+        return (*row, None, None, None, None, None)
+    state = None if event.state is None else event.state.value
+    keep = None if change.retention == inf else change.retention
+    return (*row, event.kind.value, state, _shown(event.actor), _shown(event.reason), keep)
+
+
+def _exact(text: str | None) -> str | None:
+    """A text that must come back equal: refused when PostgreSQL cannot hold it."""
+    if text is not None and _shown(text) != text:
+        raise CodecError(
+            "a ref with a NUL character or a lone surrogate cannot be stored in PostgreSQL: use another ref"
+        )
+    return text
+
+
+def _shown(text: str | None) -> str | None:
+    """A text for people: what PostgreSQL cannot hold is escaped rather than losing the outcome that carries it."""
+    if text is None or (text.isascii() and "\0" not in text):
+        return text
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+# -------------------------------------------------------------------------------------------------- results
+
+
+def record_of(row: Sequence[Any]) -> tuple[Record, bool]:
+    """The record of a row, and whether it could be read.
+
+    An unreadable row is given as what it amounts to: an unknown outcome that holds its key, with the stored nonce,
+    so that its owner, a person or `forget` can still end it, and nobody else (R15).
+    """
+    try:
+        return rows.from_row(row), True
+    except (ValueError, TypeError, msgspec.MsgspecError):
+        found = dict(zip(rows.COLUMNS, row, strict=True))
+    error = Failure("Unreadable", None, "this record cannot be read: resolve it with repair, or forget it")
+    scope = Scope(bytes(found["scope"]), found["tenant"], found["operation"], found["key"])
+    stand_in = Record(
+        state=State.UNKNOWN,
+        nonce=bytes(found["nonce"]),
+        attempts=found["attempts"],
+        token=found["token"],
+        created=found["created"],
+        updated=found["updated"],
+        lease_until=found["lease_until"],
+        expires=inf,
+        policy=Policy.HOLD,
+        error=error,
+        ref=found["ref"],
+        scope=scope,
+    )
+    return stand_in, False

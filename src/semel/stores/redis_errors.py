@@ -1,0 +1,138 @@
+"""What went wrong between us and a Redis server, and what may be done about it.
+
+The link tells three kinds of trouble apart, because they allow different answers:
+`NotSent` (no byte of the call left us: send it again freely), `Lost` (it may have run: send it again only if it
+is idempotent), and a `ServerError` (the server answered, so the code decides).
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from typing import Final
+
+from redis import exceptions as driver
+
+from semel.errors import ConfigurationError, SemelError, StoreUnavailable
+
+__all__ = [
+    "MOVING",
+    "TRANSIENT",
+    "Full",
+    "Lost",
+    "NotSent",
+    "Overdue",
+    "ServerError",
+    "refusal",
+    "unreachable",
+]
+
+# Answers that mean "not now": the command did not run, ask again until the caller's time is over.
+TRANSIENT: Final = frozenset(
+    {"LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "BUSY", "FAILOVER"}
+)
+# Of these, the ones that say that the master is somewhere else by now.
+MOVING: Final = frozenset({"CLUSTERDOWN", "MASTERDOWN", "READONLY"})
+
+_REMEDY: Final = {
+    "OOM": "Redis is at its maxmemory: raise it, or delete data",
+    "MISCONF": "Redis cannot persist: look at its log and its disk",
+    "NOREPLICAS": "fewer replicas are connected than min-replicas-to-write asks for",
+    "NOAUTH": "the server wants a password: put it into the URL",
+    "WRONGPASS": "user or password is wrong: correct the URL",
+    "NOPERM": "this user may not run the command: extend its ACL rules",
+}
+
+
+class ServerError(driver.ResponseError):
+    """An error reply. `code` is its first word (`ERR`, `WRONGTYPE`, `MOVED`, …)."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code: str = text.split(" ", 1)[0] if text else ""
+
+
+class NotSent(Exception):
+    """No byte of this call was written."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class Lost(NotSent):
+    """The call was written and its answer will not come: it may have run.
+
+    `stillborn` says that the connection never answered anything: a dying server's kernel still accepts for a while.
+    """
+
+    def __init__(self, cause: BaseException, *, stillborn: bool = False) -> None:
+        super().__init__(cause)
+        self.stillborn = stillborn
+
+
+class Full(NotSent):
+    """The connection has as many unanswered calls as it may have."""
+
+
+class Overdue(Exception):
+    """The caller's time is over; the reply, if it comes, is thrown away."""
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    seen: list[BaseException] = []
+    while error not in seen:
+        seen.append(error)
+        error = error.__cause__ or error.__context__ or error
+    return seen
+
+
+def _is_a(error: BaseException, *kinds: type[BaseException]) -> bool:
+    return any(isinstance(link, kinds) for link in _chain(error))
+
+
+def unreachable(where: str, cause: BaseException, *, proven: bool) -> tuple[SemelError, bool]:
+    """The error for a connection that could not be made, and whether trying again is pointless.
+
+    Before the first success (`proven` false) a refusal is most likely a wrong address, so the caller hears of
+    it at once; afterwards it is a restart or a failover, which is worth waiting for.
+    """
+    if _is_a(cause, driver.AuthenticationError, driver.NoPermissionError):
+        text = f"Redis at {where} refused the login: check user and password in the URL, and the server's ACL"
+        return (StoreUnavailable(text) if proven else ConfigurationError(text)), True
+    if _is_a(cause, ssl.SSLError):
+        text = f"the TLS handshake with Redis at {where} failed: check rediss:// and ssl_ca_certs ({_last(cause)})"
+        return StoreUnavailable(text), not proven
+    if _is_a(cause, socket.gaierror):
+        return StoreUnavailable(
+            f"the host name of Redis at {where} cannot be resolved: check the URL and DNS"
+        ), not proven
+    if _is_a(cause, driver.ResponseError):
+        text = (
+            f"Redis at {where} refused the connection's settings ({_last(cause)}): check the URL's database"
+        )
+        return ConfigurationError(text), not proven
+    if _is_a(cause, driver.BusyLoadingError):
+        return StoreUnavailable(f"Redis at {where} is still loading its data: wait for it"), False
+    if _is_a(cause, driver.TimeoutError, TimeoutError):
+        return StoreUnavailable(
+            f"Redis at {where} does not answer: is it running, stopped or behind a firewall?"
+        ), False
+    text = f"cannot reach Redis at {where} ({_last(cause)}): is the server running, and is the URL right?"
+    return StoreUnavailable(text), not proven
+
+
+def _last(error: BaseException) -> str:
+    root = _chain(error)[-1]
+    return str(root) or type(root).__name__
+
+
+def refusal(where: str, error: ServerError) -> Exception:
+    """What the caller gets for an error reply that trying again will not change."""
+    remedy = _REMEDY.get(error.code)
+    if remedy is None:
+        return error
+    kind = ConfigurationError if error.code in {"NOAUTH", "WRONGPASS", "NOPERM"} else StoreUnavailable
+    told = kind(f"Redis at {where} refused the call ({error.code}): {remedy}")
+    told.__cause__ = error
+    return told

@@ -1,0 +1,445 @@
+-- The statements of the PostgreSQL store, one per `-- name:`. Read by postgres_sql.py.
+--
+-- Rules of this file
+-- 1. Every verb is ONE statement in a transaction of its own: nothing is held while the client thinks, so a paused
+--    client blocks nobody, and a transaction pooler (PgBouncer) may sit in between. No statement leaves session state.
+-- 2. Time is the server's, read once per statement (`clock`). Columns are real timestamps; statements take and give
+--    float seconds. NULL means never, or not set. $1 is always the shift that tests use to move the clock (else 0).
+-- 3. Who writes waits at most 50 ms for a row (`lock_timeout`, set for this transaction only: set_config(…, true));
+--    then PostgreSQL raises 55P03, which the store answers with "busy" or by splitting the batch.
+-- 4. Where several rows are written they are locked in the order of their scope, so that no two batches deadlock.
+-- 5. `xmin` is a row's version: a decision that Python took on a row it read is written only if the row is still
+--    that version (`swap`, `forget`). No lock is held between reading and writing.
+--
+-- {records} {audit} {schema}  the quoted table names           {name}  the plain table name, also the NOTIFY channel
+-- {row} {row:r}  all columns of a record, times as seconds    {names:held}  their names
+-- {viewed} {buriable}  the statements of these names
+
+-- name: claim_one
+-- Read first: a key that is there is only read (no write, no WAL, no transaction id); one that is not is inserted.
+-- $2 scope $3 tenant $4 operation $5 key $6 nonce $7 policy $8 fingerprint $9 its version $10 lease $11 life or NULL
+-- $12 labels $13 secret id
+-- One row: now, inserted (t/NULL), version (NULL: was not there), waited, the record. Neither inserted nor version:
+-- somebody inserted it between our snapshot and our insert; ask again.
+with clock as materialized (
+    select clock_timestamp() + make_interval(secs => $1::float8) as now, set_config('lock_timeout', '50ms', true)
+), held as materialized (
+    select xmin::text as version, waited, {row} from {records} where scope = $2::bytea
+), fresh as (
+    insert into {records} (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
+                           fingerprint_version, created, updated, lease_until, expires, labels, secret_id)
+    select $2::bytea, $3::text, $4::text, $5::text, 'running', $6::bytea, 1,
+           floor(date_part('epoch', now) * 1000000)::bigint, $7::text, $8::bytea, $9::integer, now, now,
+           to_timestamp(date_part('epoch', now) + $10::float8), to_timestamp(date_part('epoch', now) + $11::float8),
+           $12::text, $13::text
+    from clock
+    where not exists (select from held)
+    on conflict (scope) do nothing
+    returning true as inserted
+)
+select date_part('epoch', clock.now), fresh.inserted, held.*
+from clock left join held on true left join fresh on true
+
+-- name: claim_many
+-- As claim_one, with arrays for $2-$13, sorted by scope, each scope once. Rows begin with the position (from 1).
+with clock as materialized (
+    select clock_timestamp() + make_interval(secs => $1::float8) as now, set_config('lock_timeout', '50ms', true)
+), asked as materialized (
+    select * from unnest($2::bytea[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::text[], $8::bytea[],
+                         $9::integer[], $10::float8[], $11::float8[], $12::text[], $13::text[])
+    with ordinality as a(scope, tenant, operation, key, nonce, policy, fingerprint, fingerprint_version, lease, life,
+                         labels, secret_id, position)
+), held as materialized (
+    select asked.position, r.xmin::text as version, r.waited, {row:r}
+    from asked join {records} r on r.scope = asked.scope
+), fresh as (
+    insert into {records} (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
+                           fingerprint_version, created, updated, lease_until, expires, labels, secret_id)
+    select scope, tenant, operation, key, 'running', nonce, 1, floor(date_part('epoch', now) * 1000000)::bigint,
+           policy, fingerprint, fingerprint_version, now, now, to_timestamp(date_part('epoch', now) + lease),
+           to_timestamp(date_part('epoch', now) + life), labels, secret_id
+    from clock, asked
+    where not exists (select from held where held.position = asked.position)
+    order by scope
+    on conflict (scope) do nothing
+    returning scope
+)
+select asked.position, date_part('epoch', clock.now), case when fresh.scope is not null then true end, held.version,
+       held.waited, {names:held}
+from clock cross join asked left join held on held.position = asked.position left join fresh on fresh.scope = asked.scope
+
+-- name: settle_one
+-- The owner's settle of a run that is still its own: the common case, by conditions alone. Everything else (somebody
+-- else's nonce, not running, an actor, a release that keeps steps) matches no row here and is decided by the model.
+-- $2 scope $3 nonce $4 kind $5 keep: seconds until expiry or NULL $6 seconds until the tombstone ends or NULL
+-- $7 seconds until it may be tried again or NULL $8 policy or NULL $9 marker $10 result $11 ref $12 error type
+-- $13 error code $14 error message $15 steps (NULL: keep them)
+-- One row if it was accepted. Whoever waits in another process is told.
+with clock as materialized (
+    select clock_timestamp() + make_interval(secs => $1::float8) as now, set_config('lock_timeout', '50ms', true)
+)
+update {records} r
+set state = $4::text, updated = now, settled = now, lease_until = now,
+    expires = to_timestamp(date_part('epoch', now) + $5::float8),
+    tombstone = to_timestamp(date_part('epoch', now) + $6::float8),
+    not_before = to_timestamp(date_part('epoch', now) + $7::float8),
+    policy = coalesce($8::text, r.policy), marker = $9::text, result = $10::bytea, ref = coalesce($11::text, r.ref),
+    error_type = $12::text, error_code = $13::text, error_message = $14::text,
+    steps = nullif(coalesce($15::bytea, r.steps), '')
+from clock
+where r.scope = $2::bytea and r.nonce = $3::bytea and r.state = 'running'
+  and (r.policy <> 'retry' or r.expires is null or r.expires > now)
+  and ($4::text <> 'released' or r.steps is null)
+returning case when r.waited then pg_notify('{name}', encode(r.scope, 'hex')) is not null end
+
+-- name: settle_many
+-- As settle_one, with arrays for $2-$15, sorted by scope, each scope once. One row (its position) per accepted item.
+-- Rows are locked in order, and one that somebody else has locked is left out (and then settled alone): a batch of
+-- settles waits for nobody.
+with clock as materialized (
+    select clock_timestamp() + make_interval(secs => $1::float8) as now
+), ends as materialized (
+    select * from unnest($2::bytea[], $3::bytea[], $4::text[], $5::float8[], $6::float8[], $7::float8[], $8::text[],
+                         $9::text[], $10::bytea[], $11::text[], $12::text[], $13::text[], $14::text[], $15::bytea[])
+    with ordinality as e(scope, nonce, kind, keep, tombstone, after, policy, marker, result, ref, error_type,
+                         error_code, error_message, steps, position)
+), locked as materialized (
+    select ends.position
+    from ends join {records} r on r.scope = ends.scope cross join clock
+    where r.nonce = ends.nonce and r.state = 'running'
+      and (r.policy <> 'retry' or r.expires is null or r.expires > now)
+      and (ends.kind <> 'released' or r.steps is null)
+    order by ends.scope
+    for update of r skip locked
+)
+update {records} r
+set state = e.kind, updated = now, settled = now, lease_until = now,
+    expires = to_timestamp(date_part('epoch', now) + e.keep),
+    tombstone = to_timestamp(date_part('epoch', now) + e.tombstone),
+    not_before = to_timestamp(date_part('epoch', now) + e.after),
+    policy = coalesce(e.policy, r.policy), marker = e.marker, result = e.result, ref = coalesce(e.ref, r.ref),
+    error_type = e.error_type, error_code = e.error_code, error_message = e.error_message,
+    steps = nullif(coalesce(e.steps, r.steps), '')
+from clock, ends e join locked using (position)
+where r.scope = e.scope
+returning e.position, case when r.waited then pg_notify('{name}', encode(r.scope, 'hex')) is not null end
+
+-- name: renew
+-- $2 scopes $3 nonces $4 leases $5 retentions (NULL: for ever). One row (its position) per lease extended.
+with clock as materialized (
+    select clock_timestamp() + make_interval(secs => $1::float8) as now
+), beats as materialized (
+    select * from unnest($2::bytea[], $3::bytea[], $4::float8[], $5::float8[])
+    with ordinality as b(scope, nonce, lease, retention, position)
+), locked as materialized (
+    select beats.position
+    from beats join {records} r on r.scope = beats.scope cross join clock
+    where r.nonce = beats.nonce and r.state = 'running'
+      and (r.policy <> 'retry' or r.expires is null or r.expires > now)
+    order by beats.scope
+    for update of r skip locked
+)
+update {records} r
+set updated = now, lease_until = to_timestamp(date_part('epoch', now) + b.lease),
+    expires = case when r.policy = 'retry' then to_timestamp(date_part('epoch', now) + b.lease + b.retention) end
+from clock, beats b join locked using (position)
+where r.scope = b.scope
+returning b.position
+
+-- name: note
+-- A step's mark. $2 scope $3 nonce $4 entry. One row if it was accepted.
+with clock as materialized (
+    select clock_timestamp() + make_interval(secs => $1::float8) as now, set_config('lock_timeout', '50ms', true)
+)
+update {records} r
+set steps = coalesce(r.steps, '') || $4::bytea, noted = now, updated = now
+from clock
+where r.scope = $2::bytea and r.nonce = $3::bytea and r.state = 'running'
+  and (r.policy <> 'retry' or r.expires is null or r.expires > now)
+returning true
+
+-- name: read
+-- $2 scope. One row: now, version (NULL: not there), waited, the record.
+select date_part('epoch', clock.now), r.*
+from (select clock_timestamp() + make_interval(secs => $1::float8) as now) clock
+left join (select xmin::text as version, waited, {row} from {records} where scope = $2::bytea) r on true
+
+-- name: swap
+-- Write records that the model decided, each if its row is still the version that was read. Arrays, sorted by scope:
+-- $2-$30 the columns of a record in their order, $31 version, $32 whether this ends a run (waiters are told);
+-- for the audit trail $33 kind or NULL, $34 state before, $35 actor, $36 reason, $37 seconds to keep or NULL.
+-- One row (its position) per record written.
+with clock as materialized (
+    select clock_timestamp() + make_interval(secs => $1::float8) as now, set_config('lock_timeout', '50ms', true)
+), w as materialized (
+    select * from unnest(
+        $2::bytea[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bytea[], $8::integer[], $9::bigint[],
+        $10::text[], $11::bytea[], $12::integer[], $13::float8[], $14::float8[], $15::float8[], $16::float8[],
+        $17::float8[], $18::float8[], $19::float8[], $20::float8[], $21::boolean[], $22::text[], $23::bytea[],
+        $24::text[], $25::text[], $26::text[], $27::text[], $28::text[], $29::bytea[], $30::text[],
+        $31::text[], $32::boolean[], $33::text[], $34::text[], $35::text[], $36::text[], $37::float8[])
+    with ordinality as w(
+        scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint, fingerprint_version,
+        created, updated, lease_until, expires, settled, tombstone, not_before, noted, resolved, marker, result, ref,
+        error_type, error_code, error_message, labels, steps, secret_id,
+        version, ends, audit_kind, audit_state, actor, reason, keep, position)
+), locked as materialized (
+    select w.position
+    from clock cross join w join {records} r on r.scope = w.scope
+    where r.xmin::text = w.version
+    order by w.scope
+    for update of r
+), changed as (
+    update {records} r
+    set tenant = w.tenant, operation = w.operation, key = w.key, state = w.state, nonce = w.nonce,
+        attempts = w.attempts, token = w.token, policy = w.policy, fingerprint = w.fingerprint,
+        fingerprint_version = w.fingerprint_version, created = to_timestamp(w.created),
+        updated = to_timestamp(w.updated), lease_until = to_timestamp(w.lease_until),
+        expires = to_timestamp(w.expires), settled = to_timestamp(w.settled), tombstone = to_timestamp(w.tombstone),
+        not_before = to_timestamp(w.not_before), noted = to_timestamp(w.noted), resolved = w.resolved,
+        marker = w.marker, result = w.result, ref = w.ref, error_type = w.error_type, error_code = w.error_code,
+        error_message = w.error_message, labels = w.labels, steps = w.steps, secret_id = w.secret_id
+    from w join locked using (position)
+    where r.scope = w.scope and r.xmin::text = w.version
+    returning w.position, case when r.waited and w.ends then pg_notify('{name}', encode(r.scope, 'hex')) is not null end
+), audited as (
+    insert into {audit} (scope, tenant, operation, key, at, kind, state, actor, reason, attempt, expires)
+    select w.scope, w.tenant, w.operation, w.key, to_timestamp(w.updated), w.audit_kind, w.audit_state, w.actor,
+           w.reason, w.attempts, to_timestamp(w.updated + w.keep)
+    from w join changed using (position)
+    where w.audit_kind is not null
+)
+select position from changed
+
+-- name: forget
+-- Remove a record if it is still the version that was read. $2 scope $3 version; for the audit trail $4 at (seconds)
+-- $5 state before $6 actor or NULL $7 reason $8 attempt $9 seconds to keep or NULL. One row if it was removed.
+with clock as materialized (
+    select set_config('lock_timeout', '50ms', true), $1::float8
+), gone as (
+    delete from {records} r using clock
+    where r.scope = $2::bytea and r.xmin::text = $3::text
+    returning r.scope, r.tenant, r.operation, r.key,
+              case when r.waited then pg_notify('{name}', encode(r.scope, 'hex')) is not null end
+), audited as (
+    insert into {audit} (scope, tenant, operation, key, at, kind, state, actor, reason, attempt, expires)
+    select scope, tenant, operation, key, to_timestamp($4::float8), 'forgotten', $5::text, $6::text, $7::text,
+           $8::integer, to_timestamp($4::float8 + $9::float8)
+    from gone
+    where $6::text is not null
+)
+select true from gone
+
+-- name: mark
+-- Somebody waits for this key: its settle shall notify. $2 scope. Needs no durability: a lost mark is a late wake-up.
+with clock as materialized (
+    select set_config('lock_timeout', '50ms', true), set_config('synchronous_commit', 'off', true), $1::float8
+)
+update {records} r set waited = true from clock where r.scope = $2::bytea and not r.waited
+
+-- name: scan
+-- What needs attention, in the order of scopes. $2 viewed states $3 tenant or NULL $4 operation or NULL
+-- $5 only runs whose lease is over $6 after this scope $7 how many. Rows: now, the record.
+-- {viewed} restates model.view. A row whose state nobody knows is shown as unknown: a person must look at it.
+with clock as materialized (
+    select clock_timestamp() + make_interval(secs => $1::float8) as now
+)
+select date_part('epoch', clock.now), {row:r}
+from {records} r cross join clock
+where r.scope > $6::bytea
+  and ($3::text is null or r.tenant = $3::text)
+  and ($4::text is null or r.operation = $4::text)
+  and (not $5::boolean or (r.state = 'running' and r.lease_until <= now))
+  and {viewed} = any ($2::text[])
+order by r.scope
+limit $7::integer
+
+-- name: scan_ref
+-- The same among the records with the ref $8.
+with clock as materialized (
+    select clock_timestamp() + make_interval(secs => $1::float8) as now
+)
+select date_part('epoch', clock.now), {row:r}
+from {records} r cross join clock
+where r.ref = $8::text and r.scope > $6::bytea
+  and ($3::text is null or r.tenant = $3::text)
+  and ($4::text is null or r.operation = $4::text)
+  and (not $5::boolean or (r.state = 'running' and r.lease_until <= now))
+  and {viewed} = any ($2::text[])
+order by r.scope
+limit $7::integer
+
+-- name: viewed
+-- Part of scan: what a row reads as.
+case
+    when r.state in ('done', 'failed', 'released', 'expired') then
+        case when r.expires is null or r.expires > now then r.state
+             when r.state <> 'released' and r.tombstone > now then 'expired' end
+    when r.state <> 'running' then 'unknown'
+    when r.policy = 'retry' then case when r.expires is null or r.expires > now then 'running' end
+    when r.lease_until > now then 'running'
+    else 'unknown'
+end
+
+-- name: now
+-- The store's clock, for a page without rows.
+select date_part('epoch', clock_timestamp() + make_interval(secs => $1::float8))
+
+-- name: history
+-- The audit trail of $2 scope, oldest first; it is kept whole until the last entry's time is over.
+with clock as materialized (
+    select clock_timestamp() + make_interval(secs => $1::float8) as now
+), trail as materialized (
+    select id, date_part('epoch', at) as at, kind, state, actor, reason, attempt, expires
+    from {audit} where scope = $2::bytea
+)
+select date_part('epoch', clock.now), trail.at, trail.kind, trail.state, trail.actor, trail.reason, trail.attempt
+from clock left join trail on exists (select from trail t where t.expires is null or t.expires > clock.now)
+order by trail.id
+
+-- name: purge
+-- Remove up to $2 records that read as absent. A row that somebody has locked is left for the next time; a row that
+-- changed since is looked at again before it goes. Abandoned runs under `retry` are found through the open leases.
+with clock as materialized (
+    select clock_timestamp() + make_interval(secs => $1::float8) as now
+), ended as materialized (
+    select r.scope from {records} r
+    where r.state <> 'running' and greatest(r.expires, r.tombstone) <= (select now from clock)
+      and r.state in ('done', 'failed', 'released', 'expired')
+    limit $2::integer
+    for update skip locked
+), abandoned as materialized (
+    select r.scope from {records} r
+    where r.state = 'running' and r.lease_until <= (select now from clock)
+      and r.policy = 'retry' and r.expires <= (select now from clock)
+    limit $2::integer
+    for update skip locked
+)
+delete from {records} r
+where r.scope = any (array(select scope from ended union all select scope from abandoned limit $2::integer))
+returning true
+
+-- name: purge_bodies
+-- Up to $2 records past their retention whose key is still known as used: the tombstone stays, the body goes
+-- (model.bury).
+with clock as materialized (
+    select clock_timestamp() + make_interval(secs => $1::float8) as now
+), old as materialized (
+    select r.scope from {records} r
+    where r.expires <= (select now from clock) and {buriable}
+    limit $2::integer
+    for update skip locked
+)
+update {records} r
+set result = null, error_type = null, error_code = null, error_message = null, steps = null, ref = null, labels = null,
+    marker = null
+where r.scope in (select scope from old)
+
+-- name: buriable
+-- Part of purge_bodies and of its index.
+tombstone is not null and (result is not null or error_type is not null or steps is not null or ref is not null
+                           or labels is not null or marker is not null)
+
+-- name: purge_audit
+-- Up to $2 audit entries of scopes whose whole trail is over.
+with clock as materialized (
+    select clock_timestamp() + make_interval(secs => $1::float8) as now
+), old as materialized (
+    select a.id from {audit} a
+    where a.expires <= (select now from clock)
+      and not exists (select from {audit} b where b.scope = a.scope
+                      and (b.expires is null or b.expires > (select now from clock)))
+    limit $2::integer
+    for update skip locked
+)
+delete from {audit} a where a.id in (select id from old)
+
+-- name: hello
+-- First words on a new connection: who serves it (a pooler answers with another process id than it greeted with) and
+-- whether the tables are there.
+select pg_backend_pid(), to_regclass('{schema}') is not null
+
+-- name: version
+select version from {schema}
+
+-- name: facts
+-- The live settings that decide the guarantee, as name and value.
+select name, setting from pg_settings
+where name in ('server_version', 'fsync', 'synchronous_commit', 'full_page_writes', 'synchronous_standby_names',
+               'max_prepared_transactions', 'default_transaction_isolation', 'default_transaction_read_only',
+               'data_checksums')
+union all select 'in_recovery', pg_is_in_recovery()::text
+union all select 'standbys', count(*)::text from pg_stat_replication
+
+-- name: barrier
+-- Written and replicated like any commit, holds nothing: when it is acknowledged, so is everything before it.
+select pg_logical_emit_message(true, '{name}', '')
+
+-- name: schema
+-- Version 1. Safe to run again and by many at once (the lock ends with the transaction).
+--
+-- `waited` is set by waiters and never cleared. Rows are updated once or twice in their life; what an update changes
+-- (state, lease, expiry) is indexed, so HOT helps only marks and notes, and fillfactor leaves them room. The indexes are
+-- partial: a claim writes two of them beside the key, a settle to `done` one.
+select pg_advisory_xact_lock(7310027190031157869);
+create table if not exists {records} (
+    scope bytea primary key,
+    tenant text not null,
+    operation text not null,
+    key text not null,
+    state text not null,
+    nonce bytea not null,
+    attempts integer not null,
+    token bigint not null,
+    policy text not null,
+    fingerprint bytea,
+    fingerprint_version integer not null,
+    created timestamptz not null,
+    updated timestamptz not null,
+    lease_until timestamptz not null,
+    expires timestamptz,
+    settled timestamptz,
+    tombstone timestamptz,
+    not_before timestamptz,
+    noted timestamptz,
+    resolved boolean not null default false,
+    marker text,
+    result bytea,
+    ref text,
+    error_type text,
+    error_code text,
+    error_message text,
+    labels text,
+    steps bytea,
+    secret_id text,
+    waited boolean not null default false
+) with (fillfactor = 90);
+-- What purge removes, and when.
+create index if not exists {name}_expiry on {records} (greatest(expires, tombstone)) where state <> 'running';
+-- Bodies that purge removes before their tombstone.
+create index if not exists {name}_bodies on {records} (expires)
+    where {buriable};
+-- What needs attention, by tenant and operation.
+create index if not exists {name}_attention on {records} (tenant, operation, state) where state <> 'done';
+-- Open leases: abandoned runs are found here.
+create index if not exists {name}_open on {records} (lease_until) where state = 'running';
+create index if not exists {name}_ref on {records} (ref) where ref is not null;
+-- Who changed what by hand, from which state, and why.
+create table if not exists {audit} (
+    id bigint generated always as identity primary key,
+    scope bytea not null,
+    tenant text not null,
+    operation text not null,
+    key text not null,
+    at timestamptz not null,
+    kind text not null,
+    state text,
+    actor text not null,
+    reason text not null,
+    attempt integer not null,
+    expires timestamptz
+);
+create index if not exists {name}_audit_scope on {audit} (scope, id);
+create index if not exists {name}_audit_expiry on {audit} (expires);
+create table if not exists {schema} (version integer not null);
+insert into {schema} (version) select 1 where not exists (select from {schema});

@@ -1,0 +1,397 @@
+"""What the verbs do on an SQLite connection that the caller holds: a reader's, the writer's, or a user's own.
+
+Every write here expects a transaction that began with BEGIN IMMEDIATE: nobody else can change a row between the
+look at it and the write, so the decision is `model`'s and needs no retry. Nothing here begins, commits or waits.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from math import inf, isinf
+from types import NoneType
+from typing import Any, Final
+
+import msgspec
+
+from semel import model
+from semel.errors import CodecError, ConfigurationError, OutcomeUnknown
+from semel.keys import Scope, mask
+from semel.model import (
+    Answer,
+    Ask,
+    Event,
+    Failure,
+    Kind,
+    Note,
+    Policy,
+    Record,
+    Renewal,
+    Settle,
+    State,
+    Verdict,
+)
+from semel.store import Page, Query
+from semel.stores.rows import COLUMNS, from_row, to_row
+
+__all__ = ["Records", "Unreadable"]
+
+_ATTENTION: Final = frozenset({State.RUNNING, State.UNKNOWN, State.FAILED})
+_FIXED: Final = 4  # scope, tenant, operation, key: never change once a row is there
+_PARTS: Final = slice(1, _FIXED)
+_COUNTS: Final = slice(COLUMNS.index("attempts"), COLUMNS.index("token") + 1)
+_TIMES: Final = slice(COLUMNS.index("created"), COLUMNS.index("noted") + 1)
+_PURGE_CHUNK: Final = 500
+
+_BODY: Final = (
+    "result",
+    "error_type",
+    "error_code",
+    "error_message",
+    "steps",
+    "ref",
+    "labels",
+    "marker",
+)  # model.bury
+# What a purge looks at; each one holds the condition of an index word for word, or SQLite would not use it.
+_OPEN: Final = "state IN ('running', 'unknown', 'failed')"
+_ENDED: Final = "expires IS NOT NULL AND state <> 'running' AND max(expires, coalesce(tombstone, 0)) <= :now"
+_LAPSED: Final = f"{_OPEN} AND state = 'running' AND lease_until <= :now AND expires <= :now"
+_BODIES: Final = (
+    "tombstone IS NOT NULL AND coalesce(result, error_type, steps, ref, labels, marker) IS NOT NULL "
+    "AND expires <= :now"
+)
+
+# `model.view` restated, because a scan must not decode what it does not return; a test compares the two.
+_SEEN_AS: Final = {
+    State.RUNNING: (
+        "(state = 'running' AND CASE policy WHEN 'retry' THEN expires IS NULL OR expires > :now "
+        "ELSE lease_until > :now END)"
+    ),
+    State.UNKNOWN: "(state = 'unknown' OR state = 'running' AND policy <> 'retry' AND lease_until <= :now)",
+    State.DONE: "(state = 'done' AND (expires IS NULL OR expires > :now))",
+    State.FAILED: "(state = 'failed' AND (expires IS NULL OR expires > :now))",
+    State.RELEASED: "(state = 'released' AND (expires IS NULL OR expires > :now))",
+    State.EXPIRED: "(state IN ('done', 'failed') AND expires <= :now AND tombstone > :now)",
+}
+
+
+class Unreadable(Exception):
+    """A stored row that is not a record: damaged, or of a format that this version does not know."""
+
+
+class Records:
+    """One table's statements. `now` is the store's clock; it is an argument so that tests can move time."""
+
+    def __init__(self, table: str, now: Callable[[], float]) -> None:
+        self.table = table
+        self._now = now
+        columns, binds = ", ".join(COLUMNS), ", ".join("?" * len(COLUMNS))
+        changes = ", ".join(f"{name} = ?" for name in COLUMNS[_FIXED:])
+        self._select = f'SELECT {columns} FROM "{table}" WHERE scope = ?'
+        self._add = f'INSERT INTO "{table}" ({columns}) VALUES ({binds}) ON CONFLICT (scope) DO NOTHING'
+        self._update = f'UPDATE "{table}" SET {changes} WHERE scope = ?'
+        self._delete = f'DELETE FROM "{table}" WHERE scope = ?'
+
+    # ------------------------------------------------------------------------------------------ reads
+    def find(self, db: sqlite3.Connection, scope: Scope) -> Record | None:
+        try:
+            rows = db.execute(self._select, (scope.hash,)).fetchall()
+        except sqlite3.OperationalError as error:
+            if not _is_bad_text(error):
+                raise
+            raise Unreadable from error
+        return _record(rows[0]) if rows else None
+
+    def peek(self, db: sqlite3.Connection, scope: Scope) -> tuple[Record | None, float]:
+        try:
+            return self.find(db, scope), self._now()
+        except Unreadable as error:
+            raise _unreadable(scope) from error.__cause__
+
+    def look(self, db: sqlite3.Connection, ask: Ask) -> Verdict | None:
+        """The verdict of a claim that changes nothing, such as a replay; None when it takes a write."""
+        try:
+            record = self.find(db, ask.scope)
+        except Unreadable:
+            return model.Unknown(None, Policy.HOLD, unreadable=True)
+        if record is None:
+            return None
+        verdict, changed = model.claim(record, ask, self._now())
+        return verdict if changed is None else None
+
+    def scan(self, db: sqlite3.Connection, query: Query) -> Page:
+        now = self._now()
+        if query.history is not None:
+            return Page(events=self._history(db, query.history, now), now=now)
+        where, values = _condition(query, now)
+        sql = f'SELECT id, {", ".join(COLUMNS)} FROM "{self.table}" WHERE {where}'
+        found: list[Record] = []
+        cursor = ""
+        db.text_factory = _lenient_text
+        try:
+            for number, *row in db.execute(sql, values):
+                if len(found) == query.limit:
+                    return Page(found, cursor=cursor, now=now)
+                cursor = str(number)
+                record = _try_record(row)
+                if record is not None and model.view(record, now) is not None:
+                    found.append(record)
+        finally:
+            db.text_factory = str
+        return Page(found, now=now)
+
+    def _history(self, db: sqlite3.Connection, scope: Scope, now: float) -> tuple[Event, ...]:
+        rows = db.execute(
+            f'SELECT at, kind, state, actor, reason, attempt FROM "{self.table}_audit" '
+            "WHERE scope = ? AND (kept_until IS NULL OR kept_until > ?) ORDER BY id",
+            (scope.hash, now),
+        ).fetchall()
+        return tuple(
+            Event(at, Kind(kind), None if state is None else State(state), actor, reason, attempt)
+            for at, kind, state, actor, reason, attempt in rows
+        )
+
+    # ----------------------------------------------------------------------------------------- writes
+    def claim(self, db: sqlite3.Connection, ask: Ask) -> Verdict:
+        now = self._now()
+        # Insert first: what comes here was looked at before, and is nearly always a key that nobody has used.
+        verdict, changed = model.claim(None, ask, now)
+        if changed is not None and self._insert(db, changed):
+            return verdict
+        try:
+            record = self.find(db, ask.scope)
+        except Unreadable:
+            return model.Unknown(None, Policy.HOLD, unreadable=True)
+        verdict, changed = model.claim(record, ask, now)
+        if changed is not None:
+            self._write(db, changed)
+        return verdict
+
+    def settle(self, db: sqlite3.Connection, end: Settle) -> Answer:
+        if not end.actor:
+            return self._settle(db, end)
+        # Record and audit line are two statements: both or none, whatever becomes of the others in this commit.
+        db.execute("SAVEPOINT semel_settle")
+        try:
+            answer = self._settle(db, end)
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK TO semel_settle")
+            raise
+        finally:
+            if db.in_transaction:
+                db.execute("RELEASE semel_settle")
+        return answer
+
+    def _settle(self, db: sqlite3.Connection, end: Settle) -> Answer:
+        now, damaged = self._now(), False
+        if end.error is not None:
+            end = msgspec.structs.replace(end, error=_told(end.error))
+        try:
+            record = self.find(db, end.scope)
+        except Unreadable as error:
+            record, damaged = _stand_in(end, now, error), True
+        answer, changed = model.settle(record, end, now)
+        forgotten = end.kind is Kind.FORGOTTEN and answer is Answer.OK
+        if forgotten or (damaged and changed is not None):
+            db.execute(self._delete, (end.scope.hash,))
+        if damaged and changed is not None:
+            self._insert(db, changed)
+        elif changed is not None:
+            self._write(db, changed)
+        if end.actor and (changed is not None or (forgotten and model.view(record, now) is not None)):
+            self._log(db, end, model.event_of(record, end, now))
+        return answer
+
+    def renew(self, db: sqlite3.Connection, renewal: Renewal) -> Answer:
+        answer, changed = model.renew(self._owned(db, renewal.scope), renewal, self._now())
+        if changed is not None:
+            self._write(db, changed)
+        return answer
+
+    def note(self, db: sqlite3.Connection, note: Note) -> Answer:
+        answer, changed = model.note(self._owned(db, note.scope), note, self._now())
+        if changed is not None:
+            self._write(db, changed)
+        return answer
+
+    def purge(self, db: sqlite3.Connection, limit: int) -> tuple[int, bool]:
+        """Drop up to `limit` expired records, and the bodies over tombstones; how many records, and is there more?
+
+        At most 500 of each at a time, so that the write lock is soon free again.
+        """
+        now, limit = self._now(), min(limit, _PURGE_CHUNK)
+        dead = self._past(db, _ENDED, None, now, limit)
+        dead += self._past(db, _LAPSED, None, now, limit - len(dead))
+        buried = self._past(db, _BODIES, State.EXPIRED, now, _PURGE_CHUNK)
+        db.executemany(f'DELETE FROM "{self.table}" WHERE id = ?', dead)
+        db.executemany(
+            f'UPDATE "{self.table}" SET {", ".join(f"{name} = NULL" for name in _BODY)} WHERE id = ?', buried
+        )
+        trails = db.execute(
+            f'DELETE FROM "{self.table}_audit" WHERE id IN (SELECT id FROM "{self.table}_audit" '
+            "WHERE kept_until IS NOT NULL AND kept_until <= ? LIMIT ?)",
+            (now, _PURGE_CHUNK),
+        ).rowcount
+        return len(dead), len(dead) == limit or _PURGE_CHUNK in {len(buried), trails}
+
+    def _past(
+        self, db: sqlite3.Connection, where: str, seen: State | None, now: float, limit: int
+    ) -> list[tuple[int]]:
+        """The ids of up to `limit` rows that read as `seen`.
+
+        A row that cannot be read is never touched by time: it may be a run whose outcome is not known (R15).
+        """
+        light = ", ".join("NULL" if name in {"result", "steps"} else name for name in COLUMNS)
+        found: list[tuple[int]] = []
+        db.text_factory = _lenient_text
+        try:
+            for number, *row in db.execute(
+                f'SELECT id, {light} FROM "{self.table}" WHERE {where}', {"now": now}
+            ):
+                if len(found) == limit:
+                    break
+                record = _try_record(row)
+                if record is not None and model.view(record, now) is seen:
+                    found.append((number,))
+        finally:
+            db.text_factory = str
+        return found
+
+    def _owned(self, db: sqlite3.Connection, scope: Scope) -> Record | None:
+        try:
+            return self.find(db, scope)
+        except Unreadable as error:
+            raise _unreadable(scope) from error.__cause__
+
+    def _insert(self, db: sqlite3.Connection, record: Record) -> bool:
+        return db.execute(self._add, _row(record)).rowcount == 1
+
+    def _write(self, db: sqlite3.Connection, record: Record) -> None:
+        row = _row(record)
+        db.execute(self._update, (*row[_FIXED:], row[0]))
+
+    def _log(self, db: sqlite3.Connection, end: Settle, event: Event) -> None:
+        kept_until = None if isinf(end.retention) else event.at + end.retention
+        state = None if event.state is None else event.state.value
+        actor, reason = _shown(event.actor), _shown(event.reason)
+        line = (
+            end.scope.hash,
+            event.at,
+            event.kind.value,
+            state,
+            actor,
+            reason,
+            event.attempt,
+            kept_until,
+        )
+        db.execute(
+            f'INSERT INTO "{self.table}_audit" (scope, at, kind, state, actor, reason, attempt, kept_until) '
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            line,
+        )
+        # A trail is kept or dropped whole: its older lines live as long as the youngest of them.
+        db.execute(
+            f'UPDATE "{self.table}_audit" SET kept_until = (SELECT CASE WHEN count(*) = count(kept_until) '
+            f'THEN max(kept_until) END FROM "{self.table}_audit" WHERE scope = ?1) WHERE scope = ?1',
+            (end.scope.hash,),
+        )
+
+
+def _row(record: Record) -> tuple[Any, ...]:
+    """`to_row`, but refusing text that SQLite's UTF-8 cannot hold: it could not come back equal."""
+    for text in (record.ref, *(record.labels or {}), *(record.labels or {}).values()):
+        if text is not None and not text.isascii() and text != _shown(text):
+            raise CodecError(
+                "a ref or label with a lone surrogate cannot be stored: use text that can be encoded"
+            )
+    return to_row(record)
+
+
+def _shown(text: str) -> str:
+    """A text for people: what cannot be encoded is escaped rather than losing the outcome that carries it."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _told(error: Failure) -> Failure:
+    return Failure(
+        _shown(error.type), None if error.code is None else _shown(error.code), _shown(error.message)
+    )
+
+
+def _record(row: Sequence[Any]) -> Record:
+    """`from_row`, but a column may hold anything here: SQLite checks no types, and files get damaged."""
+    if (
+        set(map(type, row[_PARTS])) != {str}
+        or set(map(type, row[_COUNTS])) != {int}
+        or not set(map(type, row[_TIMES])) <= {float, NoneType}
+    ):
+        raise Unreadable
+    try:
+        return from_row(row)
+    except (ValueError, TypeError, msgspec.MsgspecError) as error:
+        raise Unreadable from error
+
+
+def _stand_in(end: Settle, now: float, damage: Unreadable) -> Record:
+    """A person's word repairs a damaged row; nobody else's may, since the fence cannot be read (R15)."""
+    if end.kind is not Kind.FORGOTTEN and not (end.repair or end.new_nonce):
+        raise _unreadable(end.scope) from damage.__cause__
+    return Record(State.UNKNOWN, end.nonce, 0, 0, now, now, now, inf, Policy.HOLD, scope=end.scope)
+
+
+def _try_record(row: Sequence[Any]) -> Record | None:
+    try:
+        return _record(row)
+    except Unreadable:
+        return None
+
+
+def _is_bad_text(error: sqlite3.OperationalError) -> bool:
+    """Text that is not UTF-8 is the sqlite3 module's own complaint; SQLite's have an error code."""
+    return not hasattr(error, "sqlite_errorcode") and "decode to UTF-8" in str(error)
+
+
+def _lenient_text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+def _unreadable(scope: Scope) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"the record of key {mask(scope.key)!r} (operation {scope.operation!r}, scope {scope.hash.hex()}) cannot be read: "
+        "it is damaged, or a newer version wrote it; find out what happened, then call resolve(key, …) or forget(key)",
+        unreadable=True,
+    )
+
+
+def _condition(query: Query, now: float) -> tuple[str, dict[str, Any]]:
+    try:
+        after = int(query.cursor or 0)
+    except ValueError:
+        raise ConfigurationError(
+            f"the cursor {query.cursor!r} is not one of this store's: pass Page.cursor back as it came, to the same store"
+        ) from None
+    if query.limit < 1:
+        raise ConfigurationError(f"a page has at least 1 record, not {query.limit}")
+    values: dict[str, Any] = {
+        "now": now,
+        "after": after,
+        "ref": query.ref,
+        "tenant": query.tenant,
+        "operation": query.operation,
+    }
+    states = query.states or (_ATTENTION if query.ref is None else frozenset(State))
+    if query.ref is not None:
+        states -= {State.EXPIRED}
+    terms = [f"({' OR '.join(_SEEN_AS[state] for state in sorted(states)) or 'FALSE'})"]
+    by_index = query.tenant is not None or query.ref is not None
+    if query.abandoned:
+        terms.append("state = 'running' AND lease_until <= :now")
+    if query.abandoned or states <= _ATTENTION:
+        terms.append(_OPEN)
+        by_index = True
+    terms += [f"{name} = :{name}" for name in ("ref", "tenant", "operation") if values[name] is not None]
+    # The plus keeps SQLite from walking the whole table in id order where an index leads straight to the few rows.
+    number = "+id" if by_index else "id"
+    return f"{' AND '.join(terms)} AND {number} > :after ORDER BY {number}", values

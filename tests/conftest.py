@@ -1,0 +1,124 @@
+"""Real servers for the tests, each started when the first test of a process asks for it.
+
+`./test` sets SEMEL_TEST to quick, full or long. A server that is not installed skips its tests with the remedy in the
+reason; under SEMEL_REQUIRE_SERVICES=1 (CI, and wherever `./test` could install) it fails them.
+A test that kills, pauses or reconfigures a server starts one of its own: `with services.redis() as server:` takes 10 ms.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator
+from typing import TypeVar
+
+import pytest
+from hypothesis import settings
+
+from semel.testing import services
+from semel.testing.services.server import Server
+from semel.testing.services.topology import Group
+
+MODE = os.environ.get("SEMEL_TEST", "full")
+SERVER_FIXTURES = {
+    "mariadb_server",
+    "pgbouncer",
+    "postgres_server",
+    "redis_cluster",
+    "redis_sentinel",
+    "redis_server",
+    "valkey_server",
+}
+# Two seconds each to start: with xdist one worker does, the tests that use it follow.
+GROUPED_FIXTURES = {"redis_cluster", "redis_sentinel"}
+
+# No deadline: this suite shares two cores with the servers. Fixed examples, but for the long run, which looks for new ones.
+settings.register_profile("quick", deadline=None, derandomize=True, max_examples=30)
+settings.register_profile("full", deadline=None, derandomize=True, max_examples=100)
+settings.register_profile("long", deadline=None, max_examples=2000)
+settings.load_profile(MODE)
+
+S = TypeVar("S", bound=Server | Group)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    kept: list[pytest.Item] = []
+    dropped: list[pytest.Item] = []
+    for item in items:
+        used = SERVER_FIXTURES.intersection(getattr(item, "fixturenames", ()))
+        if used:
+            item.add_marker(pytest.mark.services)
+        for name in sorted(used & GROUPED_FIXTURES):
+            item.add_marker(pytest.mark.xdist_group(name))
+        (kept if _selected(item) else dropped).append(item)
+    items[:] = kept
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+
+
+def _selected(item: pytest.Item) -> bool:
+    if MODE != "long" and item.get_closest_marker("long"):
+        return False
+    return not (MODE == "quick" and (item.get_closest_marker("slow") or item.get_closest_marker("services")))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, None, None]:
+    yield from _skip_without_server()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    yield from _skip_without_server()
+
+
+def _skip_without_server() -> Generator[None, None, None]:
+    """A test that needs a missing server, by a fixture or by starting one itself, is skipped or fails with the remedy."""
+    try:
+        yield
+    except services.ServerMissing as error:
+        if os.environ.get("SEMEL_REQUIRE_SERVICES") == "1":
+            pytest.fail(f"{error} (SEMEL_REQUIRE_SERVICES=1)", pytrace=False)
+        pytest.skip(f"SERVER MISSING: {error}")
+
+
+def _serve(start: Callable[[], S]) -> Iterator[S]:
+    if MODE == "quick":
+        pytest.skip("needs a server, and --quick starts none")
+    server = start()
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[services.RedisServer]:
+    yield from _serve(services.redis)
+
+
+@pytest.fixture(scope="session")
+def valkey_server() -> Iterator[services.RedisServer]:
+    yield from _serve(services.valkey)
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[services.RedisCluster]:
+    yield from _serve(services.redis_cluster)
+
+
+@pytest.fixture(scope="session")
+def redis_sentinel() -> Iterator[services.RedisSentinel]:
+    yield from _serve(services.redis_sentinel)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[services.PostgresServer]:
+    yield from _serve(services.postgres)
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[services.MariaServer]:
+    yield from _serve(services.mariadb)
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(postgres_server: services.PostgresServer) -> Iterator[services.PgBouncer]:
+    yield from _serve(lambda: services.pgbouncer(postgres_server))
