@@ -3,45 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import unwrap
 from typing import Any
 
 from semel.codec import Codec, check_encodable, encoder_for, return_type
 
 __all__ = ["codec_for"]
 
-_MOST = 4096  # functions and types made in a loop must not fill memory
-
-# Closures made anew for every call share their code object, so that is what an answer is remembered by, together
-# with the annotation itself, which may differ between two closures of one code.
-_known: dict[Any, Codec] = {}
+_MOST = 4096  # types made in a loop must not fill memory
+_checked: dict[Any, Codec] = {}
+_UNTYPED = encoder_for(None)
 
 
 def codec_for(fn: Callable[..., Any] | None, result_type: Any = None) -> Codec:
     """Raises CodecError when the annotation tells that the result could never be stored: before any effect."""
-    hint = result_type
-    if hint is None:
-        if fn is not None and hasattr(
-            fn, "__wrapped__"
-        ):  # wrappers made by one decorator share their code, not what they wrap
-            fn = unwrap(fn)
+    if result_type is None:
         annotations = getattr(fn, "__annotations__", None)
-        hint = None if annotations is None else annotations.get("return")
-        name: Any = (getattr(fn, "__code__", fn), hint)
-    else:
-        name = hint
+        if annotations is not None and "return" not in annotations and not hasattr(fn, "__wrapped__"):
+            return _UNTYPED
+        # Looked up on every call: two functions may share code and annotation text and yet mean two classes.
+        result_type = return_type(fn) if fn is not None else None
     try:
-        codec = _known.get(name)
-    except TypeError:  # an annotation that cannot be hashed: looked at afresh every time
-        return _made(fn, result_type)
+        codec = _checked.get(result_type)
+    except TypeError:  # an annotation that cannot be hashed
+        check_encodable(result_type)
+        return encoder_for(result_type)
     if codec is None:
-        if len(_known) >= _MOST:
-            _known.clear()
-        codec = _known[name] = _made(fn, result_type)
+        check_encodable(result_type)
+        if len(_checked) >= _MOST:
+            _checked.clear()
+        codec = _checked[result_type] = encoder_for(result_type)
     return codec
-
-
-def _made(fn: Callable[..., Any] | None, result_type: Any) -> Codec:
-    hint = return_type(fn) if result_type is None and fn is not None else result_type
-    check_encodable(hint)
-    return encoder_for(hint)

@@ -111,7 +111,7 @@ def test_cluster_clients_handed_in_are_read_and_never_closed(redis_cluster: serv
 
     async def body() -> None:
         client = redis.asyncio.RedisCluster(host=host, port=port)
-        await client.initialize()
+        assert await client.initialize() is client
         link = open_link(client, colour="async")
         assert await link.call(ECHO, [key], [key]) == [key, key]
         await link.aclose()
@@ -316,7 +316,8 @@ def test_an_unknown_sentinel_service_is_a_configuration_error(
 def test_clients_of_sentinel_master_for_are_read_and_never_closed(
     redis_sentinel: services.RedisSentinel,
 ) -> None:
-    client = redis.sentinel.Sentinel(redis_sentinel.addresses).master_for("semel", client_name="theirs")
+    made: Any = redis.sentinel  # untyped in redis-py
+    client = made.Sentinel(redis_sentinel.addresses).master_for("semel", client_name="theirs")
     link = open_link(client, colour="sync")
     assert link.topology == "sentinel"
     assert b"name=theirs" in drive(link.command("CLIENT", "INFO"))
@@ -325,7 +326,8 @@ def test_clients_of_sentinel_master_for_are_read_and_never_closed(
     client.close()
 
     async def body() -> None:
-        guard = redis.asyncio.sentinel.Sentinel(redis_sentinel.addresses)
+        made: Any = redis.asyncio.sentinel
+        guard = made.Sentinel(redis_sentinel.addresses)
         client = guard.master_for("semel", client_name="theirs")
         link = open_link(client, colour="async")
         assert b"name=theirs" in await link.command("CLIENT", "INFO")

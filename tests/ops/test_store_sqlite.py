@@ -397,6 +397,7 @@ def test_a_loop_that_ends_with_a_write_on_the_way_harms_nobody(path: Path) -> No
     store, other = opened(path, "async", timeout=20), opened(path, "sync", timeout=20)
     run_sync(other.peek(scope()))
     loop = asyncio.new_event_loop()
+    loop.run_until_complete(store.peek(scope()))
     with other._file.writer.lock:
         task = loop.create_task(store.claim([ask("lonely")]))
         loop.run_until_complete(asyncio.wait([task], timeout=0.05))
@@ -465,7 +466,11 @@ def test_a_settle_by_a_sync_store_wakes_an_async_one_on_the_same_file(path: Path
     async def main() -> None:
         woken = asyncio.Event()
         loop = asyncio.get_running_loop()
-        unwatch = await other.watch(owner.scope, lambda: loop.call_soon_threadsafe(woken.set))
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(woken.set)
+
+        unwatch = await other.watch(owner.scope, wake)
         await asyncio.to_thread(run_sync, finish(sync, owner))
         async with asyncio.timeout(5):
             await woken.wait()

@@ -225,12 +225,13 @@ class MysqlStore:
     async def _run(self, work: Callable[[Table], Awaitable[T]], until: float | None = None) -> T:
         """Run `work` within the time-out: once, and once more on a new connection when the first was lost.
 
-        Half of the time is for the first try, so that one lost reply stays unseen.
+        Half of the time is for the first try, so that one lost reply stays unseen; all of it when tables may have
+        to be made.
         """
         start = time.monotonic()
         if until is None:
             until = start + self._settings.timeout
-        halfway = start + 0.5 * (until - start)
+        halfway = start + 0.5 * (until - start) if self._limit else until
         try:
             return await self._try(work, halfway, fresh=False)
         except (Lost, TimeoutError, Crowded):
@@ -252,7 +253,7 @@ class MysqlStore:
         try:
             return await self._pool.bounded(self._on_a_session(work, until, fresh=fresh), until)
         except ConfigurationError as error:
-            if self._limit:
+            if self._limit and error.__cause__ is not None:
                 # It worked before: a login or a right was taken away. The caller may wait for it to come back.
                 raise StoreUnavailable(str(error)) from error
             raise

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 from semel.errors import ConfigurationError
 from semel.forks import survive_fork
 from semel.stores.mysql_address import Address
-from semel.stores.mysql_errors import unreachable
+from semel.stores.mysql_errors import translate, unreachable
 from semel.stores.mysql_session import Session
 from semel.stores.mysql_wires import adopt_asyncmy, dial_asyncmy, dial_pymysql
 
@@ -361,9 +361,10 @@ class AdoptedPool:
         except BaseException as error:
             if connection is not None:
                 await self._pool.release(connection)
-            if isinstance(error, MySQLError | OSError):
-                raise unreachable(error, self.where) from error
-            raise
+            if not isinstance(error, MySQLError | OSError):
+                raise
+            told = unreachable(error, self.where) if connection is None else translate(error, self.where)
+            raise told from error
 
     async def give(self, session: Session) -> None:
         wire: Any = session.wire

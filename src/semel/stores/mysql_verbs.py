@@ -158,7 +158,7 @@ async def _settle_one(table: Table, end: Settle, row: Found | None, now: float) 
         record = placeholder(row, end.scope, now)
     answer, changed = model.settle(record, end, now)
     witness = None
-    if end.actor:
+    if end.actor and model.view(record, now) is not None:
         witness = Witness(end.scope, model.event_of(record, end, now), now + end.retention)
     if row is not None and changed is not None:
         tried = await _tried(table.replace(row, changed, witness))

@@ -129,7 +129,29 @@ class PostgresStore:
 
     # ------------------------------------------------------------------------------------------------ claim
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
-        return await in_turns(asks, self._claim, self._talk.deadline(), self._where)
+        deadline = self._talk.deadline()
+        if len(asks) == 1:
+            verdict = await self._claim_quickly(asks[0], deadline)
+            if verdict is not None:
+                return [verdict]
+        return await in_turns(asks, self._claim, deadline, self._where)
+
+    async def _claim_quickly(self, ask: Ask, deadline: float) -> Verdict | None:
+        """One key, one statement; None when that does not do."""
+        try:
+            row = (await self._run("claim_one", deadline, *ask_args(ask)))[0]
+        except Locked:
+            return _LOCKED
+        except (Trouble, ValueError):
+            return None
+        if row[1]:
+            return model.claim(None, ask, row[0])[0]
+        if row[2] is None:
+            return None
+        verdict, changed = _judge(row, ask, row[0])
+        if changed is not None or (not row[3] and ask.scope.hash in self._talk.watchers):
+            return None
+        return verdict
 
     async def _claim(self, asks: list[Ask], deadline: float) -> list[Verdict | Exception]:
         """Each scope once, in order."""
@@ -189,11 +211,20 @@ class PostgresStore:
 
     # ----------------------------------------------------------------------------------------------- settle
     async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
+        deadline = self._talk.deadline()
         try:
-            return await in_turns(ends, self._settle, self._talk.deadline(), self._where, alone=_is_bulky)
+            if len(ends) == 1 and is_plain(ends[0]) and await self._settle_quickly(ends[0], deadline):
+                return [Answer.OK]
+            return await in_turns(ends, self._settle, deadline, self._where, alone=_is_bulky)
         finally:
             for end in ends:
                 self._talk.watchers.wake(end.scope.hash)
+
+    async def _settle_quickly(self, end: Settle, deadline: float) -> bool:
+        try:
+            return bool(await self._run("settle_one", deadline, *end_args(end)))
+        except (Trouble, ValueError):
+            return False
 
     async def _settle(self, ends: list[Settle], deadline: float) -> list[Answer | Exception]:
         done = await self._settle_plainly(ends, deadline)

@@ -16,7 +16,7 @@ from semel.stores.postgres_link import SYNC_WAIT, NotReached, Row
 
 __all__ = ["AsyncpgPool", "AsyncpgSource"]
 
-_UNREACHED = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, InternalClientError)
+_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, InternalClientError)
 
 
 class _Link:
@@ -39,28 +39,31 @@ class _Link:
         return closed
 
     async def fetch(self, sql: str, args: Sequence[Any], timeout: float) -> Sequence[Row]:
-        rows: Sequence[Row] = await self._ask(self.connection.fetch(sql, *args, timeout=timeout))
+        try:
+            rows: Sequence[Row] = await self.connection.fetch(sql, *args, timeout=timeout)
+        except _ERRORS as error:
+            raise self._meaning(error) from error
         if self._held_back:
             self._held_back = False
             raise NotReplicated("the commit stopped waiting for its synchronous standby")
         return rows
 
     async def script(self, sql: str, timeout: float) -> None:
-        await self._ask(self.connection.execute(sql, timeout=timeout))
-
-    async def _ask(self, answer: Any) -> Any:
         try:
-            return await answer
-        except asyncpg.PostgresError as error:
-            raise refused(error, self._where) from error
-        except asyncpg.DataError as error:
-            raise Unfit(str(error)) from error
-        except TimeoutError as error:
-            raise Late("no answer in time") from error
-        except (OSError, asyncpg.InterfaceError, InternalClientError) as error:
-            if isinstance(error, asyncpg.InterfaceError) and not self.dead:
-                raise
-            raise Lost(str(error)) from error
+            await self.connection.execute(sql, timeout=timeout)
+        except _ERRORS as error:
+            raise self._meaning(error) from error
+
+    def _meaning(self, error: Exception) -> Exception:
+        if isinstance(error, asyncpg.PostgresError):
+            return refused(error, self._where)
+        if isinstance(error, ValueError):  # asyncpg's own DataError: a value that it cannot encode
+            return Unfit(str(error))
+        if isinstance(error, TimeoutError):
+            return Late("no answer in time")
+        if isinstance(error, asyncpg.InterfaceError) and not self.dead:
+            return RuntimeError(f"asyncpg refused a statement of semel: {error}")
+        return Lost(str(error))
 
     def release(self) -> None:
         """Leave nothing of ours on a connection that goes back to its pool."""
@@ -73,7 +76,7 @@ class _Link:
     async def quit(self) -> None:
         try:
             await self.connection.close(timeout=1)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        except _ERRORS:
             self.cut()
 
 
@@ -115,7 +118,7 @@ class _Ear:
         """Silence may also be a cut cable."""
         try:
             await self._connection.execute("select", timeout=2)
-        except _UNREACHED as error:
+        except _ERRORS as error:
             raise Lost(str(error)) from error
 
     def stop(self) -> None:
@@ -130,7 +133,7 @@ class _Ear:
             async with asyncio.timeout(1):
                 await connection.remove_listener(self._channel, self._notified)
                 await self._give_back(connection)
-        except _UNREACHED:
+        except _ERRORS:
             connection.terminate()
 
 
@@ -162,7 +165,7 @@ class AsyncpgSource:
             )
         except asyncpg.exceptions.ClientConfigurationError as error:
             raise ConfigurationError(f"the URL of PostgreSQL at {self.where} is wrong: {error}") from error
-        except _UNREACHED as error:
+        except _ERRORS as error:
             raise NotReached(str(error)) from error
 
     async def back(self, link: _Link) -> None:
@@ -192,12 +195,12 @@ class AsyncpgPool:
     async def _acquire(self, timeout: float) -> Any:
         try:
             return await self._pool.acquire(timeout=timeout)
-        except _UNREACHED as error:
+        except _ERRORS as error:
             raise NotReached(str(error)) from error
 
     async def back(self, link: _Link) -> None:
         link.release()
-        with contextlib.suppress(*_UNREACHED):  # the pool has thrown a broken connection away by itself
+        with contextlib.suppress(*_ERRORS):  # the pool has thrown a broken connection away by itself
             await self._pool.release(link.connection)
 
     async def listen(self, channel: str, timeout: float) -> _Ear | None:
@@ -210,7 +213,7 @@ class AsyncpgPool:
 async def _listening(ear: _Ear, connection: Any, channel: str, timeout: float) -> _Ear:
     try:
         await ear.open(channel, timeout)
-    except _UNREACHED as error:
+    except _ERRORS as error:
         connection.terminate()
         raise NotReached(str(error)) from error
     except BaseException:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from types import AsyncGeneratorType
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
@@ -23,7 +24,9 @@ __all__ = ["Flag", "Homes", "LoopWorld", "Pool", "ThreadWorld", "World"]
 
 
 class Slots(Protocol):
-    """So many at a time."""
+    """So many at a time, for those who have to wait."""
+
+    def take_now(self) -> bool: ...
 
     async def take(self, timeout: float) -> bool: ...
 
@@ -51,11 +54,15 @@ class World(Protocol):
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> Callable[[], Coroutine[Any, Any, None]]:
         """Run it in the background. The result, awaited, ends it and waits for its end."""
+        ...
 
 
 class _ThreadSlots:
     def __init__(self, number: int) -> None:
         self._semaphore = threading.Semaphore(number)
+
+    def take_now(self) -> bool:
+        return self._semaphore.acquire(blocking=False)
 
     async def take(self, timeout: float) -> bool:
         return self._semaphore.acquire(timeout=max(0.0, timeout))
@@ -95,20 +102,45 @@ class ThreadWorld:
 
 
 class _LoopSlots:
+    """asyncio.Semaphore cannot be taken without awaiting it, which the hot path does not want to."""
+
     def __init__(self, number: int) -> None:
-        self._semaphore = asyncio.Semaphore(number)
+        self._free = number
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def take_now(self) -> bool:
+        if self._free <= 0:
+            return False
+        self._free -= 1
+        return True
 
     async def take(self, timeout: float) -> bool:
-        if not self._semaphore.locked():
-            return await self._semaphore.acquire()
-        try:
-            async with asyncio.timeout(timeout):
-                return await self._semaphore.acquire()
-        except TimeoutError:
-            return False
+        deadline = time.monotonic() + timeout
+        while not self.take_now():
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await turn
+            except TimeoutError:
+                return False
+            finally:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+                elif self._free > 0:
+                    self._wake_next()  # woken and then cancelled, or just woken: the next one may have a turn too
+        return True
 
     def give(self) -> None:
-        self._semaphore.release()
+        self._free += 1
+        self._wake_next()
+
+    def _wake_next(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
 
 
 class _LoopFlag:
@@ -154,6 +186,26 @@ class Pool:
         self._idle: list[Link] = []
         self._proven = False
         self._closed = False
+
+    def take_now(self) -> Link | None:
+        """A link that is idle; None when `take` is needed."""
+        if not self._idle or not self._slots.take_now():
+            return None
+        try:
+            link = self._idle.pop()
+        except IndexError:  # another thread took it
+            link = None
+        if link is None or link.dead:
+            self._slots.give()
+            return None
+        return link
+
+    def give_now(self, link: Link) -> None:
+        """Back from a statement that was answered; only for links of our own."""
+        self._idle.append(link)
+        self._slots.give()
+        if self._closed:
+            self.drop_idle()
 
     async def take(self, deadline: float) -> Link:
         """A link by then, or StoreUnavailable / ConfigurationError."""
@@ -247,10 +299,11 @@ class Homes(Generic[H]):
         self._lock = threading.Lock()
         self._homes, self._guards = {}, {}
 
+    def found(self) -> H | None:
+        return self._homes.get(None if self._sync else asyncio.get_running_loop())
+
     async def here(self) -> H:
-        place = None if self._sync else asyncio.get_running_loop()
-        home = self._homes.get(place)
-        return home if home is not None else await self._settle_in(place)
+        return self.found() or await self._settle_in(None if self._sync else asyncio.get_running_loop())
 
     async def _settle_in(self, place: asyncio.AbstractEventLoop | None) -> H:
         with self._lock:

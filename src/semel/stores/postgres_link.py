@@ -27,22 +27,28 @@ class Link(Protocol):
     @property
     def greeted(self) -> int:
         """The server process that the greeting named. A pooler names one of its own invention."""
+        ...
 
     @property
     def dead(self) -> bool:
         """Known to be closed. A link that is not may still turn out to be."""
+        ...
 
     async def fetch(self, sql: str, args: Sequence[Any], timeout: float) -> Sequence[Row]:
         """Run one statement in its own transaction. Raises `Trouble`, or what the caller is to hear."""
+        ...
 
     async def script(self, sql: str, timeout: float) -> None:
         """Run several statements in one transaction."""
+        ...
 
     def cut(self) -> None:
         """Close at once, without a word to the server: the only way out after an unanswered statement."""
+        ...
 
     async def quit(self) -> None:
         """Close politely."""
+        ...
 
 
 class Ear(Protocol):
@@ -50,12 +56,15 @@ class Ear(Protocol):
 
     async def hear(self, timeout: float) -> list[str]:
         """The payloads that came, as soon as one did; none after `timeout` seconds. Raises `Lost`."""
+        ...
 
     def stop(self) -> None:
         """End `hear`, from any thread."""
+        ...
 
     async def quit(self) -> None:
         """Close or give back the connection; by whoever was hearing."""
+        ...
 
 
 class Source(Protocol):
@@ -67,23 +76,29 @@ class Source(Protocol):
     @property
     def where(self) -> str:
         """Host and database, for people; never a password."""
+        ...
 
     @property
     def owned(self) -> bool:
         """Whether links are ours to keep and close; otherwise they go back after each statement."""
+        ...
 
     @property
     def prepares(self) -> bool | None:
         """Whether statements stay prepared in a connection. None: not known before the first look."""
+        ...
 
     @prepares.setter
     def prepares(self, value: bool) -> None: ...
 
     async def open(self, timeout: float) -> Link:
         """A new or borrowed link. Raises NotReached."""
+        ...
 
     async def back(self, link: Any) -> None:
         """Give a borrowed link back."""
+        ...
 
     async def listen(self, channel: str, timeout: float) -> Ear | None:
         """An ear; None when this source has no connection to spare for one. Raises NotReached or Trouble."""
+        ...

@@ -52,6 +52,8 @@ def statements(table: str) -> Mapping[str, str]:
         "{records}": f'{home}"{name}"',
         "{audit}": f'{home}"{name}_audit"',
         "{schema}": f'{home}"{name}_schema"',
+        "{begin}": f'{home}"{name}_begin"',
+        "{pkey}": f'"{name}_pkey"',
         "{name}": name,
         "{row}": _row(""),
         "{row:r}": _row("r."),

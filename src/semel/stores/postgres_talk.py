@@ -72,7 +72,27 @@ class Talk:
 
         With `may_be_lost` it is sent once only, and Lost means that it may have run.
         """
-        sql = self._sql[name]
+        # The common case, without a coroutine more than it needs: a warm link, and an answer.
+        home, link, resent = self.homes.found(), None, False
+        if home is not None and self._ready and not self._unreplicated:
+            link = home.pool.take_now()
+        if home is not None and link is not None:
+            try:
+                rows = await link.fetch(self._sql[name], args, max(0.001, deadline - time.monotonic()))
+            except Clash:
+                await home.pool.give(link)
+            except BaseException as error:
+                if not await self._may_go_on(home, link, error, once=may_be_lost):
+                    raise
+                resent = True
+            else:
+                home.pool.give_now(link)
+                return rows
+        return await self._run(name, args, deadline, may_be_lost=may_be_lost, once=may_be_lost or resent)
+
+    async def _run(
+        self, name: str, args: Sequence[Any], deadline: float, *, may_be_lost: bool, once: bool
+    ) -> Sequence[Row]:
         home = await self.homes.here()
         if not self._ready:
             await self._get_ready(home, deadline)
@@ -81,45 +101,46 @@ class Talk:
         while True:
             try:
                 return await self._on_a_link(
-                    home, lambda link: _fetch(link, sql, args, deadline), deadline, twice=not may_be_lost
+                    home, lambda link: _fetch(link, self._sql[name], args, deadline), deadline, once=once
                 )
+            except Clash as clash:
+                if time.monotonic() >= deadline:
+                    raise clash.told(self.source.where) from clash
             except Lost as lost:
                 if may_be_lost:
                     raise
                 raise lost.told(self.source.where) from lost
-            except Clash as clash:
-                if time.monotonic() >= deadline:
-                    raise clash.told(self.source.where) from clash
-            except NotReplicated as warning:
-                self._unreplicated = True
-                raise warning.told(self.source.where) from warning
 
     async def _on_a_link(
-        self, home: _Home, use: Callable[[Link], Awaitable[T]], deadline: float, *, twice: bool = True
+        self, home: _Home, use: Callable[[Link], Awaitable[T]], deadline: float, *, once: bool = False
     ) -> T:
-        pool = home.pool
         while True:
-            link = await pool.take(deadline)
+            link = await home.pool.take(deadline)
             try:
                 answer = await use(link)
-            except Lost:
-                await pool.drop(link)
-                pool.drop_idle()
-                if not twice:
+            except BaseException as error:
+                if not await self._may_go_on(home, link, error, once=once):
                     raise
-                twice = False
-            except Late as late:
-                await pool.drop(link)
-                raise late.told(self.source.where) from late
-            except Trouble:
-                await pool.give(link)  # the server answered: the link is as good as before
-                raise
-            except BaseException:
-                await pool.drop(link)
-                raise
+                once = True
             else:
-                await pool.give(link)
+                await home.pool.give(link)
                 return answer
+
+    async def _may_go_on(self, home: _Home, link: Link, error: BaseException, *, once: bool) -> bool:
+        """Put the link where it belongs after an error. True: the statement may be sent again, on another link."""
+        if isinstance(error, Lost):
+            await home.pool.drop(link)
+            home.pool.drop_idle()
+            return not once
+        if isinstance(error, Trouble) and not isinstance(error, Late):
+            await home.pool.give(link)  # the server answered: the link is as good as before
+        else:
+            await home.pool.drop(link)
+        if isinstance(error, NotReplicated):
+            self._unreplicated = True
+        if isinstance(error, Late | NotReplicated):
+            raise error.told(self.source.where) from error
+        return False
 
     async def listen(self, deadline: float) -> None:
         """See to it that notifications of other processes arrive; where they cannot, say so in `listens`."""

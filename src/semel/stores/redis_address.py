@@ -12,6 +12,10 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import redis
 import redis.asyncio
+import redis.asyncio.connection
+import redis.asyncio.retry
+import redis.connection
+import redis.retry
 from redis.backoff import NoBackoff
 
 from semel.errors import ConfigurationError
@@ -183,7 +187,7 @@ def _parse(url: str) -> dict[str, Any]:
             f"the database in the Redis URL is {database!r}: it must be a number, as in …/0"
         )
     try:
-        found = dict(redis.connection.parse_url(url))
+        found = dict(redis.connection.parse_url(url))  # type: ignore[no-untyped-call]
     except ValueError as error:
         raise ConfigurationError(f"the Redis URL cannot be read: {error}") from error
     found.pop("connection_class", None)
@@ -209,7 +213,7 @@ def _from_client(source: Any, colour: Colour) -> Target:
     return _from_pool(pool)
 
 
-def _same_colour(source: Any, is_async: bool, colour: Colour) -> None:  # noqa: FBT001 - a plain fact
+def _same_colour(source: Any, is_async: bool, colour: Colour) -> None:
     if is_async == (colour == "async"):
         return
     given, wanted = ("async", "sync") if is_async else ("sync", "async")

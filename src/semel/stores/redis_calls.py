@@ -87,6 +87,7 @@ class Link(Protocol):
 
     async def call_many(self, calls: Sequence[Call], *, timeout: float | None = None) -> list[Any]:
         """Run all of them, one write per node. An item's error stands in its place and harms no other."""
+        ...
 
     async def command(
         self,
@@ -100,6 +101,7 @@ class Link(Protocol):
 
     async def command_everywhere(self, *args: Arg, timeout: float | None = None) -> dict[str, Any]:
         """The command on every master, `{"host:port": reply}`: INFO, CONFIG GET and the like."""
+        ...
 
     async def watch(self, channel: bytes, wake: Callable[[], None]) -> Unwatch:
         """Subscribe, and call `wake` on every message and whenever one may have been missed.
@@ -107,6 +109,7 @@ class Link(Protocol):
         On return the subscription stands. `wake` is called on the link's loop or, for the sync colour, on its
         background thread; it must be quick and must not raise. Await the result to end the subscription.
         """
+        ...
 
     async def aclose(self) -> None:
         """Close every connection; waiting calls end in `StoreUnavailable`. Again, and concurrently, is fine."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import abc
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import hiredis
 
@@ -33,7 +33,8 @@ from semel.stores.redis_topology import Topology
 
 __all__ = ["Courier", "Parcel", "Trouble", "pack"]
 
-pack: Final = hiredis.pack_command
+# hiredis types the argument as a 1-tuple; it takes any.
+pack: Final = cast("Callable[[tuple[Arg, ...]], bytes]", hiredis.pack_command)
 _ASKING: Final = pack((b"ASKING",))
 _PAUSES: Final = (0.0, 0.01, 0.025, 0.05, 0.1, 0.2)  # then the last one, again and again
 _MAX_STILLBORN: Final = 3  # connections that died without a word, as those to a dying server do
@@ -301,7 +302,7 @@ class Courier(abc.ABC):
             await self._rest(parcel)
             return None
 
-        async def ask(node: Endpoint, sentinel: bool, command: tuple[bytes, ...]) -> Any:  # noqa: FBT001 - as typed
+        async def ask(node: Endpoint, sentinel: bool, command: tuple[bytes, ...]) -> Any:
             limit = min(self._connect_timeout, parcel.deadline - self._now())
             if limit <= 0:
                 raise NotSent(TimeoutError("no time left to ask"))

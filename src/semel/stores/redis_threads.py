@@ -40,7 +40,7 @@ class _Socket:
     def __init__(self, made: Any) -> None:
         self._made = made
         self._sock: socket.socket = made._sock  # noqa: SLF001 - the only private part of redis-py that we touch
-        self._reader = hiredis.Reader(replyError=ServerError, notEnoughData=_MORE)
+        self._reader: Any = hiredis.Reader(replyError=ServerError, notEnoughData=_MORE)
         self._buffer = bytearray(_READ_SIZE)
         self._span = -1.0
         self._answered = False

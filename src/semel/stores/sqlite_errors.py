@@ -30,7 +30,7 @@ _REMEDIES: Final = {
 }
 
 
-def is_busy(error: sqlite3.Error) -> bool:
+def is_busy(error: BaseException) -> bool:
     """Somebody else holds a lock at this moment; trying again may help."""
     return _primary(error) in _BUSY
 
@@ -73,7 +73,7 @@ def explained(error: BaseException, path: str) -> BaseException:
         return ours
 
 
-def _primary(error: sqlite3.Error) -> int:
+def _primary(error: BaseException) -> int:
     # The extended code holds the primary one in its low byte; errors of the sqlite3 module itself have none.
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
@@ -85,7 +85,9 @@ def _why_not_opened(path: str) -> str:
         return f"{name}: the directory {str(folder)!r} does not exist; create it, or correct the URL"
     if Path(path).is_dir():
         return f"{name}: it is a directory; name a file in it"
-    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+    # As the user that opens files, who in a program that changes users is another one than the user that started it.
+    effective = os.access in os.supports_effective_ids
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=effective):
         return f"{name}: this process may not write in {str(folder)!r}, where SQLite keeps the log beside the file"
     if not Path(path).exists():
         return (

@@ -39,6 +39,15 @@ _PRAGMAS: Final = (
     "PRAGMA fullfsync = ON",  # macOS: the disk's own cache too; elsewhere it says nothing
     "PRAGMA wal_autocheckpoint = 0",  # `tidy` does it, under the write lock
 )
+_GONE: Final = (
+    "the SQLite file {path!r} was deleted while in use: put it back; to begin again with an empty one, close every "
+    "store on it first (all that semel remembered is in the deleted file)"
+)
+# Opened again, the log of the old file would be applied to the new one.
+_REPLACED: Final = (
+    "the SQLite file {path!r} was replaced by another one while in use, and nothing was written to it: stop all its "
+    "users, put the right file in place, with no other file's -wal or -shm beside it, and start them again"
+)
 
 
 class DatabaseFile:
@@ -93,16 +102,9 @@ class DatabaseFile:
         there = _identity(self.path)
         if self._writing is not None and there == self._identity:
             return self._writing
-        if self._identity is not None and there is None:
+        if self._identity is not None and there != self._identity:
             raise StoreUnavailable(
-                f"the SQLite file {self.path!r} was deleted while in use: put it back; to begin again with an empty "
-                "one, close every store on it first (all that semel remembered is in the deleted file)"
-            )
-        if self._writing is not None:
-            self.drop()
-            raise StoreUnavailable(
-                f"the SQLite file {self.path!r} was replaced by another one while in use: nothing was written; "
-                "the next call goes to the new file, which may know other keys"
+                _GONE.format(path=self.path) if there is None else _REPLACED.format(path=self.path)
             )
         self._writing = self._connect(deadline, create=create and self._identity is None)
         self._identity = _identity(self.path)
@@ -174,7 +176,6 @@ class DatabaseFile:
         try:
             self._log_size = os.stat(f"{self.path}-wal").st_size  # noqa: PTH116 - once per commit
         except OSError as error:
-            self.drop()
             raise StoreUnavailable(
                 f"the log of the SQLite file {self.path!r} (-wal beside it) was deleted while in use, and with it the "
                 "last writes: never touch SQLite's files while a program uses them"

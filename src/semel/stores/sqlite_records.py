@@ -42,6 +42,7 @@ _PARTS: Final = slice(1, _FIXED)
 _COUNTS: Final = slice(COLUMNS.index("attempts"), COLUMNS.index("token") + 1)
 _TIMES: Final = slice(COLUMNS.index("created"), COLUMNS.index("noted") + 1)
 _PURGE_CHUNK: Final = 500
+_NOT_TEXT: Final = object()
 
 _BODY: Final = (
     "result",
@@ -343,7 +344,7 @@ def _stand_in(end: Settle, now: float, damage: Unreadable) -> Record:
 
 def _try_record(row: Sequence[Any]) -> Record | None:
     try:
-        return _record(row)
+        return None if _NOT_TEXT in row else _record(row)
     except Unreadable:
         return None
 
@@ -353,8 +354,12 @@ def _is_bad_text(error: sqlite3.OperationalError) -> bool:
     return not hasattr(error, "sqlite_errorcode") and "decode to UTF-8" in str(error)
 
 
-def _lenient_text(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace")
+def _lenient_text(raw: bytes) -> object:
+    """For reading many rows: one that is damaged must not end the walk."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return _NOT_TEXT
 
 
 def _unreadable(scope: Scope) -> OutcomeUnknown:

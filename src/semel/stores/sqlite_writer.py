@@ -230,7 +230,7 @@ class Writer:
     def _fail(self, home: Connections, jobs: Iterable[Job], error: BaseException) -> None:
         for job in jobs:
             job.error = explained(error, self._path)
-        if isinstance(error, sqlite3.Error) and not is_busy(error):
+        if not is_busy(error):
             home.drop()  # what the connection believes may be as wrong as what it met: begin afresh
 
 

@@ -235,10 +235,13 @@ class Proxy:
         self._ready.set()
         await self._stop.wait()
         server.close()
+        await asyncio.sleep(0)  # what was accepted a moment ago gets its task
         self._on_each(_Pair.reset)
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _ in range(3):
+            await asyncio.sleep(0)  # aborted transports close their sockets in the next turns of the loop
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -250,24 +253,30 @@ class Proxy:
             if self._refusing:
                 raise ConnectionRefusedError
             upstream, server = await asyncio.open_connection(*self.target)
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             _Pair(writer, writer).reset()
             return
-        pair = _Pair(writer, server)
+        await self._bridge(reader, upstream, _Pair(writer, server))
+
+    async def _bridge(
+        self, reader: asyncio.StreamReader, upstream: asyncio.StreamReader, pair: _Pair
+    ) -> None:
         self._pairs.add(pair)
-        ways = (self._upwards(reader, pair), self._downwards(upstream, pair))
-        both = [asyncio.ensure_future(way) for way in ways]
+        both = {
+            asyncio.ensure_future(self._upwards(reader, pair)),
+            asyncio.ensure_future(self._downwards(upstream, pair)),
+        }
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             pair.reset()  # close() ends us; the stream server would report the cancellation as an error
         finally:
+            pair.client.close()  # before any await: a second cancellation would skip what follows one
+            pair.server.close()
             self._pairs.discard(pair)
             for one in both:
                 one.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
-            pair.client.close()
-            pair.server.close()
+            await asyncio.wait(both)
 
     async def _upwards(self, reader: asyncio.StreamReader, pair: _Pair) -> None:
         waiting = b""
@@ -283,7 +292,9 @@ class Proxy:
     async def _request(self, pair: _Pair, request: bytes) -> None:
         if pair.action is Action.BLACKHOLE:
             return
-        striking = [rule for rule in tuple(self._rules) if rule.strikes(request)]  # every rule counts every request
+        striking = [
+            rule for rule in tuple(self._rules) if rule.strikes(request)
+        ]  # every rule counts every request
         struck = striking[0] if striking else None
         if struck is not None:
             pair.action = struck.action

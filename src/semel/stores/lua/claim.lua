@@ -36,10 +36,12 @@ elseif state == RUNNING and nonce == ask_nonce then
   local gone = policy == RETRY and now + lease + retention or huge
   text = sub(text, 1, 33) .. pack('<ddd', now, gone, now + lease) .. sub(text, 58)
   local milliseconds = ceil((gone - now + real) * 1000)
-  redis.call('ZADD', KEYS[3], gone == huge and '+inf' or gone - now + real, sub(KEYS[1], -32))
   if milliseconds < NEVER then
-    redis.call('SET', KEYS[1], text, 'PXAT', string.format('%.0f', milliseconds))
+    local ends = string.format('%.0f', milliseconds)
+    redis.call('ZADD', KEYS[3], ends, sub(KEYS[1], -32))
+    redis.call('SET', KEYS[1], text, 'PXAT', ends)
   else
+    redis.call('ZADD', KEYS[3], '+inf', sub(KEYS[1], -32))
     redis.call('SET', KEYS[1], text)
   end
   return echo .. 'W' .. text
@@ -105,13 +107,18 @@ else
 end
 
 -- The index first: an entry without a record is swept away, a run without an entry would never be found.
-if clock[2] % 16 == 0 then redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', real) end
-redis.call('ZADD', KEYS[3], gone == huge and '+inf' or gone - now + real, sub(KEYS[1], -32))
-redis.call('HINCRBY', KEYS[4], again and 'taken_over' or 'won', 1)
+if clock[2] % 16 == 0 then
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', real * 1000))
+end
+-- Fresh claims are not counted: their ends are, and the open ones are in the index. A count costs as much as the SET.
+if again then redis.call('HINCRBY', KEYS[4], 'taken_over', 1) end
 local milliseconds = ceil((gone - now + real) * 1000)
 if milliseconds < NEVER then
-  redis.call('SET', KEYS[1], changed, 'PXAT', string.format('%.0f', milliseconds))
+  local ends = string.format('%.0f', milliseconds)
+  redis.call('ZADD', KEYS[3], ends, sub(KEYS[1], -32))
+  redis.call('SET', KEYS[1], changed, 'PXAT', ends)
 else
+  redis.call('ZADD', KEYS[3], '+inf', sub(KEYS[1], -32))
   redis.call('SET', KEYS[1], changed)
 end
 if again or kept_secret then return echo .. 'W' .. changed end

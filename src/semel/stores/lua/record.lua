@@ -11,7 +11,7 @@
 -- run: a renewal or a note is one SETRANGE (and one APPEND), however long the record has become.
 --
 -- Times are seconds of the *server's* clock as doubles, exactly as in model.py; huge means never. A test may
--- shift that clock by `skew`; lifetimes (PXAT, index scores) are always on the unshifted one.
+-- shift that clock by `skew`; lifetimes (PXAT, index scores, both in milliseconds) are on the unshifted one.
 --
 -- No functions, here and in what follows: a closure over these locals costs more than all the rest of a replay.
 -- What scripts share is text instead: a line `--@include x` stands for x.lua.
@@ -21,7 +21,7 @@ local RETRY, HOLD = 0, 2
 local RESOLVED, WIDE, BURIED = 4, 8, 16 -- flags; the two lowest bits are the policy (retry 0, probe 1, hold 2)
 local HEAD, REST = '<BBBBI4BBBHHHI8ddd', '<ddI4ddHHHI4I4'
 local HEAD_SIZE, WIDE_SIZE, NO_REF = 49, 99, 65535
-local NEVER = 9e15 -- milliseconds that are no lifetime any more
+local NEVER = 9e15 -- milliseconds from which on a lifetime is for ever
 local huge, ceil, max, band, pack, unpack, sub = math.huge, math.ceil, math.max, bit.band, struct.pack, struct.unpack, string.sub
 
 local clock = redis.call('TIME')

@@ -18,11 +18,12 @@ if not seen or seen == EXPIRED then return echo .. 'G' end
 if nonce ~= mine then return echo .. 'L' end
 if state ~= RUNNING then return echo .. 'O' end -- settled while the heartbeat was on its way
 local gone = policy == RETRY and now + lease + retention or huge
-redis.call('ZADD', KEYS[3], gone == huge and '+inf' or gone - now + real, sub(KEYS[1], -32))
-redis.call('SETRANGE', KEYS[1], 33, pack('<ddd', now, gone, now + lease))
 local milliseconds = ceil((gone - now + real) * 1000)
+local ends = milliseconds < NEVER and string.format('%.0f', milliseconds) or '+inf'
+redis.call('ZADD', KEYS[3], ends, sub(KEYS[1], -32))
+redis.call('SETRANGE', KEYS[1], 33, pack('<ddd', now, gone, now + lease))
 if milliseconds < NEVER then
-  redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', milliseconds))
+  redis.call('PEXPIREAT', KEYS[1], ends)
 else
   redis.call('PERSIST', KEYS[1])
 end

@@ -116,21 +116,21 @@ else
   if keep_known > 0 and gone < huge and (kind == DONE or kind == FAILED) then known = gone + keep_known end
   local same = owner .. sub(text, print_at, ref_at - 1)
   local milliseconds = max(1, ceil((gone - now + real) * 1000)) -- Redis takes no moment before 1970
-  local ends = gone == huge and '+inf' or gone - now + real
+  local ends = milliseconds < NEVER and string.format('%.0f', milliseconds) or '+inf'
 
   if kind == FAILED then
-    redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', real)
+    redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', string.format('%.0f', real * 1000))
     redis.call('ZADD', KEYS[4], ends, hash)
   elseif kind == UNKNOWN then
     redis.call('ZADD', KEYS[3], '+inf', hash)
   end
   if end_ref ~= NO_REF and band(options, 4) ~= 0 then
     local refs = sub(KEYS[1], 1, -35) .. 'i:' .. redis.sha1hex(ref)
-    redis.call('ZREMRANGEBYSCORE', refs, '-inf', real)
+    redis.call('ZREMRANGEBYSCORE', refs, '-inf', string.format('%.0f', real * 1000))
     redis.call('ZADD', refs, ends, hash)
-    local last = ceil(redis.call('ZRANGE', refs, -1, -1, 'WITHSCORES')[2] * 1000)
+    local last = tonumber(redis.call('ZRANGE', refs, -1, -1, 'WITHSCORES')[2])
     if last < NEVER then
-      redis.call('PEXPIREAT', refs, string.format('%.0f', max(1, last)))
+      redis.call('PEXPIREAT', refs, string.format('%.0f', last))
     else
       redis.call('PERSIST', refs)
     end
@@ -152,19 +152,21 @@ else
     redis.call('DEL', KEYS[2])
   end
 
-  local wide, rest = 0, same .. result
-  if known ~= 0 or not_until ~= 0 or noted ~= 0 or end_steps > 0 or end_ref ~= NO_REF or end_marker > 0
-    or end_error > 0 or secret_size > 0 or labels_size > 0 then
-    wide = WIDE
-    rest = pack(REST, now, noted, end_steps, known, not_until, end_ref, end_marker, secret_size, labels_size, end_error)
+  local wide = known ~= 0 or not_until ~= 0 or noted ~= 0 or end_steps > 0 or end_ref ~= NO_REF or end_marker > 0
+    or end_error > 0 or secret_size > 0 or labels_size > 0
+  local changed = pack(HEAD, MAGIC, VERSION, kind, wide and final + WIDE or final, attempts, print_version, print_size,
+    #owner, tenant_size, operation_size, key_size, token, created, now, gone)
+  if wide then
+    changed = changed
+      .. pack(REST, now, noted, end_steps, known, not_until, end_ref, end_marker, secret_size, labels_size, end_error)
       .. same .. ref .. sub(ending, end_marker_at, end_ref_at - 1)
       .. sub(text, secret_at, secret_at + secret_size + labels_size - 1)
       .. sub(ending, end_error_at, end_steps_at - 1) .. steps .. result
+  else
+    changed = changed .. same .. result
   end
-  local changed = pack(HEAD, MAGIC, VERSION, kind, final + wide, attempts, print_version, print_size, #owner,
-    tenant_size, operation_size, key_size, token, created, now, gone) .. rest
   if milliseconds < NEVER then
-    redis.call('SET', KEYS[1], changed, 'PXAT', string.format('%.0f', milliseconds))
+    redis.call('SET', KEYS[1], changed, 'PXAT', ends)
   else
     redis.call('SET', KEYS[1], changed)
   end

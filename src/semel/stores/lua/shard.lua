@@ -4,7 +4,7 @@
 -- ARGV  none
 -- reply the hashes whose records have not ended by time
 local clock = redis.call('TIME')
-local real = string.format('(%.17g', clock[1] + clock[2] / 1000000)
+local real = string.format('(%.0f', clock[1] * 1000 + clock[2] / 1000)
 local found = {}
 for _, key in ipairs(KEYS) do
   for _, hash in ipairs(redis.call('ZRANGEBYSCORE', key, real, '+inf')) do

@@ -6,7 +6,7 @@
 local sets, most = tonumber(ARGV[1]), tonumber(ARGV[2])
 if not sets or not most or sets > #KEYS or most < 0 then return redis.error_reply('ERR semel: the sweep is malformed') end
 local clock = redis.call('TIME')
-local real = string.format('%.17g', clock[1] + clock[2] / 1000000)
+local real = string.format('%.0f', clock[1] * 1000 + clock[2] / 1000)
 local dropped = 0
 for at = 1, sets do
   if dropped == most then return dropped end

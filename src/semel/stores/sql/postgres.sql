@@ -11,37 +11,31 @@
 -- 5. `xmin` is a row's version: a decision that Python took on a row it read is written only if the row is still
 --    that version (`swap`, `forget`). No lock is held between reading and writing.
 --
--- {records} {audit} {schema}  the quoted table names           {name}  the plain table name, also the NOTIFY channel
+-- {records} {audit} {schema}  the quoted table names    {begin} {pkey}  a function, the records' primary key
+-- {name}  the plain table name, also the NOTIFY channel
 -- {row} {row:r}  all columns of a record, times as seconds    {names:held}  their names
 -- {viewed} {buriable}  the statements of these names
 
 -- name: claim_one
--- Read first: a key that is there is only read (no write, no WAL, no transaction id); one that is not is inserted.
+-- Read first: a key that is there is only read (no write, no WAL, no transaction id); one that is not is inserted by
+-- the function {begin}. An INSERT in the statement itself would open every index of the table for each replay too,
+-- which costs as much again as the read.
 -- $2 scope $3 tenant $4 operation $5 key $6 nonce $7 policy $8 fingerprint $9 its version $10 lease $11 life or NULL
 -- $12 labels $13 secret id
--- One row: now, inserted (t/NULL), version (NULL: was not there), waited, the record. Neither inserted nor version:
--- somebody inserted it between our snapshot and our insert; ask again.
-with clock as materialized (
-    select clock_timestamp() + make_interval(secs => $1::float8) as now, set_config('lock_timeout', '50ms', true)
-), held as materialized (
-    select xmin::text as version, waited, {row} from {records} where scope = $2::bytea
-), fresh as (
-    insert into {records} (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
-                           fingerprint_version, created, updated, lease_until, expires, labels, secret_id)
-    select $2::bytea, $3::text, $4::text, $5::text, 'running', $6::bytea, 1,
-           floor(date_part('epoch', now) * 1000000)::bigint, $7::text, $8::bytea, $9::integer, now, now,
-           to_timestamp(date_part('epoch', now) + $10::float8), to_timestamp(date_part('epoch', now) + $11::float8),
-           $12::text, $13::text
-    from clock
-    where not exists (select from held)
-    on conflict (scope) do nothing
-    returning true as inserted
-)
-select date_part('epoch', clock.now), fresh.inserted, held.*
-from clock left join held on true left join fresh on true
+-- One row: now, inserted (NULL: was there), version (NULL: was not there), waited, the record. Neither inserted nor
+-- version: somebody inserted it between our snapshot and our insert; ask again.
+select date_part('epoch', clock.now),
+       case when r.version is null then
+           {begin}($2::bytea, $3::text, $4::text, $5::text, $6::bytea, $7::text, $8::bytea, $9::integer, $10::float8,
+                   $11::float8, $12::text, $13::text, clock.now)
+       end,
+       r.*
+from (select clock_timestamp() + make_interval(secs => $1::float8) as now) clock
+left join (select xmin::text as version, waited, {row} from {records} where scope = $2::bytea) r on true
 
 -- name: claim_many
 -- As claim_one, with arrays for $2-$13, sorted by scope, each scope once. Rows begin with the position (from 1).
+-- Shared by many, the price of the INSERT is small.
 with clock as materialized (
     select clock_timestamp() + make_interval(secs => $1::float8) as now, set_config('lock_timeout', '50ms', true)
 ), asked as materialized (
@@ -383,7 +377,7 @@ select pg_logical_emit_message(true, '{name}', '')
 -- partial: a claim writes two of them beside the key, a settle to `done` one.
 select pg_advisory_xact_lock(7310027190031157869);
 create table if not exists {records} (
-    scope bytea primary key,
+    scope bytea constraint {pkey} primary key,
     tenant text not null,
     operation text not null,
     key text not null,
@@ -441,5 +435,20 @@ create table if not exists {audit} (
 );
 create index if not exists {name}_audit_scope on {audit} (scope, id);
 create index if not exists {name}_audit_expiry on {audit} (expires);
+-- Begin a run of a key that is not there; false when somebody else was faster.
+create or replace function {begin}(
+    scope bytea, tenant text, operation text, key text, nonce bytea, policy text, fingerprint bytea,
+    fingerprint_version integer, lease float8, life float8, labels text, secret_id text, now timestamptz
+) returns boolean language plpgsql as $begin$
+begin
+    perform set_config('lock_timeout', '50ms', true);
+    insert into {records} (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
+                           fingerprint_version, created, updated, lease_until, expires, labels, secret_id)
+    values ($1, $2, $3, $4, 'running', $5, 1, floor(date_part('epoch', $13) * 1000000)::bigint, $6, $7, $8, $13, $13,
+            to_timestamp(date_part('epoch', $13) + $9), to_timestamp(date_part('epoch', $13) + $10), $11, $12)
+    on conflict on constraint {pkey} do nothing;
+    return found;
+end
+$begin$;
 create table if not exists {schema} (version integer not null);
 insert into {schema} (version) select 1 where not exists (select from {schema});

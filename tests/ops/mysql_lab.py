@@ -1,0 +1,78 @@
+"""What the tests of the MariaDB/MySQL store share: both colours from one body, messages, a rival transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar
+
+import pymysql
+
+from semel.keys import Scope, make_scope
+from semel.model import Ask, Kind, Renewal, Settle, Won
+from semel.runtime import run_sync
+from semel.store import Settings
+from semel.stores import mysql
+from semel.stores.mysql import MysqlStore
+from semel.testing import services
+
+T = TypeVar("T")
+Colour = Literal["sync", "async"]
+COLOURS: tuple[Colour, ...] = ("sync", "async")
+DRIVER = {"sync": "pymysql", "async": "asyncmy"}
+
+
+def drive(colour: Colour, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    return run_sync(main()) if colour == "sync" else asyncio.run(main())
+
+
+def using(colour: Colour, url: str, body: Callable[[MysqlStore], Coroutine[Any, Any, T]], **settings: Any) -> T:
+    """Open a store, run `body` with it in its colour, close it."""
+
+    async def main() -> T:
+        store = mysql.open_url(url, Settings(**settings), colour)
+        try:
+            return await body(store)
+        finally:
+            await store.aclose()
+
+    return drive(colour, main)
+
+
+def scope(key: str = "key", tenant: str = "acme") -> Scope:
+    return make_scope("test", tenant, "op", key)
+
+
+def ask(key: str = "key", **options: Any) -> Ask:
+    given: dict[str, Any] = {"nonce": secrets.token_bytes(16), "lease": 10.0, "retention": 60.0, **options}
+    return Ask(scope=scope(key), **given)
+
+
+def end(of: Ask, kind: Kind = Kind.DONE, **options: Any) -> Settle:
+    given: dict[str, Any] = {"nonce": of.nonce, "retention": 60.0, **options}
+    return Settle(scope=of.scope, kind=kind, **given)
+
+
+def beat(of: Ask) -> Renewal:
+    return Renewal(of.scope, of.nonce, 10.0, 60.0)
+
+
+async def win(store: MysqlStore, key: str = "key", **options: Any) -> Ask:
+    mine = ask(key, **options)
+    (verdict,) = await store.claim([mine])
+    assert isinstance(verdict, Won), verdict
+    return mine
+
+
+@contextmanager
+def rival(server: services.MariaServer, url: str) -> Iterator[Callable[..., Any]]:
+    """A transaction of somebody else on the same database, open until the block ends, then rolled back."""
+    connection = pymysql.connect(
+        host=server.host, port=server.port, user="root", database=url.rpartition("/")[2], autocommit=False
+    )
+    with connection, connection.cursor() as cursor:
+        connection.begin()
+        yield cursor.execute
+        connection.rollback()
