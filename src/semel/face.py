@@ -112,7 +112,8 @@ class Face:
             store = Batch(store)
         if self._namespace is not None:
             store = Namespace(store, self._namespace)
-        store = Retry(store, runtime.now, self._timeout)
+        if not store.capabilities.resends:
+            store = Retry(store, runtime.now, self._timeout)
         if self._ring is not None:
             from semel.layers.encrypt import Encrypt
 
@@ -131,8 +132,6 @@ class Face:
         return engine
 
     def _options(self, given: dict[str, Any]) -> Options:
-        if not given:
-            return self._defaults
         # A call site passes the same few options every time: check them once.
         name = tuple(given.items())
         try:
@@ -154,26 +153,28 @@ class Face:
         *,
         keep: bool = True,
     ) -> Call:
-        kwargs = given.pop("kwargs", None)
-        labels = given.pop("labels", None)
-        print_ = self._fingerprint(
-            given.pop("request", None), given.pop("fingerprint", None), given.pop("fields", None)
-        )
-        options = self._options(given)
+        kwargs = labels = None
+        print_ = b""
+        if given:
+            kwargs, labels = given.pop("kwargs", None), given.pop("labels", None)
+            print_ = self._fingerprint(
+                given.pop("request", None), given.pop("fingerprint", None), given.pop("fields", None)
+            )
+        options = self._options(given) if given else self._defaults
         if not print_ and options.fingerprints == "required":
             raise ConfigurationError(
                 'this call has no request= and no fingerprint=, and fingerprints="required"'
             )
         return Call(
-            scope=make_scope(self._prefix, options.tenant, options.operation, key, self._readable),
-            key=key,
-            options=options,
-            fn=fn or nothing_to_run,
-            args=args,
-            kwargs=kwargs or {},
-            codec=codec_for(fn, options.result_type) if keep else None,
-            fingerprint=print_,
-            labels=_labels(labels),
+            make_scope(self._prefix, options.tenant, options.operation, key, self._readable),
+            key,
+            options,
+            fn or nothing_to_run,
+            args,
+            kwargs or {},
+            codec_for(fn, options.result_type) if keep else None,
+            print_,
+            _labels(labels) if labels else None,
         )
 
     @staticmethod

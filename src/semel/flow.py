@@ -85,9 +85,13 @@ class Engine:
     # ------------------------------------------------------------------------------------- a whole call
 
     async def execute(self, call: Call) -> Outcome[Any]:
-        ask, verdict = await self.acquire(call)
-        if type(verdict) is Replay:
-            return self.replay(call, verdict.record)
+        ask = self._ask(call)
+        verdict = await self.claim(ask)
+        if type(verdict) is not Won:
+            if type(verdict) is not Replay:
+                ask, verdict = await self._contend(call, ask, verdict)
+            if type(verdict) is Replay:
+                return self.replay(call, verdict.record)
         run = self.begin(call, ask, verdict.record)
         if self.runtime.detaches(call.fn, call.options.inline):
             return await self.runtime.detach(self._perform(run))
@@ -196,19 +200,22 @@ class Engine:
 
     async def ask_once(self, call: Call) -> tuple[Ask, Verdict]:
         """One claim, whatever its verdict."""
-        options = call.options
-        ask = Ask(
-            scope=call.scope,
-            nonce=os.urandom(16),
-            lease=options.lease,
-            retention=options.retention,
-            policy=options.policy,
-            fingerprint=call.fingerprint,
-            fingerprint_version=FINGERPRINT_VERSION,
-            labels=call.labels,
-            secret_id=self.secrets.current,
-        )
+        ask = self._ask(call)
         return ask, await self.claim(ask)
+
+    def _ask(self, call: Call) -> Ask:
+        options = call.options
+        return Ask(
+            call.scope,
+            os.urandom(16),
+            options.lease,
+            options.retention,
+            options.policy,
+            call.fingerprint,
+            FINGERPRINT_VERSION,
+            call.labels,
+            self.secrets.current,
+        )
 
     async def claim(self, ask: Ask) -> Verdict:
         reach("claim.sent")

@@ -57,6 +57,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     """`within` can bind to a caller's transaction or pipeline."""
     batches: bool = False
     """Several asks in one call are cheaper than one after the other: worth collecting a tick's calls."""
+    resends: bool = False
+    """A lost request or reply is sent again inside the store, with the same nonce: no retry layer is needed."""
     server_clock: bool = False
     """Time is the server's; embedded stores use the process's."""
 

@@ -129,19 +129,25 @@ def settles(kinds: Sequence[Kind] = KINDS, who: st.SearchStrategy[Who] = owners)
     )
 
 
-words = st.builds(
-    Step,
-    verb=st.just("word"),
-    who=st.sampled_from(["nobody", "nobody", "owner", "one"]),
-    options=options(
-        kind=st.sampled_from([Kind.DONE, Kind.FAILED, Kind.FAILED, Kind.RELEASED, Kind.UNKNOWN]),
-        new_nonce=st.sampled_from(WORDS),
-        repair=st.sampled_from([False, False, False, True]),
-        actor=st.sampled_from(["ada", "bob", ""]),
-        reason=st.sampled_from(["", "asked the bank"]),
-        **outcome,
-    ),
-)
+def worded(
+    kinds: Sequence[Kind], repair: Sequence[bool] = (False, False, False, True)
+) -> st.SearchStrategy[Step]:
+    return st.builds(
+        Step,
+        verb=st.just("word"),
+        who=st.sampled_from(["nobody", "nobody", "owner", "one"]),
+        options=options(
+            kind=st.sampled_from(kinds),
+            new_nonce=st.sampled_from(WORDS),
+            repair=st.sampled_from(repair),
+            actor=st.sampled_from(["ada", "bob", ""]),
+            reason=st.sampled_from(["", "asked the bank"]),
+            **outcome,
+        ),
+    )
+
+
+words = worded((Kind.DONE, Kind.FAILED, Kind.FAILED, Kind.RELEASED, Kind.UNKNOWN))
 forgets = st.builds(
     Step,
     verb=st.just("forget"),
@@ -184,13 +190,20 @@ stories = st.one_of(
         claims(("one",), STRICT), jump, claims(("two",), takeover=("owner", "owner", "one")), settles()
     ),
     st.tuples(claims(("one",)), jump, renewals | notes, jump, settles()),
+    st.tuples(claims(("one",)), jump, forgets, settles(who=st.just("one")) | claims(("two",))),
     # a failure is released, with and without steps, and tried again
     st.tuples(
         claims(("one",)), settles((Kind.RELEASED,)), jumps(0.0, 0.0, 30.0), claims(("two",)), settles()
     ),
-    st.tuples(claims(("one",)), notes, settles((Kind.RELEASED,)), jumps(0.0, 10.0), claims(("two",)), notes),
+    st.tuples(
+        claims(("one",)), notes, settles((Kind.RELEASED,)), jumps(0.0, 10.0, -10.0), claims(("two",)), notes
+    ),
     # an outcome is unknown, people speak
     st.tuples(claims(("one",)), settles((Kind.UNKNOWN, Kind.FAILED)), words, words, claims(("two",))),
+    st.tuples(claims(("one",)), settles((Kind.UNKNOWN,)), worded((Kind.FAILED,), (False,)), words),
+    st.tuples(
+        claims(("one",)), notes, settles((Kind.UNKNOWN,)), worded((Kind.RELEASED,)), claims(("two",)), words
+    ),
     st.tuples(claims(("one",), STRICT), jump, words, settles(who=st.just("one")), words),
     # an outcome is replayed, buried, forgotten
     st.tuples(
@@ -255,6 +268,8 @@ class Pair:
                 for side in (self.reference, self.store):
                     while self.ask(side.purge(100)):
                         pass
+                for scope in self.scopes:
+                    self.compare_tombstone(scope)
             case "claim" | "claims":
                 asks = [self.resolve(part) for part in step.parts or (step,)]
                 self.both(lambda side: side.claim(asks))
@@ -322,6 +337,13 @@ class Pair:
             if before is not None:
                 assert (actual.token > before[1]) == (expected.token > before[0])
             self.tokens[scope.hash] = expected.token, actual.token
+
+    def compare_tombstone(self, scope: Scope) -> None:
+        """After a purge the body is gone (R19); before it, a store may still have it."""
+        record, now = self.ask(self.store.peek(scope))
+        if view(record, now) is State.EXPIRED:
+            assert (record.result, record.ref, record.error, record.steps) == (b"", None, None, b"")
+            assert (record.marker, record.labels or None) == ("", None)
 
     def compare_scans(self) -> None:
         for query in (

@@ -28,7 +28,9 @@ def drive(colour: Colour, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     return run_sync(main()) if colour == "sync" else asyncio.run(main())
 
 
-def using(colour: Colour, url: str, body: Callable[[MysqlStore], Coroutine[Any, Any, T]], **settings: Any) -> T:
+def using(
+    colour: Colour, url: str, body: Callable[[MysqlStore], Coroutine[Any, Any, T]], **settings: Any
+) -> T:
     """Open a store, run `body` with it in its colour, close it."""
 
     async def main() -> T:
@@ -73,6 +75,8 @@ def rival(server: services.MariaServer, url: str) -> Iterator[Callable[..., Any]
         host=server.host, port=server.port, user="root", database=url.rpartition("/")[2], autocommit=False
     )
     with connection, connection.cursor() as cursor:
+        # As `within` does it. At REPEATABLE READ the gaps between keys would be locked too, and strangers' keys with them.
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         connection.begin()
         yield cursor.execute
         connection.rollback()

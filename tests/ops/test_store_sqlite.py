@@ -328,16 +328,18 @@ def test_threads_and_loops_that_queue_are_written_in_one_commit(path: Path) -> N
     async def in_loop() -> None:
         await other.peek(scope())
         ready.set()
+        await asyncio.to_thread(go.wait)
         answers = await asyncio.gather(*(other.claim([ask(f"task-{number}")]) for number in range(20)))
         verdicts.extend(answer for (answer,) in answers)
         await other.aclose()
 
-    ready = threading.Event()
+    ready, go = threading.Event(), threading.Event()
     with commits_of(sync) as commits:
         loop = threading.Thread(target=asyncio.run, args=(in_loop(),))
         loop.start()
         assert ready.wait(10)
         with sync._file.writer.lock:
+            go.set()
             threads = [threading.Thread(target=in_thread, args=(number,)) for number in range(20)]
             for thread in threads:
                 thread.start()

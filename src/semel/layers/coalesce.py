@@ -38,12 +38,13 @@ __all__ = ["Coalesce"]
 class _Flight:
     """One key's leader in this process. record: None while its claim is under way, then what is known of the key."""
 
-    __slots__ = ("asking", "leader", "lease_until", "record", "watchers")
+    __slots__ = ("asking", "landed", "leader", "lease_until", "record", "watchers")
 
     def __init__(self, leader: bytes) -> None:
         self.leader = leader
         self.record: Record | None = None
         self.lease_until = 0.0
+        self.landed = False
         self.asking: list[Parker] = []
         self.watchers: list[Callable[[], None]] = []
 
@@ -68,29 +69,9 @@ class Coalesce(Layer):
             return await self.inner.claim(asks)
         ask = asks[0]
         key = ask.scope.hash
-        while True:
-            with self._lock:
-                flight = self._flights.get(key)
-                if flight is None:
-                    flight = self._flights[key] = _Flight(ask.nonce)
-                    break
-                if flight.record is None and flight.leader != ask.nonce:
-                    parker = self._runtime.parker()
-                    flight.asking.append(parker)
-                else:
-                    parker = None
-            if flight.leader == ask.nonce:
-                return await self.inner.claim(asks)
-            if parker is not None:
-                await parker.park(self._timeout)
-            # The same flight, though it may have landed meanwhile: its record, if any, is this follower's answer.
-            if (record := flight.record) is not None:
-                verdict = self._follow(flight, record, ask)
-                return await self.inner.claim(asks) if verdict is None else [verdict]
-        return await self._lead(flight, asks)
-
-    async def _lead(self, flight: _Flight, asks: Sequence[Ask]) -> list[Verdict | Exception]:
-        key = asks[0].scope.hash
+        flight = self._flights.setdefault(key, mine := _Flight(ask.nonce))  # atomic: one of two threads leads
+        if flight is not mine:
+            return await self._ask_leader(flight, asks)
         try:
             verdicts = await self.inner.claim(asks)
         except BaseException:
@@ -99,7 +80,7 @@ class Coalesce(Layer):
         verdict = verdicts[0]
         if type(verdict) is Won:
             with self._lock:
-                flight.lease_until = self._runtime.now() + asks[0].lease
+                flight.lease_until = self._runtime.now() + ask.lease
                 flight.record = verdict.record
                 asking, flight.asking = flight.asking, []
             for parker in asking:
@@ -108,6 +89,24 @@ class Coalesce(Layer):
             # Those who asked meanwhile share a replay; later ones ask for themselves.
             self._land(key, flight, verdict.record if type(verdict) is Replay else None)
         return verdicts
+
+    async def _ask_leader(self, flight: _Flight, asks: Sequence[Ask]) -> list[Verdict | Exception]:
+        """A follower's claim: what the leader knows, once it knows; else the store, or the lead."""
+        ask = asks[0]
+        if flight.leader == ask.nonce:
+            return await self.inner.claim(asks)
+        with self._lock:
+            parker = None
+            if flight.record is None and not flight.landed:
+                parker = self._runtime.parker()
+                flight.asking.append(parker)
+        if parker is not None:
+            await parker.park(self._timeout)
+        # The same flight, though it may have landed meanwhile: its record, if any, is this follower's answer.
+        if (record := flight.record) is None:
+            return await self.claim(asks)
+        verdict = self._follow(flight, record, ask)
+        return await self.inner.claim(asks) if verdict is None else [verdict]
 
     def _follow(self, flight: _Flight, record: Record, ask: Ask) -> Verdict | None:
         """Answer a follower from what the leader knows; None sends it to the store."""
@@ -123,6 +122,7 @@ class Coalesce(Layer):
     def _land(self, key: bytes, flight: _Flight, record: Record | None) -> None:
         with self._lock:
             flight.record = record
+            flight.landed = True
             if self._flights.get(key) is flight:
                 del self._flights[key]
         flight.wake()

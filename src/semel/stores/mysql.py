@@ -356,7 +356,7 @@ async def _change(name: str, values: Sequence[dict[str, Any]], table: Table) -> 
     if not values:
         return 0
     try:
-        return await table.count(name, values)
+        return await table.join(name, values)
     except Locked:
         return 0 if len(values) == 1 else sum([await _change(name, [one], table) for one in values])
 

@@ -88,18 +88,10 @@ class Statements:
             "changes": ", ".join(f"`{name}` = %s" for name in rows.COLUMNS[1:]),
         }
         self._texts = {name: text.format(**words) for name, text in _texts().items()}
-        self._single = {
-            name: re.sub(r"\bv\.(\w+)", r"%(\1)s", text.replace(":values ", ""))
-            for name, text in self._texts.items()
-        }
         self._row = f"({', '.join(['%s'] * len(rows.COLUMNS))})"
 
     def __getitem__(self, name: str) -> str:
         return self._texts[name]
-
-    def single(self, name: str) -> str:
-        """A batch statement for one row: its values are named parameters."""
-        return self._single[name]
 
     def batch(self, name: str, values: Sequence[Mapping[str, Any]]) -> tuple[str, list[Any]]:
         """A batch statement with its values as the derived table `v`, and the parameters."""

@@ -8,6 +8,7 @@ from typing import Final
 
 from semel.errors import ConfigurationError, SemelError
 from semel.store import Facts
+from semel.stores.mysql_errors import Locked
 from semel.stores.mysql_rows import Statements, statements
 from semel.stores.mysql_session import Session
 
@@ -55,7 +56,8 @@ async def prepare(session: Session, words: Statements, *, create: bool) -> int:
         for text in words.schema():
             if not await _exists(session, text):
                 await session.execute(text)
-        await session.write(words["stamp"], (SCHEMA_VERSION,))
+        with contextlib.suppress(Locked):  # another creator writes it at this moment
+            await session.write(words["stamp"], (SCHEMA_VERSION,))
         found = SCHEMA_VERSION
     if found is None:
         raise ConfigurationError(

@@ -71,8 +71,7 @@ class Session:
         """No statement is half done: the wire may serve somebody else."""
         self.until = 0.0
         locks = _NO_WAIT if wire.mariadb else ""
-        self._guard = "" if wire.owned else _COMMITTED + locks
-        self._inner_guard = "" if wire.owned else locks
+        self._committed, self._no_wait = ("", "") if wire.owned else (_COMMITTED, locks)
 
     async def settle_in(self) -> None:
         """Make a new connection of ours independent of the server's defaults."""
@@ -88,23 +87,23 @@ class Session:
 
     async def write(self, text: str, parameters: Parameters = ()) -> int:
         """One statement that is a transaction of its own: how many rows it changed."""
-        return (await self._send(self._guard + self._bind(text, parameters)))[-1][0]
+        return (await self._send(self._committed + self._no_wait + self._bind(text, parameters)))[-1][0]
 
     async def execute(self, text: str) -> None:
         """A statement without parameters that commits by itself (DDL)."""
         await self._send(text)
 
-    async def transact(self, *parts: tuple[str, Parameters]) -> list[int]:
+    async def transact(self, parts: Sequence[tuple[str, Parameters]]) -> list[int]:
         """Several writes as one transaction in one packet: the rows that each changed. All or nothing."""
-        bound = [self._inner_guard + self._bind(text, parameters) for text, parameters in parts]
-        packet = ";\n".join((f"{_COMMITTED}START TRANSACTION", *bound, "COMMIT"))
+        bound = [self._no_wait + self._bind(text, parameters) for text, parameters in parts]
+        packet = ";\n".join((f"{self._committed}START TRANSACTION", *bound, "COMMIT"))
         try:
             answers = await self._send(packet)
         except Exception:
             if self.clean and self.wire.in_transaction:
                 await self._send("ROLLBACK")
             raise
-        return [changed for changed, _ in answers[2:-1]]
+        return [changed for changed, _ in answers[-1 - len(parts) : -1]]
 
     def _bind(self, text: str, parameters: Parameters) -> str:
         if not parameters:

@@ -69,16 +69,16 @@ class Table:
         if witness is None:
             return await self.session.write(text, parameters) == 1
         line = (self.words["witness"], witness.parameters())
-        return await self.session.transact((text, parameters), line) == [1, 1]
+        return await self.session.transact([(text, parameters), line]) == [1, 1]
 
-    async def update(self, name: str, values: Sequence[Mapping[str, Any]]) -> bool:
-        """Run a batch statement. True when every row was changed; else some were, and reading tells which."""
+    async def change(self, name: str, values: Sequence[Mapping[str, Any]]) -> list[bool]:
+        """Run a statement for each of `values`, as one transaction: which of them changed their row."""
+        text = self.words[name]
         if len(values) == 1:
-            changed = await self.session.write(self.words.single(name), values[0])
-        else:
-            changed = await self.session.write(*self.words.batch(name, values))
-        return changed == len(values)
+            return [await self.session.write(text, values[0]) == 1]
+        counts = await self.session.transact([(text, row) for row in values])
+        return [count == 1 for count in counts]
 
-    async def count(self, name: str, values: Sequence[Mapping[str, Any]]) -> int:
+    async def join(self, name: str, values: Sequence[Mapping[str, Any]]) -> int:
         """Run a batch statement: how many rows it changed."""
         return await self.session.write(*self.words.batch(name, values))

@@ -19,6 +19,7 @@ from semel.stores.mysql_table import Table, Witness
 __all__ = ["LOCK_WAIT", "Patience", "claim", "note", "renew", "settle", "unreadable"]
 
 LOCK_WAIT: Final = 0.05
+_PACKET: Final = 4 << 20  # bytes of outcomes that travel together at most
 Tried = bool | Exception
 
 
@@ -141,8 +142,9 @@ async def settle(table: Table, ends: Sequence[Settle], patience: Patience) -> li
             continue
         if values is not None:
             quick[at] = values
-    if quick and await _tried(table.update("settle", list(quick.values()))) is True:
-        answers.update(dict.fromkeys(quick, Answer.OK))
+    for chunk in _chunks(quick, table.session.limit):
+        held = await _changed(table, [quick[at] for at in chunk])
+        answers.update({at: Answer.OK for at, done in zip(chunk, held, strict=True) if done})
 
     async def decide(at: int, row: Found | None, now: float) -> Tried | Answer:
         return await _settle_one(table, ends[at], row, now)
@@ -150,6 +152,28 @@ async def settle(table: Table, ends: Sequence[Settle], patience: Patience) -> li
     scopes = [end.scope.hash for end in ends]
     await _slowly(table, scopes, answers, decide, patience)
     return [answers[at] for at in range(len(ends))]
+
+
+def _chunks(quick: dict[int, dict[str, Any]], limit: int) -> list[list[int]]:
+    """Positions that fit into one packet together. Bytes are sent as hexadecimal digits: two for each."""
+    chunks: list[list[int]] = []
+    room = 0
+    for at, values in quick.items():
+        size = 2048 + 4 * sum(len(value) for value in values.values() if isinstance(value, str | bytes))
+        if not chunks or size > room:
+            chunks.append([])
+            room = min(limit, _PACKET)
+        chunks[-1].append(at)
+        room -= size
+    return chunks
+
+
+async def _changed(table: Table, values: list[dict[str, Any]]) -> list[bool]:
+    """Which of these settles held; none when the packet was refused as a whole."""
+    try:
+        return await table.change("settle", values)
+    except (Locked, CodecError):
+        return [False] * len(values)
 
 
 async def _settle_one(table: Table, end: Settle, row: Found | None, now: float) -> Tried | Answer:
@@ -171,7 +195,8 @@ async def _settle_one(table: Table, end: Settle, row: Found | None, now: float) 
 
 async def renew(table: Table, renewals: Sequence[Renewal], patience: Patience) -> list[Answer | Exception]:
     answers: dict[int, Answer | Exception] = {}
-    if await _tried(table.update("renew", [renew_values(renewal) for renewal in renewals])) is True:
+    values = [renew_values(renewal) for renewal in renewals]
+    if await _tried(_renewed(table, values)) is True:
         return [Answer.OK] * len(renewals)
 
     async def decide(at: int, row: Found | None, now: float) -> Tried | Answer:
@@ -198,6 +223,10 @@ async def note(table: Table, entry: Note, patience: Patience) -> Answer | Except
 
     await _slowly(table, [entry.scope.hash], answers, decide, patience)
     return answers[0]
+
+
+async def _renewed(table: Table, values: list[dict[str, Any]]) -> bool:
+    return await table.join("renew", values) == len(values)
 
 
 async def _noted(table: Table, values: dict[str, Any]) -> bool:

@@ -131,27 +131,22 @@ class PostgresStore:
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
         deadline = self._talk.deadline()
         if len(asks) == 1:
-            verdict = await self._claim_quickly(asks[0], deadline)
-            if verdict is not None:
-                return [verdict]
+            # One key, one statement, as few steps as can be; what that does not decide is decided below.
+            ask = asks[0]
+            try:
+                row = (await self._talk.run("claim_one", (self._skew, *ask_args(ask)), deadline))[0]
+            except Locked:
+                return [_LOCKED]
+            except (Trouble, ValueError):
+                pass
+            else:
+                if row[1]:
+                    return [model.claim(None, ask, row[0])[0]]
+                if row[2] is not None:
+                    verdict, changed = _judge(row, ask, row[0])
+                    if changed is None and (row[3] or ask.scope.hash not in self._talk.watchers):
+                        return [verdict]
         return await in_turns(asks, self._claim, deadline, self._where)
-
-    async def _claim_quickly(self, ask: Ask, deadline: float) -> Verdict | None:
-        """One key, one statement; None when that does not do."""
-        try:
-            row = (await self._run("claim_one", deadline, *ask_args(ask)))[0]
-        except Locked:
-            return _LOCKED
-        except (Trouble, ValueError):
-            return None
-        if row[1]:
-            return model.claim(None, ask, row[0])[0]
-        if row[2] is None:
-            return None
-        verdict, changed = _judge(row, ask, row[0])
-        if changed is not None or (not row[3] and ask.scope.hash in self._talk.watchers):
-            return None
-        return verdict
 
     async def _claim(self, asks: list[Ask], deadline: float) -> list[Verdict | Exception]:
         """Each scope once, in order."""
@@ -213,18 +208,16 @@ class PostgresStore:
     async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
         deadline = self._talk.deadline()
         try:
-            if len(ends) == 1 and is_plain(ends[0]) and await self._settle_quickly(ends[0], deadline):
-                return [Answer.OK]
+            if len(ends) == 1 and is_plain(ends[0]):
+                try:
+                    if await self._talk.run("settle_one", (self._skew, *end_args(ends[0])), deadline):
+                        return [Answer.OK]
+                except (Trouble, ValueError):
+                    pass
             return await in_turns(ends, self._settle, deadline, self._where, alone=_is_bulky)
         finally:
             for end in ends:
                 self._talk.watchers.wake(end.scope.hash)
-
-    async def _settle_quickly(self, end: Settle, deadline: float) -> bool:
-        try:
-            return bool(await self._run("settle_one", deadline, *end_args(end)))
-        except (Trouble, ValueError):
-            return False
 
     async def _settle(self, ends: list[Settle], deadline: float) -> list[Answer | Exception]:
         done = await self._settle_plainly(ends, deadline)

@@ -80,7 +80,7 @@ class RedisStore:
     """See `Store`. `_skew` moves the clock of the scripts, for tests."""
 
     capabilities = Capabilities(
-        durable=True, shared=True, notifies=True, joins_transactions=True, batches=True, server_clock=True
+        durable=True, shared=True, notifies=True, joins_transactions=True, resends=True, server_clock=True
     )
 
     def __init__(

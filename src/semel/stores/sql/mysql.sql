@@ -8,8 +8,8 @@
 --    `version` up, and nonce + version never come back.
 -- 3. Time is the server's UTC clock, read by the statement: {now}. DATETIME(6); NULL means never, or not set.
 -- 4. `:values` stands for the rows of a batch as a derived table `v`, in scope order, joined by primary key, so that
---    batches lock rows in one order and never wait for a stranger's row. For a batch of one it is empty and `v.name`
---    becomes the parameter `name` itself.
+--    batches lock rows in one order and never wait for a stranger's row. Only for small values: MariaDB 10.11 cuts a
+--    literal of more than 64 KiB in such a table silently, or crashes. Outcomes go as many statements in one packet.
 -- 5. Writes do not wait for a locked row longer than the session allows (MariaDB: not at all).
 -- 6. No statement depends on sql_mode: names are in backticks, texts in single quotes, nothing is truncated silently.
 --
@@ -39,25 +39,25 @@ DELETE FROM {table} WHERE `scope` = %s AND `nonce` = %s AND `version` = %s
 -- finds out why. `retention` and `tombstone` (both from now) are microseconds; NULL: never, none.
 -- No assignment may use a column that an earlier one changes (in MySQL it would see the new value): `steps` is changed
 -- only for kinds whose expiry does not look at it.
-UPDATE :values {table} AS r
-SET r.`state` = v.state,
+UPDATE {table} AS r
+SET r.`state` = %(state)s,
     r.`updated` = {now},
     r.`settled` = {now},
     r.`lease_until` = {now},
-    r.`expires` = IF(v.state = 'released' AND r.`steps` IS NOT NULL, r.`noted`, {now})
-                  + INTERVAL v.retention MICROSECOND,
-    r.`tombstone` = {now} + INTERVAL v.tombstone MICROSECOND,
+    r.`expires` = IF(%(state)s = 'released' AND r.`steps` IS NOT NULL, r.`noted`, {now})
+                  + INTERVAL %(retention)s MICROSECOND,
+    r.`tombstone` = {now} + INTERVAL %(tombstone)s MICROSECOND,
     r.`not_before` = NULL,
-    r.`policy` = COALESCE(v.policy, r.`policy`),
-    r.`marker` = v.marker,
-    r.`result` = v.result,
-    r.`ref` = COALESCE(v.ref, r.`ref`),
-    r.`error_type` = v.error_type,
-    r.`error_code` = v.error_code,
-    r.`error_message` = v.error_message,
-    r.`steps` = NULLIF(COALESCE(v.steps, r.`steps`), ''),
+    r.`policy` = COALESCE(%(policy)s, r.`policy`),
+    r.`marker` = %(marker)s,
+    r.`result` = %(result)s,
+    r.`ref` = COALESCE(%(ref)s, r.`ref`),
+    r.`error_type` = %(error_type)s,
+    r.`error_code` = %(error_code)s,
+    r.`error_message` = %(error_message)s,
+    r.`steps` = NULLIF(COALESCE(%(steps)s, r.`steps`), ''),
     r.`version` = r.`version` + 1
-WHERE r.`scope` = v.scope AND r.`nonce` = v.nonce
+WHERE r.`scope` = %(scope)s AND r.`nonce` = %(nonce)s
   AND r.`state` = 'running' AND (r.`expires` IS NULL OR r.`expires` > {now})
 
 -- name: renew

@@ -1,0 +1,188 @@
+"""Ports on SQLAlchemy: Session and Connection, sync and async, over whichever driver the engine has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
+
+from semel.errors import ConfigurationError
+from semel.within.drivers import mysql_is_open, sqlite_is_open
+from semel.within.ports import Dialect, Row, Style, not_open
+
+__all__ = ["AsyncConnectionPort", "AsyncSessionPort", "ConnectionPort", "SessionPort"]
+
+_DIALECTS: Final[dict[str, Dialect]] = {
+    "postgresql": "postgresql",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+    "sqlite": "sqlite",
+}
+_STYLES: Final[dict[str, Style]] = {
+    "numeric_dollar": "dollar",
+    "format": "format",
+    "pyformat": "format",
+    "qmark": "qmark",
+}
+_REMEDY: Final = 'Use an engine or connection without isolation_level="AUTOCOMMIT"'
+
+
+class _Nested:
+    """`begin_nested()` of SQLAlchemy, so that its own bookkeeping (ORM state, outer savepoints) stays right."""
+
+    __slots__ = ("_port", "_transaction")
+
+    def __init__(self, port: Any, transaction: Any) -> None:
+        self._port = port
+        self._transaction = transaction
+
+    @property
+    def alive(self) -> bool:
+        return bool(self._transaction.is_active)
+
+    async def flush(self) -> None:
+        await self._port.flush()
+
+    async def release(self) -> None:
+        await self._port.settle(self._transaction.commit())
+
+    async def rollback(self) -> None:
+        await self._port.settle(self._transaction.rollback())
+
+
+class _AlchemyPort:
+    """`target` is a Session or Connection of either colour; what differs is whether its answers are awaited."""
+
+    colour: Literal["sync", "async"] = "sync"
+    dialect: Dialect
+    style: Style
+    mariadb = False
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+        self._connection: Any = None
+
+    async def settle(self, answer: Any) -> Any:
+        """The sync colour's answers are there already."""
+        return answer
+
+    async def flush(self) -> None:
+        """A Connection keeps nothing to itself."""
+
+    async def _connect(self) -> Any:
+        return self._target
+
+    def _sync_connection(self) -> Any:
+        return self._connection
+
+    @property
+    def connection(self) -> object:
+        return self._raw()
+
+    def _raw(self) -> Any:
+        return self._sync_connection().connection.driver_connection
+
+    async def prepare(self) -> None:
+        self._connection = await self._connect()
+        dialect = self._connection.dialect
+        known = _DIALECTS.get(dialect.name), _STYLES.get(dialect.paramstyle)
+        if known[0] is None or known[1] is None:
+            raise ConfigurationError(
+                f"within() knows PostgreSQL, MariaDB/MySQL and SQLite; this SQLAlchemy engine is for {dialect.name!r} "
+                f"(driver {dialect.driver!r})"
+            )
+        self.dialect, self.style = known
+        self.mariadb = bool(getattr(dialect, "is_mariadb", False))
+        if not self._is_open():
+            raise not_open("SQLAlchemy connection", _REMEDY)
+
+    def _is_open(self) -> bool:
+        connection = self._sync_connection()
+        if self.dialect == "sqlite":
+            return sqlite_is_open(self._raw())
+        if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+            return False
+        if self.dialect == "mysql":
+            return mysql_is_open(self._raw())
+        adapted = connection.connection.dbapi_connection
+        return getattr(adapted, "isolation_level", None) != "autocommit" and not getattr(
+            self._raw(), "autocommit", False
+        )
+
+    @property
+    def begun(self) -> bool:
+        return bool(self._raw().in_transaction)
+
+    async def run(self, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]:
+        result = await self.settle(self._connection.exec_driver_sql(sql, tuple(args)))
+        rows: Sequence[Row] = result.fetchall() if result.returns_rows else ()
+        return rows
+
+    async def savepoint(self, name: str) -> _Nested:
+        del name  # SQLAlchemy numbers its own
+        return _Nested(self, await self.settle(self._target.begin_nested()))
+
+    def after_end(self, callback: Callable[[], None]) -> bool:
+        del callback
+        return False
+
+
+class ConnectionPort(_AlchemyPort):
+    """A sync Connection: begun by its first statement if it was not."""
+
+
+class SessionPort(_AlchemyPort):
+    """A sync Session: pending objects are flushed before the savepoint and before it is released."""
+
+    async def _connect(self) -> Any:
+        return self._target.connection()
+
+    async def flush(self) -> None:
+        await self.settle(self._target.flush())
+
+    def after_end(self, callback: Callable[[], None]) -> bool:
+        _call_after(self._target, callback)
+        return True
+
+
+class _AsyncAlchemyPort(_AlchemyPort):
+    colour: Literal["sync", "async"] = "async"
+
+    async def settle(self, answer: Any) -> Any:
+        return await answer
+
+    def _sync_connection(self) -> Any:
+        return self._connection.sync_connection
+
+    def _is_open(self) -> bool:
+        # aiosqlite's own connection has the same attributes as sqlite3's.
+        return super()._is_open()
+
+
+class AsyncConnectionPort(_AsyncAlchemyPort):
+    """An AsyncConnection. One that was never started is refused by SQLAlchemy itself."""
+
+
+class AsyncSessionPort(_AsyncAlchemyPort):
+    """An AsyncSession, as `SessionPort`."""
+
+    async def _connect(self) -> Any:
+        return await self._target.connection()
+
+    async def flush(self) -> None:
+        await self._target.flush()
+
+    def after_end(self, callback: Callable[[], None]) -> bool:
+        _call_after(self._target.sync_session, callback)
+        return True
+
+
+def _call_after(session: Any, callback: Callable[[], None]) -> None:
+    """After the root transaction: `after_commit` would also fire for every released savepoint."""
+    from sqlalchemy import event
+
+    def ended(_: Any, transaction: Any) -> None:
+        if transaction.parent is None:
+            event.remove(session, "after_transaction_end", ended)
+            callback()
+
+    event.listen(session, "after_transaction_end", ended)

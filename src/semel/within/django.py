@@ -1,0 +1,87 @@
+"""The port on Django's connection wrapper, `django.db.connection` or `connections[alias]`, inside `atomic()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
+
+from semel.errors import ConfigurationError
+from semel.within.ports import Dialect, Row, Style, not_open
+
+__all__ = ["DjangoPort"]
+
+_VENDORS: Final[dict[str, Dialect]] = {"postgresql": "postgresql", "mysql": "mysql", "sqlite": "sqlite"}
+
+
+class _Atomic:
+    """A nested `atomic()`, so that Django's own bookkeeping (on_commit hooks, needs_rollback) stays right."""
+
+    __slots__ = ("_atomic",)
+    alive = True
+
+    def __init__(self, atomic: Any) -> None:
+        self._atomic = atomic
+        atomic.__enter__()
+
+    async def flush(self) -> None:
+        """Django's ORM writes at once."""
+
+    async def release(self) -> None:
+        self._atomic.__exit__(None, None, None)
+
+    async def rollback(self) -> None:
+        error = _Undo()
+        self._atomic.__exit__(_Undo, error, None)
+
+
+class _Undo(Exception):
+    """Tells `atomic()` to roll back; it is never raised."""
+
+
+class DjangoPort:
+    colour: Literal["sync", "async"] = "sync"
+    style: Style = "format"  # Django's own, on every database
+
+    def __init__(self, connection: Any) -> None:
+        from django.db import connections
+
+        # `django.db.connection` is a proxy of the current thread's connection: take that one, once.
+        self._wrapper = connections[connection.alias]
+        vendor = _VENDORS.get(self._wrapper.vendor)
+        if vendor is None:
+            raise ConfigurationError(
+                f"within() knows PostgreSQL, MariaDB/MySQL and SQLite, not Django's {self._wrapper.vendor!r} database"
+            )
+        self.dialect: Dialect = vendor
+        self.mariadb = False
+
+    @property
+    def connection(self) -> object:
+        return self._wrapper
+
+    @property
+    def begun(self) -> bool:
+        return bool(self._wrapper.connection.in_transaction)
+
+    async def prepare(self) -> None:
+        if not self._wrapper.in_atomic_block:
+            raise not_open("Django connection", "Use `with transaction.atomic():` around it")
+        if self.dialect == "mysql":
+            self.mariadb = bool(self._wrapper.mysql_is_mariadb)
+
+    async def run(self, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]:
+        with self._wrapper.cursor() as cursor:
+            cursor.execute(sql, tuple(args) or None)
+            rows: Sequence[Row] = cursor.fetchall() if cursor.description else ()
+            return rows
+
+    async def savepoint(self, name: str) -> _Atomic:
+        del name  # Django numbers its own
+        from django.db import transaction
+
+        return _Atomic(transaction.atomic(using=self._wrapper.alias))
+
+    def after_end(self, callback: Callable[[], None]) -> bool:
+        # Django tells of a commit only; a rollback would be missed.
+        del callback
+        return False

@@ -1,0 +1,120 @@
+"""What `within` needs from a caller's connection: run a statement, open a savepoint, tell errors apart. One port per family.
+
+Every method that waits is a coroutine; those of a sync port never suspend. Drivers are not imported here: a port
+is made from a connection that exists, so its driver is there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Final, Literal, Protocol
+
+from semel.errors import ConfigurationError
+
+__all__ = ["Dialect", "Port", "Row", "Savepoint", "SqlSavepoint", "Style", "bound", "not_open"]
+
+Dialect = Literal["postgresql", "mysql", "sqlite"]
+Style = Literal["dollar", "format", "qmark"]
+Row = Sequence[Any]
+
+_PARAMETER: Final = re.compile(r"\$(\d+)")
+
+
+class Savepoint(Protocol):
+    """A place to come back to. It is ended once, by `release` or by `rollback`."""
+
+    @property
+    def alive(self) -> bool:
+        """False when it is known that somebody else ended it, or the transaction around it."""
+        ...
+
+    async def flush(self) -> None:
+        """Send what an ORM still keeps to itself, so that its errors show before the savepoint is released."""
+        ...
+
+    async def release(self) -> None: ...
+
+    async def rollback(self) -> None:
+        """Undo everything since, and end the savepoint."""
+        ...
+
+
+class Port(Protocol):
+    colour: Literal["sync", "async"]
+    dialect: Dialect
+    style: Style
+    mariadb: bool
+
+    @property
+    def connection(self) -> object:
+        """What identifies the caller's transaction: the same object for everything bound to it."""
+        ...
+
+    async def prepare(self) -> None:
+        """Look at the transaction. ConfigurationError when there is none and none will begin by itself."""
+        ...
+
+    @property
+    def begun(self) -> bool:
+        """Whether the database has a transaction already (asked for SQLite only, where BEGIN takes the lock)."""
+        ...
+
+    async def run(self, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]:
+        """The rows of one statement written for `style`. The driver's own errors pass."""
+        ...
+
+    async def savepoint(self, name: str) -> Savepoint: ...
+
+    def after_end(self, callback: Callable[[], None]) -> bool:
+        """Call back once the caller's transaction is over; False when this connection cannot tell."""
+        ...
+
+
+class SqlSavepoint:
+    """A savepoint by name, in SQL."""
+
+    __slots__ = ("_name", "_port")
+    alive = True  # nobody can tell without asking: a missing one shows when it is released
+
+    def __init__(self, port: Port, name: str) -> None:
+        self._port = port
+        self._name = name
+
+    @classmethod
+    async def begin(cls, port: Port, name: str) -> SqlSavepoint:
+        await port.run(f"SAVEPOINT {name}")
+        return cls(port, name)
+
+    async def flush(self) -> None:
+        """A bare connection keeps nothing to itself."""
+
+    async def release(self) -> None:
+        await self._port.run(f"RELEASE SAVEPOINT {self._name}")
+
+    async def rollback(self) -> None:
+        await self._port.run(f"ROLLBACK TO SAVEPOINT {self._name}")
+        await self._port.run(f"RELEASE SAVEPOINT {self._name}")
+
+
+def not_open(what: str, remedy: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"within() needs an open transaction, and this {what} has none (autocommit): nothing could commit the record and "
+        f"your rows together. {remedy}"
+    )
+
+
+@cache
+def bound(sql: str, style: Style) -> tuple[str, tuple[int, ...]]:
+    """A statement written with $1, $2 … (each as often as needed) for a driver's style, and which arguments go where."""
+    if style == "dollar":
+        return sql, tuple(range(max((int(number) for number in _PARAMETER.findall(sql)), default=0)))
+    order: list[int] = []
+
+    def mark(found: re.Match[str]) -> str:
+        order.append(int(found[1]) - 1)
+        return "%s" if style == "format" else "?"
+
+    text = sql.replace("%", "%%") if style == "format" else sql
+    return _PARAMETER.sub(mark, text), tuple(order)
