@@ -114,7 +114,9 @@ outcome = {
 KINDS = (Kind.DONE, Kind.FAILED, Kind.UNKNOWN, Kind.RELEASED)
 
 
-def settles(kinds: Sequence[Kind] = KINDS, who: st.SearchStrategy[Who] = owners) -> st.SearchStrategy[Step]:
+def settles(
+    kinds: Sequence[Kind] = KINDS, who: st.SearchStrategy[Who] = owners, **fixed: st.SearchStrategy[Any]
+) -> st.SearchStrategy[Step]:
     return st.builds(
         Step,
         verb=st.just("settle"),
@@ -124,7 +126,7 @@ def settles(kinds: Sequence[Kind] = KINDS, who: st.SearchStrategy[Who] = owners)
             after=st.sampled_from([0.0, 0.0, 20.0, 40.0]),
             policy=st.sampled_from([None, None, None, *Policy]),
             steps=st.sampled_from([None, None, b"", b"short"]),
-            **outcome,
+            **{**outcome, **fixed},
         ),
     )
 
@@ -206,14 +208,14 @@ stories = st.one_of(
     ),
     st.tuples(claims(("one",), STRICT), jump, words, settles(who=st.just("one")), words),
     # an outcome is replayed, buried, forgotten
+    st.tuples(claims(("one",)), settles((Kind.DONE, Kind.FAILED)), jump, anything, purges, jump, anything),
     st.tuples(
         claims(("one",)),
-        settles((Kind.DONE, Kind.FAILED)),
-        jumps(10.0, 20.0, 30.0),
-        anything,
-        purges,
-        jump,
-        anything,
+        notes,
+        settles((Kind.DONE, Kind.FAILED), retention=st.just(20.0), tombstone=st.just(30.0)),
+        jumps(20.0, 30.0),
+        purges | anything,
+        claims() | settles() | renewals | notes | words,
     ),
     st.tuples(claims(("one",)), settles(), settles(), forgets, claims(("two",))),
 )

@@ -79,7 +79,10 @@ def python(code: str, *args: str, **options: Any) -> subprocess.Popen[str]:
 
 
 def outcome_of(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=60)
+    try:
+        out, err = process.communicate(timeout=50)
+    finally:
+        process.kill()
     assert (process.returncode, err) == (0, "")
     return out
 

@@ -8,7 +8,6 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from typing import Any
@@ -500,9 +499,10 @@ def test_a_server_that_flushes_has_nothing_to_warn_of_and_one_with_a_lazy_binlog
 
 
 def test_a_statement_binlog_is_refused_by_name() -> None:
-    with services.mariadb(config={"log-bin": "binlog", "binlog-format": "STATEMENT"}) as server:
-        with pytest.raises(ConfigurationError, match="binlog_format=ROW"):
-            using("sync", server.database(), win)
+    config = {"log-bin": "binlog", "binlog-format": "STATEMENT"}
+    refused = pytest.raises(ConfigurationError, match="binlog_format=ROW")
+    with services.mariadb(config=config) as server, refused:
+        using("sync", server.database(), win)
 
 
 # ---------------------------------------------------------------------------------------- loops, threads, forks
@@ -663,8 +663,8 @@ def test_R29_a_forked_child_makes_its_own_connections(colour: Colour, url: str) 
 
 
 @pytest.fixture
-def pool_options(mariadb_server: services.MariaServer, name: str) -> Iterator[dict[str, Any]]:
-    yield {"host": mariadb_server.host, "port": mariadb_server.port, "user": "root", "database": name}
+def pool_options(mariadb_server: services.MariaServer, name: str) -> dict[str, Any]:
+    return {"host": mariadb_server.host, "port": mariadb_server.port, "user": "root", "database": name}
 
 
 def test_R30_a_pool_is_used_as_it_is_and_not_closed(pool_options: dict[str, Any]) -> None:

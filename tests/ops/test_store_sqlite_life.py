@@ -8,8 +8,10 @@ import signal
 import sqlite3
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -241,7 +243,7 @@ def test_the_last_close_leaves_one_file(path: Path, colour: Colour) -> None:
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 def test_R29_a_store_that_nobody_closes_is_closed_with_its_loop(
-    path: Path, runner: type[asyncio.Runner]
+    path: Path, runner: Callable[[Coroutine[Any, Any, None]], None]
 ) -> None:
     store = opened(path, "async")
 

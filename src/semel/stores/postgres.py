@@ -15,7 +15,7 @@ from math import inf
 from typing import Any, Final, Literal
 
 from semel import model
-from semel.errors import ConfigurationError, OutcomeUnknown, SemelError
+from semel.errors import CodecError, ConfigurationError, OutcomeUnknown, SemelError
 from semel.keys import Scope
 from semel.model import (
     Answer,
@@ -137,7 +137,7 @@ class PostgresStore:
                 row = (await self._talk.run("claim_one", (self._skew, *ask_args(ask)), deadline))[0]
             except Locked:
                 return [_LOCKED]
-            except (Trouble, ValueError):
+            except (Trouble, CodecError, ValueError):
                 pass
             else:
                 if row[1]:
@@ -160,7 +160,7 @@ class PostgresStore:
                     raise
                 return verdicts
             lost = await self._decide_claims(asks, todo, rows, verdicts, deadline)
-            if time.monotonic() >= deadline:
+            if _is_over(deadline):
                 for at in lost:
                     verdicts[at] = _LOCKED
                 return verdicts
@@ -212,7 +212,7 @@ class PostgresStore:
                 try:
                     if await self._talk.run("settle_one", (self._skew, *end_args(ends[0])), deadline):
                         return [Answer.OK]
-                except (Trouble, ValueError):
+                except (Trouble, CodecError, ValueError):
                     pass
             return await in_turns(ends, self._settle, deadline, self._where, alone=_is_bulky)
         finally:
@@ -258,7 +258,7 @@ class PostgresStore:
                 change = Change(changed, version, ends=True, event=event, retention=end.retention)
                 if (await self._swap([change], deadline))[0]:
                     return answer
-            if time.monotonic() >= deadline:
+            if _is_over(deadline):
                 raise Locked("the record stayed locked")
 
     async def _remove(
@@ -324,7 +324,7 @@ class PostgresStore:
             answer, changed = decide(record, now)
             if changed is None or (await self._swap([Change(changed, version)], deadline))[0]:
                 return answer
-            if time.monotonic() >= deadline:
+            if _is_over(deadline):
                 raise Locked("the record stayed locked")
 
     async def _swap(self, changes: list[Change], deadline: float) -> list[bool | None]:
@@ -433,6 +433,11 @@ class PostgresStore:
 def _judge(row: Row, ask: Ask, now: float) -> tuple[Verdict, Record | None]:
     record, readable = record_of(row[-WIDTH:])
     return model.claim(record, ask, now) if readable else (Unknown(None, Policy.HOLD, unreadable=True), None)
+
+
+def _is_over(deadline: float) -> bool:
+    """No time for another round, which may have to wait for a lock."""
+    return time.monotonic() + 0.1 >= deadline
 
 
 def _after(query: Query) -> bytes:

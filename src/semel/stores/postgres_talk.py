@@ -157,8 +157,13 @@ class Talk:
         if not await home.gate.take(deadline - time.monotonic()):
             raise StoreUnavailable(f"PostgreSQL at {self.source.where} did not answer in time")
         try:
-            if not self._ready:
-                await self._on_a_link(home, lambda link: self._greet(link, deadline), deadline)
+            while not self._ready:
+                try:
+                    await self._on_a_link(home, lambda link: self._greet(link, deadline), deadline)
+                except Clash:  # under a stricter isolation level, with somebody who creates the tables as well
+                    if time.monotonic() >= deadline:
+                        raise
+                    continue
                 await home.pool.empty()  # links made before it was known whether statements stay prepared
                 self._ready = True
         except Trouble as trouble:

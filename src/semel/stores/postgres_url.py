@@ -52,6 +52,8 @@ def parse(url: str, colour: Colour) -> Address:
     parts = urlsplit(url)
     _, _, driver = parts.scheme.partition("+")
     chosen = _driver(driver, colour)
+    if parts.fragment:
+        raise ConfigurationError("a PostgreSQL URL has no #fragment: write a # in the password as %23")
     try:
         port = parts.port
     except ValueError as error:
@@ -60,8 +62,6 @@ def parse(url: str, colour: Colour) -> Address:
                 f"the port in a PostgreSQL URL must be a number from 1 to 65535: {error}"
             ) from error
         port = None  # several hosts, each with its port: the driver reads them
-    if parts.fragment:
-        raise ConfigurationError("a PostgreSQL URL has no #fragment: write a # in the password as %23")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if unknown := sorted(options.keys() - _OURS - _CONNECTION):
         raise ConfigurationError(

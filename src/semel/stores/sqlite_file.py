@@ -301,7 +301,7 @@ def _before_fork() -> None:
     _registry_lock.acquire()
     _forking[:] = _registry.values()
     for file in _forking:
-        file._held_for_fork = (False, False)
+        file.before_fork()
 
 
 def _after_fork_in_parent() -> None:

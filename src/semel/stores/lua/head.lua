@@ -8,7 +8,7 @@ local body, nonce, print_at, names_at, ref_at, marker_at, secret_at, steps_at, r
 local seen
 
 local text, buried = redis.pcall('GETRANGE', KEYS[1], 0, WIDE_SIZE + 254), false
-if text == '' then
+if text == '' and redis.call('EXISTS', KEYS[1]) == 0 then
   text, buried = redis.pcall('GET', KEYS[2]), true
 end
 if text then
@@ -20,5 +20,8 @@ if text then
   end
 end
 --@include read
-if text and state == RUNNING and redis.call('STRLEN', KEYS[1]) ~= result_at - 1 then text = nil end
+if text then
+  local size = buried and #text or redis.call('STRLEN', KEYS[1])
+  if size < result_at - 1 or (state == RUNNING and size ~= result_at - 1) then text = nil end
+end
 --@include view

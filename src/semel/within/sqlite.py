@@ -1,0 +1,119 @@
+"""The statements of `within` on SQLite: the whole database is the lock, and whoever writes has it.
+
+Times are Unix seconds of this process's clock, as in the store. `busy_timeout` is the caller's setting: it is set to
+what `wait` allows for the statement that takes the lock, and restored.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from math import inf
+from typing import Any, Final
+
+from semel import model
+from semel.keys import Scope
+from semel.model import Ask, Record, Settle
+from semel.stores import rows
+from semel.within.ports import Port
+from semel.within.records import Entry, Unreadable, _guarded, identifier, query, record_of
+
+__all__ = ["SqliteWords", "sqlite_words", "with_patience"]
+
+_LONGEST: Final = 2**31 - 1  # milliseconds
+_FIXED: Final = 4  # scope, tenant, operation, key: never change once a row is there
+_TEXTS: Final = tuple(
+    at
+    for at, name in enumerate(rows.COLUMNS)
+    if name
+    in {
+        "tenant", "operation", "key", "state", "policy", "marker", "ref", "error_type", "error_code",
+        "error_message", "labels", "secret_id",
+    }
+)  # fmt: skip
+
+
+@cache
+def sqlite_words(table: str) -> SqliteWords:
+    return SqliteWords(table)
+
+
+class SqliteWords:
+    def __init__(self, table: str) -> None:
+        name = identifier(table, '"')
+        columns = ", ".join(rows.COLUMNS)
+        values = ", ".join(f"${at}" for at in range(1, len(rows.COLUMNS) + 1))
+        changes = ", ".join(
+            f"{column} = ${at}" for at, column in enumerate(rows.COLUMNS, 1) if at > _FIXED
+        )
+        self._insert = f"INSERT INTO {name} ({columns}) VALUES ({values}) ON CONFLICT (scope) DO NOTHING RETURNING 1"
+        self._select = f"SELECT {columns} FROM {name} WHERE scope = $1"
+        self._update = f"UPDATE {name} SET {changes} WHERE scope = $1"
+        self._finish = (
+            f"UPDATE {name} SET state = 'done', updated = $3, settled = $3, lease_until = $3, expires = $4, "
+            "tombstone = $5, policy = coalesce($6, policy), marker = $7, result = $8, ref = coalesce($9, ref), "
+            "steps = coalesce($10, steps) WHERE scope = $1 AND nonce = $2 AND state = 'running' RETURNING 1"
+        )
+
+    async def enter(self, port: Port, ask: Ask, patience: float) -> Entry:
+        """Insert first: even when the key is there, this takes the lock, and the read after it sees the latest."""
+        fresh = model.claim(None, ask, time.time())[1]
+        assert fresh is not None  # noqa: S101 - an absent key is always won
+        before = await with_patience(port, patience)
+        try:
+            inserted = await query(port, self._insert, rows.to_row(_guarded(fresh)))
+        finally:
+            await restore_patience(port, before)
+        if inserted:
+            return Entry(fresh.created, inserted=True)
+        return await self.lock(port, ask.scope, patience)
+
+    async def lock(self, port: Port, scope: Scope, patience: float) -> Entry:
+        del patience  # `enter` has the lock
+        found = await self.look(port, scope)
+        return Entry(found.now, record=found.record, locked=True)
+
+    async def look(self, port: Port, scope: Scope) -> Entry:
+        found = await query(port, self._select, (scope.hash,))
+        return Entry(time.time(), record=_record(list(found[0])) if found else None)
+
+    async def write(self, port: Port, record: Record) -> None:
+        await query(port, self._update, rows.to_row(record))
+
+    async def finish(self, port: Port, end: Settle) -> bool:
+        now = time.time()
+        expires = None if end.retention == inf else now + end.retention
+        args = (
+            end.scope.hash,
+            end.nonce,
+            now,
+            expires,
+            expires + end.tombstone if end.tombstone and expires is not None else None,
+            end.policy.value if end.policy else None,
+            end.marker or None,
+            end.result or None,
+            end.ref,
+            end.steps,
+        )
+        return len(await query(port, self._finish, args)) == 1
+
+
+def _record(row: list[Any]) -> Record:
+    for at in _TEXTS:
+        if isinstance(row[at], bytes):  # the caller's connection has another text_factory
+            try:
+                row[at] = row[at].decode()
+            except UnicodeDecodeError as error:
+                raise Unreadable from error
+    return record_of(row)
+
+
+async def with_patience(port: Port, patience: float) -> int:
+    """Limit how long the next statement waits for the database; what it was before."""
+    ((before,),) = await port.run("PRAGMA busy_timeout")
+    await port.run(f"PRAGMA busy_timeout = {max(1, min(_LONGEST, int(min(patience, 1e7) * 1000)))}")
+    return int(before)
+
+
+async def restore_patience(port: Port, before: int) -> None:
+    await port.run(f"PRAGMA busy_timeout = {before}")

@@ -1,0 +1,110 @@
+"""A store on a real PostgreSQL, driven in either colour by the same test body."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from semel.keys import Scope, make_scope
+from semel.model import Answer, Ask, Kind, Policy, Renewal, Settle, Verdict, Won
+from semel.runtime import run_sync
+from semel.store import Settings
+from semel.stores import postgres
+from semel.stores.postgres import PostgresStore
+from semel.testing import services
+
+T = TypeVar("T")
+
+KINDS: tuple[tuple[str, Literal["sync", "async"]], ...] = (
+    ("asyncpg", "async"),
+    ("psycopg", "async"),
+    ("psycopg", "sync"),
+)
+IDS = [f"{driver}-{colour}" for driver, colour in KINDS]
+
+
+def scope_of(key: str) -> Scope:
+    return make_scope("semel", "tenant", "operation", key)
+
+
+def ask_for(key: str, **options: Any) -> Ask:
+    return Ask(**{"scope": scope_of(key), "nonce": os.urandom(16), "lease": 10.0, "retention": 100.0, **options})
+
+
+def end_of(ask: Ask, kind: Kind = Kind.DONE, **options: Any) -> Settle:
+    return Settle(**{"scope": ask.scope, "nonce": ask.nonce, "kind": kind, "retention": 100.0, **options})
+
+
+def beat_of(ask: Ask, lease: float = 10.0) -> Renewal:
+    return Renewal(ask.scope, ask.nonce, lease, ask.retention)
+
+
+@dataclass
+class Lab:
+    """One database, one way to it."""
+
+    url: str
+    colour: Literal["sync", "async"]
+    runner: asyncio.Runner | None = None
+    stores: list[PostgresStore] = field(default_factory=list)
+
+    def open(self, settings: Settings | None = None, *, options: str = "", url: str = "") -> PostgresStore:
+        store = postgres.open_url((url or self.url) + options, settings or Settings(), self.colour)
+        self.stores.append(store)
+        return store
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self.colour == "sync":
+            return run_sync(work)
+        if self.runner is None:
+            self.runner = asyncio.Runner()
+        return self.runner.run(work)
+
+    def claim(self, store: PostgresStore, *asks: Ask) -> list[Verdict | Exception]:
+        return self.run(store.claim(asks))
+
+    def settle(self, store: PostgresStore, *ends: Settle) -> list[Answer | Exception]:
+        return self.run(store.settle(ends))
+
+    def begin(self, store: PostgresStore, key: str, **options: Any) -> Ask:
+        ask = ask_for(key, **options)
+        (verdict,) = self.claim(store, ask)
+        assert isinstance(verdict, Won), verdict
+        return ask
+
+    def finish(self, store: PostgresStore, key: str, **options: Any) -> Ask:
+        ask = self.begin(store, key)
+        assert self.settle(store, end_of(ask, **options)) == [Answer.OK]
+        return ask
+
+    def close(self) -> None:
+        for store in self.stores:
+            self.run(store.aclose())
+        if self.runner is not None:
+            self.runner.close()
+
+
+@contextmanager
+def lab(server: services.PostgresServer, kind: tuple[str, Literal["sync", "async"]]) -> Iterator[Lab]:
+    driver, colour = kind
+    made = Lab(server.database(driver=driver), colour)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def database_of(url: str) -> str:
+    return url.rpartition("/")[2].partition("?")[0]
+
+
+def rows(server: services.PostgresServer, url: str, sql: str) -> Sequence[tuple[Any, ...]]:
+    """What a stranger sees in the database."""
+    return server.execute(sql, database=database_of(url))
+
+
+HOLD = Policy.HOLD

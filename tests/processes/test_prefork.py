@@ -1,0 +1,238 @@
+"""R29, R30: faces are made at import time and used after forks, in threads, greenlets and loops, behind a pooler."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from semel import AsyncSemel, Semel
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+STORES = ("sqlite", "redis", "postgres", "mysql")
+SYNC = {"postgres": "postgresql+psycopg", "mysql": "mysql+pymysql"}
+ASYNC = {"postgres": "postgresql+asyncpg", "mysql": "mysql+asyncmy"}
+
+
+def url_of(request: pytest.FixtureRequest, store: str, folder: Path, schemes: dict[str, str]) -> str:
+    if store == "sqlite":
+        return f"sqlite:///{folder / 'semel.db'}"
+    if store == "redis":
+        return str(request.getfixturevalue("redis_server").url)
+    server = request.getfixturevalue("postgres_server" if store == "postgres" else "mariadb_server")
+    return schemes[store] + "://" + server.database().partition("://")[2]
+
+
+@pytest.fixture(params=STORES)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return url_of(request, request.param, tmp_path, SYNC)
+
+
+@pytest.fixture(params=STORES)
+def async_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return url_of(request, request.param, tmp_path, ASYNC)
+
+
+def environment(url: str, effects: Path, **more: str) -> dict[str, str]:
+    return os.environ | {
+        "SEMEL_URL": url,
+        "SEMEL_TENANT": uuid.uuid4().hex,
+        "SEMEL_EFFECTS": str(effects),
+        "PYTHONPATH": str(ROOT),
+        **more,
+    }
+
+
+@contextmanager
+def running(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(command, env=env, cwd=ROOT, start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.mark.parametrize("kind", ["sync", "gthread", "gevent"])
+def test_R29_gunicorn_with_preload(url: str, kind: str, tmp_path: Path) -> None:
+    effects = tmp_path / "effects"
+    port = free_port()
+    command = [sys.executable, "-m", "gunicorn", "--preload", "-w", "2", "-k", kind, "-b", f"127.0.0.1:{port}"]
+    command += ["--log-level", "warning", *(["--threads", "4"] if kind == "gthread" else []), "tests.processes.web"]
+    keys = [f"k{number}" for number in range(10)]
+    with running(command, environment(url, effects, SEMEL_WARM="" if kind == "gevent" else "1")):
+        wait_for_port(port)
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda key: get(port, key), keys * 4))
+    assert Counter(effects.read_text().split()) == Counter(keys)
+    assert sum(answer.endswith("False") for answer in answers) == len(keys)
+    assert len({answer.rpartition(" ")[0] for answer in answers}) <= 2  # one maker per worker process
+
+
+@pytest.mark.slow
+def test_R29_celery_prefork(redis_server: Any, tmp_path: Path) -> None:
+    effects = tmp_path / "effects"
+    broker = redis_server.url.rpartition("/")[0] + "/7"
+    env = environment(redis_server.url, effects, SEMEL_BROKER=broker)
+    command = [sys.executable, "-m", "celery", "-A", "tests.processes.tasks", "worker", "-c", "2", "-l", "warning"]
+    with running([*command, "--without-gossip", "--without-mingle"], env):
+        keys = [f"k{number}" for number in range(8)]
+        code = (
+            "import sys; from tests.processes.tasks import handle; "
+            "print(sum(1 for r in [handle.delay(k) for k in sys.argv[1:] * 3] if r.get(timeout=60)))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, *keys], env=env, cwd=ROOT, capture_output=True, text=True, check=True
+        )
+    assert done.stdout.strip() == "24"
+    assert Counter(effects.read_text().split()) == Counter(keys)
+
+
+def test_R29_a_face_used_before_a_fork_works_in_parent_and_children(url: str) -> None:
+    once = Semel(url, tenant=uuid.uuid4().hex, lease=1)
+    assert once.execute("before", os.getpid).value == os.getpid()
+    context = multiprocessing.get_context("fork")
+    answers: Any = context.Queue()
+
+    def child(number: int) -> None:
+        value = once.execute("before", os.getpid).value, once.execute(f"child-{number}", os.getpid).value
+        answers.put((os.getpid(), value, once.execute("shared", os.getpid, wait=10).value))
+        once.close()
+
+    children = [context.Process(target=child, args=(number,)) for number in range(3)]
+    for each in children:
+        each.start()
+    assert once.execute("parent", os.getpid).value == os.getpid()
+    got = [answers.get(timeout=20) for _ in children]
+    for each in children:
+        each.join(20)
+        assert each.exitcode == 0
+    assert all(before == os.getpid() and own == pid for pid, (before, own), _ in got)
+    assert len({shared for *_, shared in got}) == 1
+    assert once.execute("after", os.getpid).value == os.getpid()
+    once.close()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_R29_two_loops_in_a_row(async_url: str, run: Any) -> None:
+    once = AsyncSemel(async_url, tenant=uuid.uuid4().hex)
+
+    async def main(number: int) -> Any:
+        async def work() -> int:
+            return number
+
+        outcomes = await asyncio.gather(*(once.execute("k", work, wait=5) for _ in range(5)))
+        return {outcome.value for outcome in outcomes}
+
+    assert run(main(1)) == {1}
+    assert run(main(2)) == {1}
+
+    async def closing() -> None:
+        await once.aclose()
+
+    run(closing())
+
+
+def test_R29_two_loops_in_two_threads(async_url: str) -> None:
+    once = AsyncSemel(async_url, tenant=uuid.uuid4().hex)
+    made: list[int] = []
+
+    async def main() -> list[Any]:
+        async def work() -> int:
+            made.append(1)
+            await asyncio.sleep(0.05)
+            return threading.get_ident()
+
+        return [(await once.execute(f"k{number}", work, wait=10)).value for number in range(5)]
+
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(lambda _: asyncio.run(main()), range(2))
+    assert one == two
+    assert len(made) == 5
+
+
+def test_R29_threads_share_a_face(url: str) -> None:
+    with Semel(url, tenant=uuid.uuid4().hex) as once, ThreadPoolExecutor(16) as pool:
+        made: list[int] = []
+        outcomes = list(
+            pool.map(lambda number: once.execute(f"k{number % 10}", made.append, number, wait=10), range(100))
+        )
+    assert len(made) == 10
+    assert sum(not outcome.replayed for outcome in outcomes) == 10
+
+
+def test_R29_nothing_connects_or_starts_a_thread_before_first_use() -> None:
+    before = threading.active_count()
+    for address in (
+        "redis://127.0.0.1:1/0",
+        "postgresql+psycopg://u@127.0.0.1:1/d",
+        "mysql+pymysql://u@127.0.0.1:1/d",
+        "sqlite:////nonexistent/folder/x.db",
+        "redis+cluster://127.0.0.1:1",
+    ):
+        Semel(address)
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_R30_behind_pgbouncer_in_transaction_mode(pgbouncer: Any, colour: str) -> None:
+    address = pgbouncer.database().partition("://")[2]
+    tenant = uuid.uuid4().hex
+    if colour == "sync":
+        with Semel(f"postgresql+psycopg://{address}", tenant=tenant) as once, ThreadPoolExecutor(8) as pool:
+            outcomes = list(pool.map(lambda n: once.execute(f"k{n % 5}", time.sleep, 0.01, wait=20), range(40)))
+    else:
+
+        async def main() -> list[Any]:
+            async with AsyncSemel(f"postgresql+asyncpg://{address}", tenant=tenant) as once:
+                return await asyncio.gather(
+                    *(once.execute(f"k{n % 5}", asyncio.sleep, 0.01, wait=20) for n in range(40))
+                )
+
+        outcomes = asyncio.run(main())
+    assert sum(not outcome.replayed for outcome in outcomes) == 5
+
+
+def get(port: int, key: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/?{key}", timeout=30) as reply:
+        return str(reply.read().decode())
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for_port(port: int) -> None:
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise AssertionError("the server did not start")
