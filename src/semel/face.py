@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -92,6 +93,7 @@ class Face:
     def _reset(self) -> None:
         """Also after a fork: engines, heartbeats and thread pools belong to the process that made them."""
         self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
 
     def _opened(self, store: str | Store | object) -> tuple[Store, bool]:
         if isinstance(store, str):

@@ -20,6 +20,7 @@ import msgspec
 from semel import ids, steps
 from semel.calls import Call, failure_of, name_of
 from semel.canonical import FINGERPRINT_VERSION
+from semel.debts import Debts
 from semel.errors import (
     CodecError,
     ConfigurationError,
@@ -77,7 +78,10 @@ class Engine:
         self.settle_timeout = settle_timeout
         self.emit = emit
         self.heart = Heart(store, runtime, emit)
-        self.recorder = Recorder(store, runtime, self.heart, settle_timeout=settle_timeout, emit=emit)
+        self.debts = Debts(store, runtime, self.heart, emit)
+        self.recorder = Recorder(
+            store, runtime, self.heart, self.debts, settle_timeout=settle_timeout, emit=emit
+        )
         self.stepper = Stepper(store, runtime)
         self.bench = Bench(store, runtime, emit)
         self.purger: Ticker | None = None
@@ -223,10 +227,10 @@ class Engine:
             verdict = (await self.store.claim((ask,)))[0]
         except BaseException:
             # No answer: the store may have granted it. Nobody will run it, so nobody may wait for it.
-            self.runtime.background(self.recorder.abandon(ask))
+            self.debts.abandon(ask)
             raise
         if isinstance(verdict, Exception):
-            self.runtime.background(self.recorder.abandon(ask))
+            self.debts.abandon(ask)
             raise verdict
         return verdict
 
@@ -335,6 +339,10 @@ class Engine:
 
     async def lose(self, run: Run, error: BaseException) -> None:
         """Cancelled, interrupted, exiting: the outcome is lost, and `on_unknown` decides at once (R10)."""
+        if getattr(error, "semel_still_running", False):
+            # The loop ends under a thread that runs on: never free a key under it, let its lease decide.
+            self.heart.remove(run)
+            return
         if run.interrupt.fired:
             run.interrupt.absorb()
             self.heart.remove(run)
@@ -390,6 +398,7 @@ class Engine:
         self.heart.stop()
         if self.purger is not None:
             self.purger.stop()
+        await self.debts.close(self.settle_timeout)
         await self.runtime.drain(self.settle_timeout)
 
 

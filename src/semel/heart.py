@@ -50,7 +50,7 @@ class Heart:
             answers = await self._store.renew(
                 [Renewal(run.scope, run.ask.nonce, run.ask.lease, run.call.options.retention) for run in runs]
             )
-        except StoreUnavailable as error:
+        except Exception as error:  # noqa: BLE001 - the heart must go on beating, whatever the store's trouble is
             answers = [error] * len(runs)
         for run, answer in zip(runs, answers, strict=True):
             if run.ask.nonce in self._runs:  # else it was settled meanwhile
@@ -76,5 +76,6 @@ class Heart:
         self.remove(run)
         if self._emit is not None:
             self._emit(LeaseGone(run.scope, run.attempt))
-        if run.call.options.on_lease_lost == "cancel":
+        # Past the function there is nothing left to stop: the settle itself will learn of it.
+        if run.call.options.on_lease_lost == "cancel" and not run.settling:
             run.interrupt.fire()

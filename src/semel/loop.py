@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from functools import partial
 from inspect import CO_COROUTINE, iscoroutine, iscoroutinefunction
 from typing import Any, Literal, TypeVar
@@ -38,6 +38,15 @@ def is_async(fn: Callable[..., Any]) -> bool:
     if code is not None and code.co_flags & CO_COROUTINE:
         return True
     return iscoroutinefunction(fn) if code is not None else iscoroutinefunction(type(fn).__call__)
+
+
+_in_pool: ContextVar[bool] = ContextVar("semel_in_pool", default=False)
+
+
+def _looked_at(ended: asyncio.Future[Any]) -> None:
+    """Take note of an error that nobody awaits any more, so that asyncio does not report it as forgotten."""
+    if not ended.cancelled():
+        ended.exception()
 
 
 class _LoopParker:
@@ -172,7 +181,7 @@ class LoopRuntime:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             # Nobody is left to look at its error; the flow has reported it through hooks.
-            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            task.add_done_callback(_looked_at)
             raise
 
     def background(self, coroutine: Coroutine[Any, Any, object]) -> None:
@@ -187,9 +196,26 @@ class LoopRuntime:
         if inline or is_async(fn):
             value = fn(*args, **kwargs)
         else:
-            work = partial(copy_context().run, partial(fn, *args, **kwargs))
-            value = await self.loop.run_in_executor(self._pool(), work)
+            value = await self._in_thread(fn, args, kwargs)
         return await value if iscoroutine(value) else value
+
+    async def _in_thread(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        # A step of a function that itself holds a thread of the pool gets a thread of its own: the pool may be full
+        # of functions that all wait for their steps.
+        nested = _in_pool.get()
+        pool = ThreadPoolExecutor(1, "semel-step") if nested else self._pool()
+        context = copy_context()
+        context.run(_in_pool.set, True)
+        future = self.loop.run_in_executor(pool, partial(context.run, fn, *args, **kwargs))
+        if nested:
+            pool.shutdown(wait=False)  # takes no more work, ends with this one
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError as error:
+            if not future.done():
+                error.semel_still_running = True  # type: ignore[attr-defined]
+                future.add_done_callback(_looked_at)
+            raise
 
     def drive(self, coroutine: Coroutine[Any, Any, T]) -> Any:
         """Inside the loop: the coroutine. In a plain function that runs in our pool: its value, waited for."""

@@ -23,6 +23,7 @@ from semel.model import Event, Record
 from semel.run import Outcome
 from semel.runtime import ThreadRuntime, run_sync
 from semel.store import Colour
+from semel.within import AsyncWithin, Within, bind
 
 __all__ = ["AsyncSemel", "Semel"]
 
@@ -48,10 +49,13 @@ class Semel(Face):
                 SemelWarning,
                 stacklevel=3,
             )
-        engine = self._made
-        if engine is None:
-            engine = self._made = self._engine_for(ThreadRuntime())
-        return engine
+        return self._made or self._make_engine()
+
+    def _make_engine(self) -> Engine:
+        with self._lock:  # of two first callers one makes it
+            if self._made is None:
+                self._made = self._engine_for(ThreadRuntime())
+            return self._made
 
     def execute(self, key: str, fn: Callable[..., T], /, *args: Any, **options: Any) -> Outcome[T]:
         """Run `fn(*args, **kwargs)` once for this key, or give back what it gave. See docs/reference."""
@@ -79,6 +83,11 @@ class Semel(Face):
     def claim(self, key: str, /, *, verdicts: bool = False, **options: Any) -> Claim:
         """Own the key by hand: `with once.claim(key) as claim: …; claim.complete(value)`."""
         return Claim(self._engine(), self._call(key, None, (), options), verdicts=verdicts)
+
+    def within(self, transaction: object) -> Within:
+        """The same names, bound to a caller's transaction: session, connection or Redis pipeline (R27, R28)."""
+        bound: Within = bind(self, transaction)
+        return bound
 
     def peek(self, key: str, /, **where: Any) -> Record | None:
         """The key's record as it reads now, or None. Never changes anything."""
@@ -144,9 +153,7 @@ class AsyncSemel(Face):
 
     def _reset(self) -> None:
         super()._reset()
-        self._engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._engines: dict[asyncio.AbstractEventLoop, Engine] = {}
         self._last: tuple[weakref.ref[asyncio.AbstractEventLoop], Engine] | None = None
 
     def _engine(self) -> Engine:
@@ -155,8 +162,15 @@ class AsyncSemel(Face):
             return self._last[1]
         engine = self._engines.get(loop)
         if engine is None:
-            engine = self._engines[loop] = self._engine_for(LoopRuntime(loop, self._threadpool))
+            engine = self._make_engine(loop)
         self._last = (weakref.ref(loop), engine)
+        return engine
+
+    def _make_engine(self, loop: asyncio.AbstractEventLoop) -> Engine:
+        with self._lock:
+            for other in [other for other in self._engines if other.is_closed()]:
+                del self._engines[other]
+            engine = self._engines[loop] = self._engine_for(LoopRuntime(loop, self._threadpool))
         return engine
 
     def _threadpool(self) -> ThreadPoolExecutor:
@@ -200,6 +214,11 @@ class AsyncSemel(Face):
     def claim(self, key: str, /, *, verdicts: bool = False, **options: Any) -> Claim:
         """Own the key by hand: `async with once.claim(key) as claim: …; await claim.complete(value)`."""
         return Claim(self._engine(), self._call(key, None, (), options), verdicts=verdicts)
+
+    def within(self, transaction: object) -> AsyncWithin:
+        """The same names, bound to a caller's transaction: session, connection or Redis pipeline (R27, R28)."""
+        bound: AsyncWithin = bind(self, transaction)
+        return bound
 
     async def peek(self, key: str, /, **where: Any) -> Record | None:
         """The key's record as it reads now, or None. Never changes anything."""

@@ -82,6 +82,7 @@ class Run:
         "lease_lost",
         "ref",
         "secret_id",
+        "settling",
         "stuck",
         "token",
         "won_at",
@@ -98,6 +99,7 @@ class Run:
         self.interrupt = interrupt
         self.lease_lost = False
         self.lease_at_risk = False
+        self.settling = False
         self.stuck = False
         self.due = 0.0
         self.won_at = engine.runtime.now()

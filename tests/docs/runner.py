@@ -2,6 +2,7 @@
 
 * ```` ```python ```` runs; `await` works at the top level. `server=redis` (postgres, mariadb, …) in the info string means
   that the documented address in it is that server's: it is replaced by the address of a private one.
+  `file=name.py` puts it into a file of that name instead, for the blocks below to import or run.
 * ```` ```text output ```` after it is what it prints, `…` standing for anything.
 * ```` ```console ```` holds `$ command` lines, each followed by what it prints. `semel` and `python` are run; what would
   change the machine (pip, ./demo, ./test) is only checked for being there.
@@ -58,12 +59,14 @@ class Page:
         sys.modules[self.module.__name__] = self.module  # classes of the page look themselves up there
         here = Path.cwd()
         os.chdir(self.folder)
+        sys.path.insert(0, str(self.folder))
         try:
             with asyncio.Runner() as loop:
                 for block in blocks(self.path.read_text("utf-8")):
                     ran += self._run(block, loop)
         finally:
             os.chdir(here)
+            sys.path.remove(str(self.folder))
             del sys.modules[self.module.__name__]
         return ran
 
@@ -81,6 +84,9 @@ class Page:
 
     def _python(self, block: Block, loop: asyncio.Runner) -> None:
         source = self._with_address(block)
+        if name := block.option("file"):
+            (self.folder / name).write_text(source, "utf-8")
+            return
         # The padding makes a traceback name the line of the page.
         code = compile(
             "\n" * (block.line - 1) + source,
@@ -134,7 +140,7 @@ class Page:
             text=True,
             timeout=60,
             check=False,
-            env={**os.environ, "COLUMNS": "110", "TERM": "dumb", "NO_COLOR": "1"},
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "110", "TERM": "dumb", "NO_COLOR": "1"},
         )
         return done.stdout + done.stderr
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
@@ -75,6 +75,19 @@ def client(server: services.RedisServer) -> Iterator[redis.Redis]:
     """A stranger's client, bytes in and out."""
     with redis.Redis(host=server.host, port=server.port) as found:
         yield found
+
+
+def all_keys(stranger: redis.Redis, pattern: bytes = b"*") -> list[bytes]:
+    return [key for key in stranger.scan_iter(pattern) if isinstance(key, bytes)]
+
+
+def drive(waiting: Awaitable[None]) -> None:
+    """Await what never suspends."""
+
+    async def main() -> None:
+        await waiting
+
+    run_sync(main())
 
 
 def record_key(store: RedisStore, where: Scope) -> bytes:

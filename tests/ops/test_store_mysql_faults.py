@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import multiprocessing
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -69,30 +71,18 @@ def bounded(seconds: float) -> Callable[[], None]:
 
 def test_an_unreachable_server_is_unavailable_at_once(colour: Colour) -> None:
     check = bounded(0.5)
-    with pytest.raises(StoreUnavailable, match="cannot reach .* is the server running") as caught:
+    with pytest.raises(StoreUnavailable, match="is the server running") as caught:
         using(colour, "mysql://root@127.0.0.1:1/d", win)
     assert caught.value.__cause__ is not None
     check()
 
 
 def test_a_server_that_accepts_and_says_nothing_is_unavailable_in_time(colour: Colour) -> None:
-    async def serve() -> None:
-        silent = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
-        port = silent.sockets[0].getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
         check = bounded(0.5)
-
-        def use() -> None:
-            with pytest.raises(StoreUnavailable):
-                using(colour, f"mysql://root@127.0.0.1:{port}/d", win, timeout=0.5)
-
-        await asyncio.to_thread(use)
+        with pytest.raises(StoreUnavailable):
+            using(colour, f"mysql://root@127.0.0.1:{silent.getsockname()[1]}/d", win, timeout=0.5)
         check()
-        silent.close()
-
-    with pytest.MonkeyPatch.context() as patch:
-        # The silent server's own streams are never read; their end is not what is tested here.
-        patch.setattr("sys.unraisablehook", lambda _: None)
-        asyncio.run(serve())
 
 
 @pytest.mark.parametrize(
@@ -139,7 +129,7 @@ def test_missing_rights_are_refused_with_the_grant(
     with pytest.raises(ConfigurationError, match="GRANT SELECT, INSERT, UPDATE, DELETE"):
         using(colour, reader, win)
     using(colour, url, win)
-    with pytest.raises(ConfigurationError, match="GRANT|right"):
+    with pytest.raises(ConfigurationError, match="GRANT"):
         using(colour, reader, lambda store: win(store, "other"))
 
 
@@ -419,7 +409,6 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
-    from ipaddress import ip_address
 
     def certificate(
         name: str,
@@ -429,15 +418,15 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *,
         ca: bool,
     ) -> bytes:
-        now = datetime.datetime.now(datetime.UTC)
+        now = datetime.now(UTC)
         builder = (
             x509.CertificateBuilder()
             .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
             .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + timedelta(days=1))
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
             .add_extension(
                 x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
@@ -534,6 +523,7 @@ def test_a_script_that_never_closes_ends_quietly(colour: Colour, url: str) -> No
     ]
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", "-c", "\n".join(lines)],
+        check=False,
         capture_output=True,
         text=True,
         timeout=60,

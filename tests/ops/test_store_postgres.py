@@ -277,8 +277,9 @@ def test_what_stays_locked_is_unavailable_in_time(here: Lab) -> None:
             here.run(store.note(Note(first.scope, first.nonce, b"step")))
         with pytest.raises(StoreUnavailable, match="locked"):
             here.run(store.renew([beat_of(first)]))
+        session.execute("select from semel where scope = %s for update", (second.scope.hash,))
         with pytest.raises(StoreUnavailable, match="locked"):
-            here.settle(store, end_of(first, Kind.FORGOTTEN, nonce=b"", actor="me"), )
+            here.settle(store, end_of(second, Kind.FORGOTTEN, actor="me"))
         assert time.monotonic() - began < 5
         session.rollback()
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from semel.runtime import run_sync
 from semel.store import Query
 from semel.stores import sqlite_errors, sqlite_file
 from semel.stores.sqlite import SqliteStore
+from semel.stores.sqlite_writer import Job
 from tests.ops.sqlite_lab import (
     BOTH,
     Colour,
@@ -101,14 +103,14 @@ try:
 except SemelError as error:
     print(type(error).__name__, error)
 run_sync(store.aclose())
+if os.getuid() == 0:
+    os.seteuid(0)
 """
 
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
     """A folder that every user can enter, unlike pytest's own."""
-    import tempfile
-
     folder = Path(tempfile.mkdtemp(prefix="semel-test-"))
     folder.chmod(0o755)
     yield folder
@@ -243,11 +245,19 @@ def test_a_mistake_of_ours_is_not_called_an_outage(store: SqliteStore) -> None:
     assert {type(good), type(bad)} == {sqlite3.OperationalError}
 
 
-def test_tables_that_were_dropped_are_named(path: Path, store: SqliteStore) -> None:
-    run_sync(win(store))
-    raw(path, "DROP TABLE semel")
-    with pytest.raises(ConfigurationError, match=r"lacks a part of semel's tables.*semel schema sql"):
-        run_sync(store.claim([ask()]))
+@BOTH
+def test_tables_that_were_dropped_are_named(path: Path, colour: Colour) -> None:
+    store = opened(path, colour)
+
+    async def main() -> None:
+        owner = await win(store)
+        raw(path, "DROP TABLE semel")
+        for call in (store.claim([ask()]), store.settle([end(owner)]), store.scan(Query())):
+            with pytest.raises(ConfigurationError, match=r"lacks a part of semel's tables.*semel schema sql"):
+                await call
+        await store.aclose()
+
+    run(colour, main)
 
 
 @BOTH
@@ -411,13 +421,40 @@ def test_R15_a_row_that_cannot_be_read_may_be_forgotten(path: Path, store: Sqlit
 def test_a_row_damaged_between_look_and_write_is_unknown_too(path: Path, store: SqliteStore) -> None:
     run_sync(win(store))
     raw(path, "UPDATE semel SET state = 'dreaming'")
-    job_answer = store._file.writer.commit(_job(store))
-    assert job_answer == [Unknown(None, Policy.HOLD, unreadable=True)]
+    job = Job(store._records.claim, [ask()], time.monotonic() + 5)
+    assert store._file.writer.commit(job) == [Unknown(None, Policy.HOLD, unreadable=True)]
 
 
-def _job(store: SqliteStore) -> Any:
-    import time
+# ------------------------------------------------------------------------------------------------- transactions lost
 
-    from semel.stores.sqlite_writer import Job
 
-    return Job(store._records.claim, [ask()], time.monotonic() + 5)
+def test_a_word_that_ends_the_whole_transaction_fails_alone_all_the_same(
+    path: Path, store: SqliteStore
+) -> None:
+    owners = [run_sync(win(store, f"key-{n}")) for n in range(3)]
+    for owner in owners:
+        run_sync(finish(store, owner, kind=Kind.UNKNOWN))
+    raw(
+        path,
+        "CREATE TRIGGER no BEFORE INSERT ON semel_audit WHEN new.actor = 'eve' BEGIN SELECT RAISE(ROLLBACK, 'no'); END",
+    )
+    actors = ("ada", "eve", "bob")
+    words = [
+        end(o, nonce=b"", new_nonce=os.urandom(16), actor=a) for o, a in zip(owners, actors, strict=True)
+    ]
+    first, middle, last = run_sync(store.settle(words))
+    assert (first, type(middle), last) == (Answer.OK, sqlite3.IntegrityError, Answer.OK)
+    states = raw(path, "SELECT state FROM semel ORDER BY key")
+    assert states == [("done",), ("unknown",), ("done",)]
+
+
+def test_items_that_are_tried_alone_share_the_deadline(store: SqliteStore) -> None:
+    run_sync(store.peek(scope()))
+
+    def slow(db: sqlite3.Connection, item: int) -> int:
+        time.sleep(0.05)
+        db.execute("SELEKT 1")
+        return item
+
+    answers = store._file.writer.commit(Job(slow, [1, 2], time.monotonic() + 0.08))
+    assert [type(answer) for answer in answers] == [sqlite3.OperationalError, StoreUnavailable]

@@ -192,6 +192,12 @@ def test_R29_a_fork_in_the_middle_of_writes_harms_neither_side(path: Path) -> No
     assert raw(path, "PRAGMA integrity_check") == [("ok",)]
 
 
+def _hold(lock: threading.Condition, busy: threading.Event, free: threading.Event) -> None:
+    with lock:
+        busy.set()
+        assert free.wait(10)
+
+
 def test_what_cannot_be_closed_before_a_fork_is_left_to_the_parent(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +210,14 @@ def test_what_cannot_be_closed_before_a_fork_is_left_to_the_parent(
     with file.writer.lock:  # a write that does not end
         file.before_fork()
         file.after_fork_in_parent()
+        busy, free = threading.Event(), threading.Event()
+        reader = threading.Thread(target=_hold, args=(file._mutex, busy, free))
+        reader.start()
+        assert busy.wait(10)
+        file.before_fork()  # somebody borrows a connection and does not come to an end
+        file.after_fork_in_parent()
+        free.set()
+        reader.join()
         assert file._writing is connection
         assert file.writer.lock.locked()
         file.before_fork()
@@ -307,6 +321,33 @@ def test_a_store_that_nobody_closes_is_closed_when_it_is_collected(path: Path, c
         time.sleep(0.001)
     assert beside(path) == {"semel.db"}
     assert set(threading.enumerate()) == before
+
+
+def test_a_store_collected_while_its_loop_goes_on_is_closed_too(path: Path) -> None:
+    async def use() -> None:
+        store = opened(path, "async")
+        await finish(store, await win(store))
+
+    async def main() -> None:
+        await use()
+        gc.collect()
+        until = time.monotonic() + 10
+        while beside(path) != {"semel.db"} and time.monotonic() < until:
+            await asyncio.sleep(0.001)
+        assert beside(path) == {"semel.db"}
+
+    asyncio.run(main())
+
+
+def test_a_close_that_finds_the_writer_stuck_gives_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(path)
+    run_sync(win(store))
+    monkeypatch.setattr(sqlite_file, "_LAST_WORDS", 0.01)
+    with store._file.writer.lock:
+        store._file.shut()
+        assert store._file._writing is not None
+    run_sync(store.aclose())
+    assert beside(path) == {"semel.db"}
 
 
 EXIT = """

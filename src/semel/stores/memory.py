@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from semel import model
 from semel.errors import ConfigurationError, StoreUnavailable
+from semel.forks import survive_fork
 from semel.keys import Scope
 from semel.model import Answer, Ask, Event, Kind, Note, Record, Renewal, Settle, State, Verdict
 from semel.store import Capabilities, Colour, Facts, Page, Query, Settings, Unwatch
@@ -42,10 +43,15 @@ class MemoryStore:
     def __init__(self, *, capacity: int = 10_000, clock: Callable[[], float] = time.time) -> None:
         self._capacity = capacity
         self._clock = clock
-        self._lock = threading.Lock()
+        self._renew_lock()
+        survive_fork(self, MemoryStore._renew_lock)
         self._records: dict[bytes, Record] = {}
         self._audit: dict[bytes, tuple[float, list[Event]]] = {}
         self._watchers: dict[bytes, list[Callable[[], None]]] = defaultdict(list)
+
+    def _renew_lock(self) -> None:
+        """Also in a forked child: another thread of the parent may have held it."""
+        self._lock = threading.Lock()
 
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
         with self._lock:

@@ -91,6 +91,7 @@ class MysqlStore:
         self._moved = 0.0
         self._limit = 0
         """The server's max_allowed_packet; 0 until the tables were looked at."""
+        self._proven = False
         self._lock = threading.Lock()
         self._watchers: dict[bytes, list[Callable[[], None]]] = defaultdict(list)
 
@@ -253,7 +254,7 @@ class MysqlStore:
         try:
             return await self._pool.bounded(self._on_a_session(work, until, fresh=fresh), until)
         except ConfigurationError as error:
-            if self._limit and error.__cause__ is not None:
+            if self._proven and error.__cause__ is not None:
                 # It worked before: a login or a right was taken away. The caller may wait for it to come back.
                 raise StoreUnavailable(str(error)) from error
             raise
@@ -266,7 +267,9 @@ class MysqlStore:
             if not self._limit:
                 self._limit = await prepare(session, self._words, create=self._settings.create)
             session.limit = self._limit
-            return await work(Table(session, self._words))
+            answer = await work(Table(session, self._words))
+            self._proven = True
+            return answer
         finally:
             await self._pool.give(session)
 

@@ -33,10 +33,14 @@ _LOCKED: Final = frozenset({1020, 1205, 1213, 1614, 3058, 3101, 3572})
 _TOO_LARGE: Final = frozenset({1153, 1162, 1301})
 _BAD_VALUE: Final = frozenset({1118, 1264, 1265, 1292, 1366, 1406, 1441})
 
+_LOGIN = (
+    "the server refused the login: check user and password in the URL (and add ssl=true or ssl_ca=… if it takes "
+    "encrypted connections only: MariaDB says no more than this)"
+)
 _GRANT = "GRANT SELECT, INSERT, UPDATE, DELETE on semel's tables (and CREATE on the database, or make them yourself)"
 _CONFIGURATION: Final = {
     1044: f"this user may not use the database: {_GRANT}",
-    1045: "the server refused the login: check user and password in the URL",
+    1045: _LOGIN,
     1049: "the database does not exist: create it, or correct the URL's path",
     1054: "the table lacks a column of ours: it was made by something else; drop it, or name another with table=",
     1130: "the server does not accept this host: allow it in the user's name (user@host)",
@@ -47,7 +51,7 @@ _CONFIGURATION: Final = {
     1251: "the server asks for a login method that the driver does not have",
     1524: "the server lacks the login plugin of this user",
     1665: "binlog_format=STATEMENT cannot hold writes made at READ COMMITTED: set binlog_format=ROW on the server",
-    1698: "the server refused the login: check user and password in the URL",
+    1698: _LOGIN,
     1820: "the user's password has expired: change it",
     2026: "the TLS connection could not be made: check ssl_ca, ssl_cert, ssl_key and ssl_verify in the URL",
     2059: "the driver does not have the login method that the server asks for",

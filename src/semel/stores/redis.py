@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from struct import error as StructError  # noqa: N812 - struct spells its exception like a module
 from time import monotonic
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
@@ -64,16 +63,17 @@ def adopt(client: object, settings: Settings, colour: Colour) -> RedisStore:
 
 
 def _own_options(url: str) -> tuple[str, bool]:
-    parts = urlsplit(url)
-    scheme = parts.scheme.replace("valkeys", "rediss", 1).replace("valkey", "redis", 1)
-    query = parse_qsl(parts.query, keep_blank_values=True)
-    wishes = [value for name, value in query if name == "eviction"]
-    if any(wish != "accept" for wish in wishes):
-        raise ConfigurationError(
-            f"eviction={wishes[-1]!r} in the Redis URL: the only choice is eviction=accept"
-        )
-    rest = urlencode([(name, value) for name, value in query if name != "eviction"])
-    return urlunsplit((scheme, parts.netloc, parts.path, rest, parts.fragment)), bool(wishes)
+    address, _, query = url.partition("?")
+    options = query.split("&") if query else []
+    ours = [option for option in options if option.partition("=")[0] == "eviction"]
+    if any(option != "eviction=accept" for option in ours):
+        raise ConfigurationError(f"{ours[-1]!r} in the Redis URL: the only choice is eviction=accept")
+    rest = "&".join(option for option in options if option not in ours)
+    # A Valkey server speaks Redis's protocol; only the scheme's name differs.
+    for theirs, common in (("valkeys", "rediss"), ("valkey", "redis")):
+        if address.startswith((f"{theirs}:", f"{theirs}+")):
+            address = common + address.removeprefix(theirs)
+    return f"{address}?{rest}" if rest else address, bool(ours)
 
 
 class RedisStore:

@@ -179,10 +179,9 @@ class Records:
         except BaseException:
             if db.in_transaction:
                 db.execute("ROLLBACK TO semel_settle")
-            raise
-        finally:
-            if db.in_transaction:
                 db.execute("RELEASE semel_settle")
+            raise
+        db.execute("RELEASE semel_settle")
         return answer
 
     def _settle(self, db: sqlite3.Connection, end: Settle) -> Answer:
@@ -295,8 +294,8 @@ class Records:
         # A trail is kept or dropped whole: its older lines live as long as the youngest of them.
         db.execute(
             f'UPDATE "{self.table}_audit" SET kept_until = (SELECT CASE WHEN count(*) = count(kept_until) '
-            f'THEN max(kept_until) END FROM "{self.table}_audit" WHERE scope = ?1) WHERE scope = ?1',
-            (end.scope.hash,),
+            f'THEN max(kept_until) END FROM "{self.table}_audit" WHERE scope = ?) WHERE scope = ?',
+            (end.scope.hash, end.scope.hash),
         )
 
 

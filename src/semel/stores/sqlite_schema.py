@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Final
 
 from semel.errors import ConfigurationError
-from semel.stores.sqlite_writer import patiently
+from semel.stores.sqlite_writer import patiently, roll_back
 
 __all__ = ["VERSION", "check_table", "ensure_schema", "schema_sql"]
 
@@ -41,8 +41,7 @@ def ensure_schema(db: sqlite3.Connection, table: str, *, create: bool, deadline:
                 db.execute(statement)
             db.execute("COMMIT")
         except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
+            roll_back(db)
             raise
         version = _version(db, table)
     if version is None:

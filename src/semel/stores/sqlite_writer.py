@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from semel.stores.sqlite_errors import explained, is_busy, overdue
 
-__all__ = ["Connections", "Job", "Writer", "patiently"]
+__all__ = ["Connections", "Job", "Writer", "patiently", "roll_back"]
 
 T = TypeVar("T")
 
@@ -197,7 +197,7 @@ class Writer:
             db.execute("COMMIT")
             home.stored(rows)
         except BaseException as error:  # noqa: BLE001 - it is handed to those who wait
-            _roll_back(db)
+            roll_back(db)
             if isinstance(error, sqlite3.Error) and rows > 1:
                 # Perhaps it was one item, such as a result too large for the disk: each one for itself, then.
                 for job in jobs:
@@ -208,10 +208,11 @@ class Writer:
     def _try(self, db: sqlite3.Connection, job: Job, item: Any) -> Any:
         try:
             return job.step(db, item)
-        except sqlite3.OperationalError:
-            raise  # trouble with the file is everybody's
         except sqlite3.Error as error:
-            return explained(error, self._path)  # a statement that failed undid itself
+            # A statement that failed undid itself; trouble with the file, or a lost transaction, is everybody's.
+            if isinstance(error, sqlite3.OperationalError) or not db.in_transaction:
+                raise
+            return explained(error, self._path)
         except Exception as error:  # noqa: BLE001 - one bad item fails alone
             return error
 
@@ -223,7 +224,7 @@ class Writer:
             answer = job.step(db, item)
             db.execute("COMMIT")
         except Exception as error:  # noqa: BLE001 - one bad item fails alone
-            _roll_back(db)
+            roll_back(db)
             return explained(error, self._path)
         return answer
 
@@ -288,6 +289,7 @@ def patiently(db: sqlite3.Connection, sql: str, deadline: float) -> list[Any]:
             pause = min(pause * 1.5, 0.01)
 
 
-def _roll_back(db: sqlite3.Connection) -> None:
+def roll_back(db: sqlite3.Connection) -> None:
+    """End the transaction, unless SQLite has done so by itself, as it does in some kinds of trouble."""
     if db.in_transaction:
         db.execute("ROLLBACK")

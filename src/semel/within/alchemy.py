@@ -56,6 +56,7 @@ class _AlchemyPort:
     dialect: Dialect
     style: Style
     mariadb = False
+    count = -1
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -114,6 +115,7 @@ class _AlchemyPort:
 
     async def run(self, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]:
         result = await self.settle(self._connection.exec_driver_sql(sql, tuple(args)))
+        self.count = result.rowcount
         rows: Sequence[Row] = result.fetchall() if result.returns_rows else ()
         return rows
 

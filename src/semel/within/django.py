@@ -54,6 +54,7 @@ class DjangoPort:
             )
         self.dialect: Dialect = vendor
         self.mariadb = False
+        self.count = -1
 
     @property
     def connection(self) -> object:
@@ -72,6 +73,7 @@ class DjangoPort:
     async def run(self, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]:
         with self._wrapper.cursor() as cursor:
             cursor.execute(sql, tuple(args) or None)
+            self.count = cursor.rowcount
             rows: Sequence[Row] = cursor.fetchall() if cursor.description else ()
             return rows
 

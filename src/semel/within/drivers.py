@@ -27,6 +27,7 @@ class _DriverPort:
     dialect: Dialect
     style: Style = "format"
     mariadb = False
+    count = -1
     begun = True
 
     def __init__(self, connection: Any) -> None:
@@ -185,6 +186,7 @@ class PymysqlPort(_DriverPort):
     async def run(self, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]:
         with self.connection.cursor(self._cursors) as cursor:
             cursor.execute(sql, args or None)
+            self.count = cursor.rowcount
             rows: Sequence[Row] = cursor.fetchall() if cursor.description else ()
             return rows
 
@@ -207,5 +209,6 @@ class AsyncmyPort(_DriverPort):
     async def run(self, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]:
         async with self.connection.cursor(self._cursors) as cursor:
             await cursor.execute(sql, args or None)
+            self.count = cursor.rowcount
             rows: Sequence[Row] = await cursor.fetchall() if cursor.description else ()
             return rows

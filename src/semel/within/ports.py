@@ -46,6 +46,8 @@ class Port(Protocol):
     dialect: Dialect
     style: Style
     mariadb: bool
+    count: int
+    """How many rows the last statement changed (MariaDB, MySQL: the others say so by RETURNING)."""
 
     @property
     def connection(self) -> object:

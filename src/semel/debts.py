@@ -1,0 +1,123 @@
+"""Writes that the store still owes an answer to: outcomes it did not take, claims whose answer was lost.
+
+One ticker offers them again, in batches, for as long as the process lives (outcomes) or the lease could last (claims);
+a thread or task for each would turn an outage of the store into one of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from semel.calls import name_of
+from semel.errors import LeaseLost, StoreUnavailable
+from semel.heart import Heart
+from semel.hooks import Emit, LeaseGone
+from semel.model import Answer, Ask, Kind, Settle, Won
+from semel.run import Run
+from semel.runtime import Runtime
+from semel.store import Store
+
+__all__ = ["Debts"]
+
+_BATCH = 128
+_MOST_CLAIMS = 10_000  # past that, lost claims are left to their leases
+_FIRST, _LONGEST = 0.02, 1.0
+
+
+class _Debt(msgspec.Struct):
+    end: Settle
+    run: Run | None
+    until: float
+
+
+class Debts:
+    def __init__(self, store: Store, runtime: Runtime, heart: Heart, emit: Emit | None) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._heart = heart
+        self._emit = emit
+        self._owed: dict[bytes, _Debt] = {}
+        self._pause = _FIRST
+        self._ticker = runtime.ticker(self._pay)
+
+    def owe(self, run: Run, end: Settle) -> None:
+        """An outcome that the store did not take in time: it is offered until the store decides on it."""
+        self._add(_Debt(end, run, float("inf")))
+
+    def abandon(self, ask: Ask) -> None:
+        """A claim whose answer was lost: nobody will run it, so it is released, if it was granted at all."""
+        if len(self._owed) < _MOST_CLAIMS:
+            end = Settle(ask.scope, ask.nonce, Kind.RELEASED, ask.retention)
+            self._add(_Debt(end, None, self._runtime.now() + ask.lease))
+
+    def _add(self, debt: _Debt) -> None:
+        self._owed[debt.end.nonce] = debt
+        self._pause = _FIRST
+        self._ticker.at(self._runtime.now() + _FIRST)
+
+    async def offer(self, end: Settle) -> Answer | Exception:
+        return (await self._offer_all([end]))[0]
+
+    async def _offer_all(self, ends: Sequence[Settle]) -> Sequence[Answer | Exception]:
+        try:
+            return await self._store.settle(ends)
+        except Exception as error:  # noqa: BLE001 - no trouble of the store may lose an outcome
+            return [error] * len(ends)
+
+    async def accepted(self, run: Run, answer: Answer) -> bool:
+        """Whether the settle is in. A vanished record is claimed again with the same nonce; then False: settle anew."""
+        if answer is Answer.OK:
+            self._heart.remove(run)
+            return True
+        if answer is Answer.GONE and await self._reclaim(run):
+            return False
+        run.lease_lost = True
+        self._heart.remove(run)
+        if self._emit is not None:
+            self._emit(LeaseGone(run.scope, run.attempt))
+        raise LeaseLost(
+            f"{name_of(run.call)} was taken over by another owner while attempt {run.attempt} ran; its result was not "
+            "accepted. Read the key to see the outcome that counts"
+        )
+
+    async def _reclaim(self, run: Run) -> bool:
+        try:
+            verdict = (await self._store.claim((run.ask,)))[0]
+        except StoreUnavailable:
+            return True  # no answer is no refusal: the settle is tried again
+        return isinstance(verdict, Won | StoreUnavailable)
+
+    async def _pay(self) -> float | None:
+        now = self._runtime.now()
+        for nonce in [nonce for nonce, debt in self._owed.items() if debt.until <= now]:
+            del self._owed[nonce]
+        debts = list(self._owed.values())
+        for start in range(0, len(debts), _BATCH):
+            batch = debts[start : start + _BATCH]
+            answers = await self._offer_all([debt.end for debt in batch])
+            for debt, answer in zip(batch, answers, strict=True):
+                if isinstance(answer, Answer) and await self._is_paid(debt, answer):
+                    self._owed.pop(debt.end.nonce, None)
+        if not self._owed:
+            return None
+        self._pause = min(self._pause * 2, _LONGEST)
+        return self._runtime.now() + self._pause
+
+    async def _is_paid(self, debt: _Debt, answer: Answer) -> bool:
+        if debt.run is None:
+            # GONE may mean that the claim is still on its way: look again until its lease would be over.
+            return answer is not Answer.GONE
+        try:
+            return await self.accepted(debt.run, answer)
+        except LeaseLost:
+            return True
+
+    async def close(self, timeout: float) -> None:
+        """Stop the ticker, after what is owed was offered for `timeout` seconds more."""
+        self._ticker.stop()
+        until = self._runtime.now() + timeout
+        while any(debt.run is not None for debt in self._owed.values()) and self._runtime.now() < until:
+            await self._pay()
+            await self._runtime.sleep(_FIRST)

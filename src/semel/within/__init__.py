@@ -1,0 +1,100 @@
+"""`once.within(session_or_connection)`: the record and the caller's rows in one transaction, in one commit.
+
+Which library a transaction comes from is told by the names of its classes, so that no driver is imported for nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from semel.errors import ConfigurationError
+from semel.layers.namespace import Namespace
+from semel.store import Store
+from semel.within.bound import Bound
+from semel.within.engine import TxEngine
+from semel.within.faces import AsyncWithin, Within
+
+if TYPE_CHECKING:
+    from semel.flow import Engine
+    from semel.once import AsyncSemel, Semel
+
+__all__ = ["AsyncWithin", "Within", "bind"]
+
+# (package, class) → (module, port): found among the classes that the transaction's class is made of.
+_PORTS: Final[dict[tuple[str, str], tuple[str, str]]] = {
+    ("sqlite3", "Connection"): ("drivers", "Sqlite3Port"),
+    ("psycopg", "Connection"): ("drivers", "PsycopgPort"),
+    ("psycopg", "AsyncConnection"): ("drivers", "PsycopgAsyncPort"),
+    ("asyncpg", "Connection"): ("drivers", "AsyncpgPort"),
+    ("asyncpg", "PoolConnectionProxy"): ("drivers", "AsyncpgPort"),
+    ("pymysql", "Connection"): ("drivers", "PymysqlPort"),
+    ("asyncmy", "Connection"): ("drivers", "AsyncmyPort"),
+    ("sqlalchemy", "Session"): ("alchemy", "SessionPort"),
+    ("sqlalchemy", "AsyncSession"): ("alchemy", "AsyncSessionPort"),
+    ("sqlalchemy", "Connection"): ("alchemy", "ConnectionPort"),
+    ("sqlalchemy", "AsyncConnection"): ("alchemy", "AsyncConnectionPort"),
+    ("django", "ConnectionProxy"): ("django", "DjangoPort"),
+    ("django", "BaseDatabaseWrapper"): ("django", "DjangoPort"),
+}
+_REGISTRIES: Final = frozenset({("sqlalchemy", "scoped_session"), ("sqlalchemy", "async_scoped_session")})
+_PIPELINES: Final = frozenset({("redis", "Pipeline"), ("redis", "ClusterPipeline")})
+_STORES: Final = {"sqlite": "sqlite", "postgres": "postgresql", "mysql": "mysql", "redis": "Redis", "memory": "memory"}
+
+
+def bind(face: Semel | AsyncSemel, transaction: Any) -> Any:
+    """What `within` gives. ConfigurationError for what is no transaction, or one of the other colour."""
+    names = _names(transaction)
+    if _REGISTRIES & set(names):
+        transaction = transaction.registry()
+        names = _names(transaction)
+    engine: Engine = face._engine()  # noqa: SLF001 - our own face
+    bound = Within if face._colour == "sync" else AsyncWithin  # noqa: SLF001
+    if _PIPELINES & set(names):
+        redis: Any = import_module("semel.within.redis")
+        return bound(face, redis.bind(face, engine, transaction))
+    known = next((_PORTS[name] for name in names if name in _PORTS), None)
+    if known is None:
+        kind = type(transaction)
+        raise ConfigurationError(
+            f"within() cannot use a {kind.__module__}.{kind.__qualname__}: pass a SQLAlchemy Session, AsyncSession, "
+            "Connection or AsyncConnection, a connection of sqlite3, psycopg, asyncpg, PyMySQL or asyncmy, Django's "
+            "connection, or a redis-py pipeline"
+        )
+    port_class: Any = getattr(import_module(f"semel.within.{known[0]}"), known[1])
+    if port_class.colour != face._colour:  # noqa: SLF001
+        raise _wrong_face(face, transaction, port_class.colour)
+    table = face._settings.table  # noqa: SLF001
+    tx = Bound(port_class(transaction), table, engine.store, engine.runtime)
+    return bound(face, TxEngine(engine, tx, _layered(face, tx), _home(face._store)))  # noqa: SLF001
+
+
+def _names(transaction: object) -> list[tuple[str, str]]:
+    return [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(transaction).__mro__]
+
+
+def _home(store: object) -> str | None:
+    """The database of a store of ours; None for one that we do not know."""
+    package, _, name = type(store).__module__.rpartition(".")
+    return _STORES.get(name) if package == "semel.stores" else None
+
+
+def _wrong_face(face: Any, transaction: object, colour: str) -> ConfigurationError:
+    right = "Semel" if colour == "sync" else "AsyncSemel"
+    kind = type(transaction)
+    return ConfigurationError(
+        f"{kind.__module__}.{kind.__qualname__} is for {colour} code, and this is {type(face).__name__}: use {right}, or "
+        f"pass a session or connection for {face._colour} code"  # noqa: SLF001
+    )
+
+
+def _layered(face: Any, tx: Store) -> Store:
+    """The layers that are about records, in their order (R31). The others are about a store of one's own."""
+    store = tx
+    if face._namespace is not None:  # noqa: SLF001
+        store = Namespace(store, face._namespace)  # noqa: SLF001
+    if face._ring is not None:  # noqa: SLF001
+        from semel.layers.encrypt import Encrypt
+
+        store = Encrypt(store, face._ring)  # noqa: SLF001
+    return store

@@ -1,0 +1,252 @@
+"""The caller's transaction as a store: claim, settle and peek on his connection, each claim in a savepoint of its own.
+
+It is a `Store` so that the layers about records (encrypt, namespace) work over it unchanged. A claim that is won leaves
+its savepoint open: the function runs inside it, so that one ROLLBACK TO undoes the function and the record together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NoReturn
+
+import msgspec
+
+from semel.errors import CodecError, ConfigurationError, InProgress
+from semel.keys import Scope, mask
+from semel.model import Answer, Ask, Busy, Note, Record, Renewal, Replay, Settle, Verdict, Won
+from semel.runtime import Runtime
+from semel.store import Capabilities, Colour, Facts, Page, Query, Store, Unwatch
+from semel.within import records
+from semel.within.failures import is_locked, is_missing_savepoint, is_missing_table, is_outside_transaction, is_retryable
+from semel.within.mysql import mysql_words
+from semel.within.ports import Port, Savepoint, not_open
+from semel.within.postgres import postgres_words
+from semel.within.records import Words
+from semel.within.sqlite import restore_patience, sqlite_words, with_patience
+
+__all__ = ["Bound", "MissingTables"]
+
+_LOCKED: Final = Busy(0.02, 0)
+_WORDS: Final[dict[str, Callable[[str], Words]]] = {
+    "postgresql": postgres_words,
+    "mysql": mysql_words,
+    "sqlite": sqlite_words,
+}
+
+# Runs that are open now, by transaction and scope: a run that waits for itself would wait for ever.
+_open_runs: Final[set[tuple[int, bytes]]] = set()
+
+
+class MissingTables(ConfigurationError):
+    """The session's database does not hold semel's tables. The transaction is usable."""
+
+    def __init__(self, port: Port, table: str) -> None:
+        super().__init__(
+            f"the {port.dialect} database of this session or connection has no table {table!r} of semel (or not in its search "
+            "path): records live beside your rows, so the tables must be there. Call create() or run what `semel schema sql "
+            "URL` prints, in that database; or bind a session of the database that the store's URL names"
+        )
+
+
+class _Place(msgspec.Struct, frozen=True):
+    """Where a won claim stands: its savepoint, and whether the transaction around it was begun by us (SQLite)."""
+
+    point: Savepoint
+    began: bool
+    mark: tuple[int, bytes]
+
+
+class Bound:
+    """One `within(...)`. Not for several tasks or threads at once, as the connection is not."""
+
+    def __init__(self, port: Port, table: str, outer: Store, runtime: Runtime) -> None:
+        self.port = port
+        self.patience = 0.001
+        self.table = table
+        self._outer = outer
+        self._runtime = runtime
+        self._places: dict[bytes, _Place] = {}
+
+    @property
+    def colour(self) -> Colour:
+        return self.port.colour
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._outer.capabilities
+
+    @property
+    def words(self) -> Words:
+        return _WORDS[self.port.dialect](self.table)
+
+    # ----------------------------------------------------------------------------------------- verbs
+    async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
+        return [await self._claim(ask) for ask in asks]
+
+    async def _claim(self, ask: Ask) -> Verdict:
+        mark = (id(self.port.connection), ask.scope.hash)
+        if mark in _open_runs:
+            raise InProgress(
+                f"key {mask(ask.scope.key)} is run by this very transaction: a run cannot wait for itself"
+            )
+        try:
+            began = await self._begin()
+        except Exception as error:
+            if is_locked(error, self.port.dialect):
+                return _LOCKED
+            raise
+        try:
+            point = await self.port.savepoint(f"semel_{ask.scope.hash[:6].hex()}")
+        except Exception as error:
+            if is_outside_transaction(error, self.port.dialect):
+                raise not_open("connection", "Begin a transaction first") from error
+            raise
+        place = _Place(point, began, mark)
+        try:
+            verdict = await records.claim(self.words, self.port, ask, self.patience)
+            if isinstance(verdict, Won):
+                self._places[ask.nonce] = place
+                _open_runs.add(mark)
+            elif isinstance(verdict, Replay) and not began:
+                await point.release()
+            else:
+                await self._leave(place)
+        except BaseException as error:
+            await self._runtime.protect(self._leave_after(place, error))
+            if is_missing_table(error, self.port.dialect):
+                raise MissingTables(self.port, self.table) from error
+            if is_locked(error, self.port.dialect):
+                return _LOCKED
+            raise
+        return verdict
+
+    async def _begin(self) -> bool:
+        """SQLite: take the write lock before the savepoint. A savepoint alone would be a transaction of its own."""
+        if self.port.dialect != "sqlite" or self.port.begun:
+            return False
+        before = await with_patience(self.port, self.patience)
+        try:
+            await self.port.run("BEGIN IMMEDIATE")
+        finally:
+            await restore_patience(self.port, before)
+        return True
+
+    async def _leave(self, place: _Place) -> None:
+        await place.point.rollback()
+        if place.began:
+            await self.port.run("ROLLBACK")
+
+    async def _leave_after(self, place: _Place, error: BaseException) -> None:
+        """After an error. The database may have ended the whole transaction with it (a deadlock, a lost connection)."""
+        try:
+            await self._leave(place)
+        except Exception as second:  # noqa: BLE001 - the first error is the one that tells
+            if not is_retryable(error, self.port.dialect):
+                error.add_note(f"semel: the savepoint could not be rolled back either ({second})")
+
+    async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
+        return [await self._settle(end) for end in ends]
+
+    async def _settle(self, end: Settle) -> Answer:
+        if end.ref is not None and ("\0" in end.ref or not end.ref.isprintable()):
+            raise CodecError("a ref with characters that cannot be printed cannot be stored here: use another ref")
+        if not end.new_nonce:
+            return await records.settle(self.words, self.port, end, self.patience)
+        # A probe's word, before any claim: it needs a savepoint of its own.
+        await self._begin()
+        place = _Place(await self.port.savepoint(f"semel_{end.scope.hash[:6].hex()}"), False, (0, b""))
+        try:
+            answer = await records.settle(self.words, self.port, end, self.patience)
+        except BaseException as error:
+            await self._runtime.protect(self._leave_after(place, error))
+            raise
+        await place.point.release()
+        return answer
+
+    async def peek(self, scope: Scope) -> tuple[Record | None, float]:
+        await self.port.prepare()
+        began = await self._begin()
+        point = await self.port.savepoint(f"semel_{scope.hash[:6].hex()}")
+        place = _Place(point, began, (0, b""))
+        try:
+            found = await records.peek(self.words, self.port, scope)
+        except BaseException as error:
+            await self._runtime.protect(self._leave_after(place, error))
+            if is_missing_table(error, self.port.dialect):
+                raise MissingTables(self.port, self.table) from error
+            raise
+        await self._leave(place)
+        return found
+
+    async def watch(self, scope: Scope, wake: Callable[[], None]) -> Unwatch:
+        del scope, wake
+        _not_here("watchers")
+
+    # ------------------------------------------------------------------------------- the end of a run
+    async def flush(self, nonce: bytes) -> None:
+        place = self._places[nonce]
+        if not place.point.alive:
+            raise _ended()
+        await place.point.flush()
+
+    async def keep(self, nonce: bytes) -> None:
+        """The run is settled: its savepoint becomes part of the caller's transaction."""
+        place = self._places[nonce]
+        try:
+            await place.point.release()
+        except Exception as error:
+            if is_missing_savepoint(error, self.port.dialect):
+                raise _ended() from error
+            raise
+        self._forget(nonce)
+
+    async def undo(self, nonce: bytes) -> None:
+        """Take back the record and everything since. The caller's transaction is as before the claim."""
+        place = self._places[nonce]
+        self._forget(nonce)
+        await self._leave(place)
+
+    def _forget(self, nonce: bytes) -> None:
+        place = self._places.pop(nonce, None)
+        if place is not None:
+            _open_runs.discard(place.mark)
+
+    @property
+    def holds_everything(self) -> bool:
+        """SQLite: as long as the caller's transaction is open nobody else can write."""
+        return self.port.dialect == "sqlite" and self.port.begun
+
+    # ----------------------------------------------------------------------------- not in a transaction
+    async def renew(self, renewals: Sequence[Renewal]) -> list[Answer | Exception]:
+        del renewals
+        _not_here("a lease")
+
+    async def note(self, note: Note) -> Answer:
+        del note
+        _not_here("steps")
+
+    async def scan(self, query: Query) -> Page:
+        return await self._outer.scan(query)
+
+    async def purge(self, limit: int) -> int:
+        return await self._outer.purge(limit)
+
+    async def facts(self) -> Facts:
+        return await self._outer.facts()
+
+    async def aclose(self) -> None:
+        """The connection is the caller's."""
+
+
+def _not_here(what: str) -> NoReturn:
+    raise ConfigurationError(f"a run inside a caller's transaction has no {what}: it commits or rolls back as a whole")
+
+
+def _ended() -> ConfigurationError:
+    return ConfigurationError(
+        "the function ended the transaction that within() was bound to (commit, rollback or close): the record and your "
+        "rows are no longer one unit. If it committed, the key now reads as running, then as unknown: look the effect up and "
+        "call resolve(...). Let the caller of execute() commit"
+    )
+
+

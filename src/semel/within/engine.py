@@ -1,0 +1,276 @@
+"""The life of a call inside a caller's transaction: no lease, no heartbeat, no second commit.
+
+    look (own connection) ──▶ Replay, Mismatch, …        MariaDB, SQLite, and whoever waits for a leased run
+    SAVEPOINT, claim ──▶ Won ──▶ function ──▶ flush, settle, RELEASE ──▶ Outcome; the caller commits
+       │                            └──▶ error: ROLLBACK TO; a failure to keep goes to the face's own store
+       └──▶ locked, Busy ──▶ wait … InProgress
+
+Rule 1: whatever is raised, the caller's transaction is usable, unless the database itself ended it.
+Rule 2: serialization failures and deadlocks are the caller's to retry: they pass untouched and are never recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+
+from semel import model, steps
+from semel.calls import Call, failure_of
+from semel.errors import ConfigurationError, SemelError, StoreUnavailable
+from semel.flow import Engine, _decide
+from semel.hooks import Executed, Failed, TakenOver
+from semel.model import Answer, Ask, Busy, Kind, Policy, Record, Settle, Unknown, Verdict, Won
+from semel.options import Release, seconds
+from semel.points import reach
+from semel.run import Outcome, Run, _current
+from semel.stepping import Stepper
+from semel.store import Store
+from semel.waiting import Bench, Seat
+from semel.within.afterwards import record_failure
+from semel.within.bound import Bound, MissingTables
+from semel.within.failures import is_retryable
+
+__all__ = ["TxEngine"]
+
+_LEAST_WAIT = 0.001  # wait=0: a row lock is waited for this long, never for ever
+
+
+class TxEngine(Engine):
+    """An engine over one caller's transaction. What it does not change, `Engine` does for it."""
+
+    def __init__(self, outer: Engine, bound: Bound, layered: Store, home: str | None) -> None:
+        # Not Engine.__init__: a heart of its own would be made for every transaction, and never beat.
+        self.outer = outer
+        self.bound = bound
+        self.store = layered
+        self.runtime = outer.runtime
+        self.secrets = outer.secrets
+        self.settle_timeout = outer.settle_timeout
+        self.emit = outer.emit
+        self.heart = outer.heart
+        self.recorder = outer.recorder
+        self.stepper = _NoSteps(layered, outer.runtime)
+        self.bench = self._bench = _TxBench(outer.bench)
+        self.purger = None
+        self._home = home
+        self._looks = False
+
+    # ------------------------------------------------------------------------------------- a whole call
+    async def execute(self, call: Call) -> Outcome[Any]:
+        ask, verdict = await self.acquire(call)
+        if not isinstance(verdict, Won):
+            return self.replay(call, verdict.record)
+        return await self._perform(self.begin(call, ask, verdict.record))
+
+    def begin(self, call: Call, ask: Ask, record: Record) -> Run:
+        reach("claim.won")
+        run = Run(self, call, ask, record, self.runtime.interrupt())
+        if self.emit is not None and record.attempts > 1:
+            self.emit(TakenOver(call.scope, record.attempts))
+        return run
+
+    async def _perform(self, run: Run) -> Outcome[Any]:
+        call = run.call
+        token = _current.set(run)
+        try:
+            reach("run.started")
+            value = await self.runtime.call(call.fn, call.args, call.kwargs, True)  # noqa: FBT003
+            await self.bound.flush(run.ask.nonce)
+            reach("run.returned")
+        except Exception as error:
+            await self.fail(run, error)
+            raise
+        except BaseException as error:
+            await self.lose(run, error)
+            raise
+        finally:
+            _current.reset(token)
+        return await self.complete(run, value)
+
+    async def complete(self, run: Run, value: Any) -> Outcome[Any]:
+        """Settle and release the savepoint. The caller's commit makes it true, together with his rows."""
+        data, marker, problem = self._encode(run.call, value)
+        options = run.call.options
+        end = Settle(
+            scope=run.scope,
+            nonce=run.ask.nonce,
+            kind=Kind.DONE,
+            retention=options.retention,
+            tombstone=options.tombstone,
+            result=data,
+            marker=marker,
+            ref=run.ref,
+            policy=options.policy,
+            steps=steps.summarize(run.steps) if run.has_steps else None,
+        )
+        try:
+            await self.bound.flush(run.ask.nonce)
+            reach("settle.sent")
+            if (await self.store.settle((end,)))[0] is not Answer.OK:
+                raise ConfigurationError(
+                    "the record was changed inside the function: semel's tables are not to be written by hand"
+                )
+            await self.bound.keep(run.ask.nonce)
+        except BaseException as error:
+            await self.runtime.protect(self._undo(run, error))
+            raise
+        reach("settle.stored")
+        if self.emit is not None:
+            self.emit(Executed(run.scope, run.attempt, self.runtime.now() - run.won_at))
+        if problem is not None:
+            raise problem
+        return Outcome(value, replayed=False, ref=run.ref, attempt=run.attempt, marker=marker)
+
+    # ------------------------------------------------------------------------------------------ claiming
+    async def ask_once(self, call: Call) -> tuple[Ask, Verdict]:
+        port = self.bound.port
+        await port.prepare()
+        if self._home not in (None, port.dialect):
+            raise ConfigurationError(
+                f"the records of this face live in a {self._home} store, and this transaction is of a {port.dialect} database: "
+                "a key would have two records. Give the face the URL of the database that the transaction is in"
+            )
+        self._bench.until = self.runtime.now() + max(call.options.wait, _LEAST_WAIT)
+        self._looks = port.dialect != "postgresql"
+        return await super().ask_once(call)
+
+    async def claim(self, ask: Ask) -> Verdict:
+        reach("claim.sent")
+        verdict: Verdict | Exception | None = None
+        if self._looks:
+            verdict = await self._look(ask)
+        if verdict is None:
+            self.bound.patience = max(_LEAST_WAIT, self._bench.until - self.runtime.now())
+            try:
+                verdict = (await self.store.claim((ask,)))[0]
+            except MissingTables:
+                await self._make_tables(ask)
+                verdict = (await self.store.claim((ask,)))[0]
+        if isinstance(verdict, Exception):
+            raise verdict
+        self._looks = self._looks or isinstance(verdict, Busy)
+        return verdict
+
+    async def _look(self, ask: Ask) -> Verdict | None:
+        """What needs no write, seen on a connection of our own: the latest, whatever snapshot the caller has, unlocked."""
+        try:
+            record, now = await self.outer.store.peek(ask.scope)
+        except StoreUnavailable:
+            return None  # the caller's own connection decides
+        verdict, changed = model.claim(record, ask, now)
+        return verdict if changed is None else None
+
+    async def _make_tables(self, ask: Ask) -> None:
+        """First use: the face's own store makes its tables, if it may, on its own connection (R45)."""
+        try:
+            await self.outer.store.peek(ask.scope)
+        except SemelError as error:
+            raise MissingTables(self.bound.port, self.bound.table) from error
+
+    async def _probe(self, call: Call, ask: Ask, unknown: Unknown) -> Ask:
+        asked = await super()._probe(call, ask, unknown)
+        self._looks = False  # what the probe said is written in the caller's transaction: only there it can be seen
+        return asked
+
+    # ------------------------------------------------------------------------------------------- failing
+    async def fail(self, run: Run, error: Exception) -> None:
+        await self.runtime.protect(self._undo(run, error))
+        if is_retryable(error, self.bound.port.dialect):
+            return
+        decision = _decide(run, error)
+        after = seconds("Release(after)", decision.after) if isinstance(decision, Release) else 0.0
+        word = "release" if isinstance(decision, Release) else decision
+        if self.emit is not None:
+            self.emit(Failed(run.scope, run.attempt, word, error))
+        if word == "release" and not after:
+            return
+        kind = {"release": Kind.RELEASED, "replay": Kind.FAILED, "hold": Kind.UNKNOWN}[word]
+        await self._keep_failure(run, kind, error, after)
+
+    async def lose(self, run: Run, error: BaseException) -> None:
+        """Cancelled or interrupted: the rows are rolled back; under hold and probe something outside may have happened."""
+        await self.runtime.protect(self._undo(run, error))
+        if self.emit is not None:
+            self.emit(Failed(run.scope, run.attempt, "lost", error))
+        if run.ask.policy is not Policy.RETRY:
+            await self._keep_failure(run, Kind.UNKNOWN, error, 0.0)
+
+    async def fail_for_good(self, run: Run, error: BaseException | str) -> None:
+        problem = error if isinstance(error, BaseException) else RuntimeError(error)
+        await self.runtime.protect(self._undo(run, problem))
+        await self._keep_failure(run, Kind.FAILED, problem, 0.0, told=error)
+
+    async def release(self, run: Run) -> None:
+        await self.runtime.protect(self.bound.undo(run.ask.nonce))
+
+    async def _undo(self, run: Run, error: BaseException) -> None:
+        try:
+            await self.bound.undo(run.ask.nonce)
+        except Exception as second:  # noqa: BLE001 - the function's error is the one that tells
+            if not is_retryable(error, self.bound.port.dialect):
+                error.add_note(
+                    f"semel: the savepoint could not be rolled back ({second}): roll the whole transaction back"
+                )
+
+    async def _keep_failure(
+        self, run: Run, kind: Kind, error: BaseException, after: float, told: BaseException | str | None = None
+    ) -> None:
+        options = run.call.options
+        end = Settle(
+            scope=run.scope,
+            nonce=run.ask.nonce,
+            kind=kind,
+            retention=options.retention,
+            tombstone=options.tombstone if kind is Kind.FAILED else 0.0,
+            error=failure_of(error if told is None else told),
+            ref=run.ref,
+            after=after,
+            policy=Policy.HOLD if kind is Kind.UNKNOWN and run.ask.policy is not Policy.PROBE else None,
+        )
+        ask = msgspec.structs.replace(run.ask, takeover=b"")
+        await self.runtime.protect(record_failure(self.outer, self.bound, ask, end, error))
+
+
+class _TxBench(Bench):
+    """The bench of the face's own store: leased runs are settled there, and its wake-ups come from there."""
+
+    def __init__(self, outer: Bench) -> None:
+        super().__init__(outer.store, outer.runtime, outer._emit)  # noqa: SLF001 - our own parent
+        self._waiting = outer._waiting  # noqa: SLF001 - one count for all
+        self.until = 0.0
+
+    async def sit(self, call: Call, busy: Busy) -> Seat:
+        seat = await super().sit(call, busy)
+        seat._until = self.until  # noqa: SLF001 - a row lock was waited for already
+        return seat
+
+
+class _NoSteps(Stepper):
+    """A step or an id must be durable when it returns, and nothing is before the caller's commit."""
+
+    async def step(
+        self,
+        run: Run,
+        name: str,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        request: Any,
+        result_type: Any,
+        on_unknown: Any,
+    ) -> NoReturn:
+        del run, name, fn, args, kwargs, request, result_type, on_unknown
+        raise _no_steps("run.step")
+
+    async def new_id(self, run: Run, kind: str, name: str) -> NoReturn:
+        del run, kind, name
+        raise _no_steps("run.new_id")
+
+
+def _no_steps(what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{what} cannot be used inside within(): it must be durable when it returns, and nothing is before the caller's "
+        "commit. Use execute() without within() for runs with steps; make the id in the function and keep it with run.set_ref"
+    )

@@ -1,0 +1,136 @@
+"""`once.within(…)`: the names of a face (execute, consume, once, claim, peek), bound to a caller's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import msgspec
+
+from semel import keeping
+from semel.calls import Call
+from semel.claims import Claim
+from semel.decorator import decorate
+from semel.errors import ConfigurationError
+from semel.flow import Engine
+from semel.loop import is_async
+from semel.model import Record
+from semel.options import Options
+from semel.run import Outcome
+from semel.runtime import run_sync
+
+if TYPE_CHECKING:
+    from semel.once import AsyncSemel, Semel
+
+__all__ = ["AsyncWithin", "Within"]
+
+T = TypeVar("T")
+
+
+class _Bound:
+    def __init__(self, face: Any, engine: Engine) -> None:
+        self._face = face
+        self._tx = engine
+        self._colour = face._colour  # noqa: SLF001 - our own face
+
+    def _options(self, given: dict[str, Any]) -> Options:
+        return self._face._options(given)  # type: ignore[no-any-return]  # noqa: SLF001
+
+    def _call(
+        self, key: str, fn: Callable[..., Any] | None, args: tuple[Any, ...], given: dict[str, Any], *, keep: bool = True
+    ) -> Call:
+        call: Call = self._face._call(key, fn, args, given, keep=keep)  # noqa: SLF001
+        if call.options.inline:
+            return call
+        # The session belongs to this thread or loop: neither the function nor a probe may run in another thread.
+        return msgspec.structs.replace(call, options=msgspec.structs.replace(call.options, inline=True))
+
+
+class Within(_Bound):
+    """The sync face on a caller's transaction. The record commits, or rolls back, with the caller's rows."""
+
+    if TYPE_CHECKING:
+        _face: Semel
+
+    def execute(self, key: str, fn: Callable[..., T], /, *args: Any, **options: Any) -> Outcome[T]:
+        """Run `fn` once for this key in the caller's transaction, or give back what it gave. Commit is the caller's."""
+        call = self._call(key, _plain(fn), args, options)
+        if not self._face.enabled:
+            self._face._unprotected(call)  # noqa: SLF001
+            return Outcome(fn(*args, **call.kwargs), replayed=False, ref=None, attempt=1)
+        return run_sync(self._tx.execute(call))
+
+    def consume(self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Any) -> bool:
+        """As `execute`, without keeping the result: True if it ran here, False if it had run."""
+        call = self._call(key, _plain(fn), args, options, keep=False)
+        if not self._face.enabled:
+            self._face._unprotected(call)  # noqa: SLF001
+            fn(*args, **call.kwargs)
+            return True
+        return not run_sync(self._tx.execute(call)).replayed
+
+    def once(self, **options: Any) -> Callable[[Any], Any]:
+        """Decorate a function for the life of this transaction."""
+        return decorate(self, options)  # type: ignore[arg-type]
+
+    __call__ = once
+
+    def claim(self, key: str, /, *, verdicts: bool = False, **options: Any) -> Claim:
+        """Own the key by hand; the block runs in the claim's savepoint."""
+        return Claim(self._tx, self._call(key, None, (), options), verdicts=verdicts)
+
+    def peek(self, key: str, /, **where: Any) -> Record | None:
+        """The record as this transaction sees it, its own uncommitted one included."""
+        return run_sync(keeping.peek(self._tx, self._call(key, None, (), where)))
+
+
+class AsyncWithin(_Bound):
+    """The async face on a caller's transaction. Plain functions run in the loop itself, as the session belongs to it."""
+
+    if TYPE_CHECKING:
+        _face: AsyncSemel
+
+    @overload
+    async def execute(
+        self, key: str, fn: Callable[..., Awaitable[T]], /, *args: Any, **options: Any
+    ) -> Outcome[T]: ...
+
+    @overload
+    async def execute(self, key: str, fn: Callable[..., T], /, *args: Any, **options: Any) -> Outcome[T]: ...
+
+    async def execute(self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Outcome[Any]:
+        """Run `fn` once for this key in the caller's transaction, or give back what it gave. Commit is the caller's."""
+        call = self._call(key, fn, args, options)
+        if not self._face.enabled:
+            return Outcome(await self._face._bare(call), replayed=False, ref=None, attempt=1)  # noqa: SLF001
+        return await self._tx.execute(call)
+
+    async def consume(self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Any) -> bool:
+        """As `execute`, without keeping the result: True if it ran here, False if it had run."""
+        call = self._call(key, fn, args, options, keep=False)
+        if not self._face.enabled:
+            await self._face._bare(call)  # noqa: SLF001
+            return True
+        return not (await self._tx.execute(call)).replayed
+
+    def once(self, **options: Any) -> Callable[[Any], Any]:
+        """Decorate a function for the life of this transaction."""
+        return decorate(self, options)  # type: ignore[arg-type]
+
+    __call__ = once
+
+    def claim(self, key: str, /, *, verdicts: bool = False, **options: Any) -> Claim:
+        """Own the key by hand; the block runs in the claim's savepoint."""
+        return Claim(self._tx, self._call(key, None, (), options), verdicts=verdicts)
+
+    async def peek(self, key: str, /, **where: Any) -> Record | None:
+        """The record as this transaction sees it, its own uncommitted one included."""
+        return await keeping.peek(self._tx, self._call(key, None, (), where))
+
+
+def _plain(fn: Callable[..., T]) -> Callable[..., T]:
+    if is_async(fn):
+        raise ConfigurationError(
+            f"{getattr(fn, '__qualname__', fn)!r} is a coroutine function: use AsyncSemel and an async session to run it"
+        )
+    return fn
