@@ -12,7 +12,6 @@ Rule 2: what is written after the effect carries the claim's nonce, on a path th
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import msgspec
@@ -211,7 +210,7 @@ class Engine:
         options = call.options
         return Ask(
             call.scope,
-            os.urandom(16),
+            self.runtime.entropy(16),
             options.lease,
             options.retention,
             options.policy,
@@ -303,7 +302,7 @@ class Engine:
             result=data,
             marker=marker,
             ref=found.ref,
-            new_nonce=os.urandom(16),
+            new_nonce=self.runtime.entropy(16),
         )
         answer = (await self.store.settle((end,)))[0]
         if isinstance(answer, Exception):

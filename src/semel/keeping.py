@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +102,7 @@ async def resolve(engine: Engine, call: Call, word: Word, actor: str, reason: st
         result=data,
         marker=marker,
         error=None if word.error is None else failure_of(word.error),
-        new_nonce=os.urandom(16),
+        new_nonce=engine.runtime.entropy(16),
         repair=broken,
         actor=actor or "anonymous",
         reason=reason,
@@ -277,7 +276,7 @@ async def _probe_only(engine: Engine, call: Call, record: Record, probe: Callabl
             record.nonce,
             Kind.RELEASED,
             call.options.retention,
-            new_nonce=os.urandom(16),
+            new_nonce=engine.runtime.entropy(16),
             reason="probe",
         )
         return "settled" if await _settled(engine, end) is Answer.OK else "left"

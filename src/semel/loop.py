@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
@@ -91,7 +91,7 @@ class _LoopTicker:
         if self._stopped:
             return
         self._when = when
-        self._timer = self._runtime.loop.call_later(max(0.0, when - time.monotonic()), self._start)
+        self._timer = self._runtime.loop.call_later(max(0.0, when - self._runtime.now()), self._start)
 
     def stop(self) -> None:
         self._stopped = True
@@ -137,7 +137,10 @@ class LoopRuntime:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def now(self) -> float:
-        return time.monotonic()
+        return self.loop.time()
+
+    def entropy(self, size: int) -> bytes:
+        return os.urandom(size)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -7,6 +7,7 @@ asyncio world; the simulator brings a third.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -71,6 +72,10 @@ class Runtime(Protocol):
 
     def now(self) -> float:
         """Monotonic seconds."""
+        ...
+
+    def entropy(self, size: int) -> bytes:
+        """Random bytes for nonces and ids, from the operating system (the simulator's are seeded)."""
         ...
 
     async def sleep(self, seconds: float) -> None: ...
@@ -205,6 +210,9 @@ class ThreadRuntime:
 
     def now(self) -> float:
         return time.monotonic()
+
+    def entropy(self, size: int) -> bytes:
+        return os.urandom(size)
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - this is the world in which waiting blocks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -83,7 +82,7 @@ class Stepper:
         label = f"id:{name}"
         known = run.steps.get(label)
         if known is None:
-            text = ids.mint(kind, int(run.clock() * 1000), os.urandom(10)).text
+            text = ids.mint(kind, int(run.clock() * 1000), self._runtime.entropy(10)).text
             await self._note(run, steps.Step(label, "id", run.clock(), text.encode()))
         else:
             text = ids.parse(known.value.decode(), kind).text

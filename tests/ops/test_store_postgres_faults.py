@@ -6,6 +6,7 @@ import asyncio
 import gc
 import multiprocessing
 import os
+import signal
 import threading
 import time
 import warnings
@@ -112,15 +113,18 @@ def test_a_paused_server_is_unavailable_in_time_and_the_late_claim_is_our_own(
     store = there.open(Settings(timeout=0.4))
     there.finish(store, "warm")
     ask = ask_for("k")
-    backend = int(rows(own_server, there.url, "select max(pid) from pg_stat_activity where application_name = 'semel'")[0][0])
-    os.kill(backend, 19)  # the server process of our connection, stopped
+    sql = "select pid from pg_stat_activity where application_name = 'semel' and datname = current_database()"
+    backends = [pid for (pid,) in rows(own_server, there.url, sql)]
+    for backend in backends:
+        os.kill(backend, signal.SIGSTOP)  # the server's end of our connection
     try:
         began = time.monotonic()
         with pytest.raises(StoreUnavailable, match="no answer in time"):
             there.claim(store, ask)
         assert time.monotonic() - began < 2
     finally:
-        os.kill(backend, 18)
+        for backend in backends:
+            os.kill(backend, signal.SIGCONT)
     # the claim that was given up may have run: it is granted again to its own nonce
     (verdict,) = there.claim(store, ask)
     assert isinstance(verdict, Won)
@@ -310,12 +314,14 @@ def test_too_many_connections_is_told(kind: Kind) -> None:
             here.finish(here.open(), driver)
 
 
-def test_many_processes_create_the_tables_at_once(kind: Kind, postgres_server: services.PostgresServer) -> None:
-    driver, colour = kind
+@pytest.mark.parametrize("driver, colour", [("asyncpg", "async"), ("psycopg", "sync")])
+def test_many_processes_create_the_tables_at_once(
+    driver: str, colour: Literal["sync", "async"], postgres_server: services.PostgresServer
+) -> None:
     url = postgres_server.database(driver=driver)
     context = multiprocessing.get_context("spawn")
     with context.Pool(4) as pool:
-        verdicts = pool.starmap(claim_in_child, [(url, colour, f"k{number}") for number in range(8)])
+        verdicts = pool.starmap(claim_in_child, [(url, colour, f"k{number}") for number in range(8)], chunksize=1)
     assert verdicts == ["Won"] * 8
 
 

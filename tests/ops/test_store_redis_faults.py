@@ -261,6 +261,48 @@ def test_a_user_without_rights_to_our_keys_is_told_so() -> None:
             run_sync(store.claim([ask()]))
 
 
+def test_a_user_without_a_command_that_a_script_needs_is_told_so() -> None:
+    with services.redis() as server:
+        server.command("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-zadd")
+        login = f"redis://app:pw@{server.host}:{server.port}"
+        with sync_store(login) as store, pytest.raises(ConfigurationError, match="ACL"):
+            run_sync(store.claim([ask()]))
+
+
+def test_what_the_server_refuses_for_another_reason_is_told_and_changes_nothing() -> None:
+    with services.redis(config={"proto-max-bulk-len": "1mb"}) as server, sync_store(server) as store:
+        owner = run_sync(win(store))
+        assert run_sync(store.note(Note(owner.scope, owner.nonce, b"x" * 700_000))) is Answer.OK
+        with pytest.raises(StoreUnavailable, match="string exceeds"):
+            run_sync(store.note(Note(owner.scope, owner.nonce, b"y" * 700_000)))
+        record, _ = run_sync(store.peek(owner.scope))
+        assert record is not None
+        assert record.steps == b"x" * 700_000
+
+
+@BOTH
+def test_a_large_replay_that_is_cut_off_fails_alone_in_its_batch(
+    redis_server: services.RedisServer, colour: Colour
+) -> None:
+    redis_server.flush()
+    with Proxy(redis_server.host, redis_server.port, framing=RESP) as proxy:
+
+        async def main() -> None:
+            store = opened(f"redis://{proxy.host}:{proxy.port}", colour, timeout=1.0)
+            await finish(store, await win(store, "large"), result=b"x" * 100_000)
+            asks = [ask("large"), ask("small")]
+            for at in (2, 3):  # the second question about it, and that question asked again
+                proxy.blackhole(match=lambda request: asks[0].nonce in request, at=at)
+            begun = time.monotonic()
+            large, small = await store.claim(asks)
+            assert isinstance(large, StoreUnavailable)
+            assert isinstance(small, Won)
+            assert time.monotonic() - begun < 2.0
+            await store.aclose()
+
+        run(colour, main)
+
+
 def test_a_server_before_7_is_refused_with_the_remedy() -> None:
     refused = pytest.raises(ConfigurationError, match=r"6\.2\.14.*Redis 7\.0")
     with (

@@ -43,7 +43,7 @@ class Pair:
         self.time = 1_700_000_000.0
         self.store = store
         self.memory = MemoryStore(capacity=10_000, clock=lambda: self.time)
-        store._records._now = lambda: self.time
+        store._records._now = lambda: self.time  # type: ignore[method-assign]
 
     def claim(self, item: Ask) -> None:
         assert run_sync(self.store.claim([item])) == run_sync(self.memory.claim([item]))

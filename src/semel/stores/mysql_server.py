@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from semel.errors import ConfigurationError, SemelError
+from semel.errors import ConfigurationError
 from semel.store import Facts
 from semel.stores.mysql_errors import Locked
 from semel.stores.mysql_rows import Statements, statements
 from semel.stores.mysql_session import Session
 
-__all__ = ["SCHEMA_VERSION", "prepare", "read_facts", "schema_sql"]
+__all__ = ["SCHEMA_VERSION", "facts_of", "prepare", "read_facts", "schema_sql"]
 
 SCHEMA_VERSION: Final = 1
 
@@ -89,37 +89,35 @@ async def _exists(session: Session, create: str) -> bool:
 
 
 async def read_facts(session: Session) -> Facts:
-    """The live settings; what may not be read (rights) is left out, and said."""
+    """The live settings, read from the server."""
     marks = ", ".join(["%s"] * len(_VARIABLES))
     rows = await session.query(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", _VARIABLES)
     settings = {str(name).lower(): str(value) for name, value in rows}
     settings["replicas"] = str(await _replicas(session))
-    warnings = _warnings(settings)
-    version = settings.pop("version", "")
-    galera = _galera(settings)
-    return Facts(
-        store="mariadb" if session.wire.mariadb else "mysql",
-        version=version,
-        settings=settings,
-        durable_writes=not galera and not _durability(settings),
-        survives_failover=not galera and not _failover(settings),
-        warnings=tuple(warnings),
-    )
+    return facts_of(settings, "mariadb" if session.wire.mariadb else "mysql")
 
 
 async def _replicas(session: Session) -> int:
-    """How many replicas the server says it has; servers count them under different names."""
+    """How many replicas follow: as counted by the server (each names it differently), or by the threads that serve them."""
     marks = ", ".join(["%s"] * len(_REPLICAS))
     rows = await session.query(f"SHOW GLOBAL STATUS WHERE Variable_name IN ({marks})", _REPLICAS)
-    counted = max((int(value) for _, value in rows), default=0)
-    if not counted and not session.wire.mariadb:
-        # MySQL does not count plain replicas anywhere; who may see all threads sees theirs.
-        with contextlib.suppress(SemelError, RuntimeError):
-            threads = await session.query(
-                "SELECT COUNT(*) FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'"
-            )
-            counted = int(threads[0][0])
-    return counted
+    threads = await session.query(
+        "SELECT COUNT(*) FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'"
+    )
+    return max(int(threads[0][0]), *(int(value) for _, value in rows), 0)
+
+
+def facts_of(settings: Mapping[str, str], store: str) -> Facts:
+    """What settings (by lower-case name) are worth."""
+    galera = _galera(settings)
+    return Facts(
+        store=store,
+        version=settings.get("version", ""),
+        settings=settings,
+        durable_writes=not galera and not _durability(settings),
+        survives_failover=not galera and not _failover(settings),
+        warnings=tuple(_warnings(settings)),
+    )
 
 
 def _on(settings: Mapping[str, str], *names: str) -> bool:

@@ -29,6 +29,10 @@ T = TypeVar("T")
 _INTERVAL = 0.1
 
 
+class _TimeIsOver(Exception):
+    """Not a TimeoutError: psycopg takes that, an OSError, for a broken socket."""
+
+
 class _Blocking:
     """psycopg's sync classes."""
 
@@ -108,13 +112,13 @@ class _Link:
         return max(0.001, min(_INTERVAL, self._until - time.monotonic()))
 
     def bounded(self, gen: Any) -> Any:
-        """The same generator, ending in TimeoutError when the statement's time is over."""
+        """The same generator, ending when the statement's time is over."""
         try:
             state = next(gen)
             while True:
                 ready = yield state
                 if not ready and time.monotonic() >= self._until:
-                    raise TimeoutError("no answer in time")
+                    raise _TimeIsOver
                 state = gen.send(ready)
         except StopIteration as stop:
             return stop.value
@@ -151,7 +155,7 @@ class _Link:
             raise self._meaning(error) from error
         except UnicodeEncodeError as error:
             raise Unfit(str(error)) from error
-        except TimeoutError as error:
+        except _TimeIsOver as error:
             raise Late("no answer in time") from error
         except OSError as error:
             raise Lost(str(error)) from error

@@ -8,10 +8,10 @@ transport (`redis_link`), which re-sends a call whose reply was lost: every scri
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from struct import error as StructError  # noqa: N812 - struct spells its exception like a module
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -45,6 +45,7 @@ from semel.stores.redis_record import (
 
 __all__ = ["RedisStore", "adopt", "open_url"]
 
+T = TypeVar("T")
 _INDEXES: Final = frozenset({"ref"})
 
 
@@ -169,10 +170,9 @@ class RedisStore:
         """The record is long: fetch it where nothing small waits behind it. The same nonce, so the same verdict."""
         left = max(0.001, begun + self._settings.timeout - monotonic())
         args = (pack_ask(ask, self._skew, large=True),)
-        try:
-            found = verdict(ask, await self._link.call(CLAIM, keys, args, lane=Lane.BULK, timeout=left))
-        except ServerError as error:
-            raise self._refused(error) from error
+        found = verdict(
+            ask, await self._told(self._link.call(CLAIM, keys, args, lane=Lane.BULK, timeout=left))
+        )
         assert not isinstance(found, Large)  # noqa: S101 - it was told that it may be large
         return found
 
@@ -229,7 +229,7 @@ class RedisStore:
             raise self._refused(reply) from reply
         if isinstance(reply, Exception):
             return reply
-        if not self._acks:
+        if not isinstance(reply, list):
             return read(item, reply)
         said, replicas = reply
         if replicas < self._acks:
@@ -248,7 +248,8 @@ class RedisStore:
             hashed = renewal.scope.hash
             shard = self._names.of(hashed)
             keys = (shard.record + hashed, shard.tombstone + hashed, shard.open)
-            return Call(RENEW, keys, (pack_renewal(renewal, self._skew),), Lane.RENEW, **self._waiting)
+            # Never with acks: a heartbeat that waits for replicas keeps no lease alive, and guards nothing.
+            return Call(RENEW, keys, (pack_renewal(renewal, self._skew),), Lane.RENEW)
 
         return await self._many(renewals, call, _renewed)
 
@@ -274,16 +275,11 @@ class RedisStore:
         hashed = scope.hash
         shard = self._names.of(hashed)
         keys = (shard.record + hashed, shard.tombstone + hashed)
-        try:
-            reply = await self._link.call(PEEK, keys, (pack_peek(self._skew, large=False),))
-            seen = read_peek(scope, reply)
-            if isinstance(seen, Large):
-                reply = await self._link.call(
-                    PEEK, keys, (pack_peek(self._skew, large=True),), lane=Lane.BULK
-                )
-                seen = read_peek(scope, reply)
-        except ServerError as error:
-            raise self._refused(error) from error
+        args = (pack_peek(self._skew, large=False),)
+        seen = read_peek(scope, await self._told(self._link.call(PEEK, keys, args)))
+        if isinstance(seen, Large):
+            args = (pack_peek(self._skew, large=True),)
+            seen = read_peek(scope, await self._told(self._link.call(PEEK, keys, args, lane=Lane.BULK)))
         assert not isinstance(seen, Large)  # noqa: S101 - as in _claim_large
         return seen
 
@@ -320,15 +316,11 @@ class RedisStore:
                 "Redis finds records by ref only when they are indexed: open the store with index={'ref'} (records that "
                 "are settled from then on are found), or ask by key"
             )
-        try:
-            if query.history is None:
-                return await redis_index.scan(self._link, self._names, query, self._skew)
-            hashed = query.history.hash
-            trail = await self._link.call(
-                TRAIL, (self._names.of(hashed).audit + hashed,), (pack_time(self._skew),)
-            )
-        except ServerError as error:
-            raise self._refused(error) from error
+        if query.history is None:
+            return await self._told(redis_index.scan(self._link, self._names, query, self._skew))
+        hashed = query.history.hash
+        keys = (self._names.of(hashed).audit + hashed,)
+        trail = await self._told(self._link.call(TRAIL, keys, (pack_time(self._skew),)))
         events, now = read_trail(trail)
         return Page(events=events, now=now)
 
@@ -336,17 +328,11 @@ class RedisStore:
         """Redis drops records itself; this drops up to `limit` entries of ended records from the index."""
         if not self._checked:
             await self._check()
-        try:
-            return await redis_index.purge(self._link, self._names, limit)
-        except ServerError as error:
-            raise self._refused(error) from error
+        return await self._told(redis_index.purge(self._link, self._names, limit))
 
     async def counters(self) -> dict[str, int]:
-        """How often keys were won, taken_over, done, failed, released, unknown and forgotten, in all."""
-        try:
-            return await redis_index.count(self._link, self._names)
-        except ServerError as error:
-            raise self._refused(error) from error
+        """How often keys were taken_over, done, failed, released, unknown and forgotten, in all."""
+        return await self._told(redis_index.count(self._link, self._names))
 
     async def facts(self) -> Facts:
         return await redis_facts.facts(self._link, acks=self._acks)
@@ -363,6 +349,13 @@ class RedisStore:
         await redis_facts.check(self._link, accept_eviction=self._accept_eviction)
         self._checked = True
 
+    async def _told(self, call: Awaitable[T]) -> T:
+        """Await it; an error reply is told in our own words."""
+        try:
+            return await call
+        except ServerError as error:
+            raise self._refused(error) from error
+
     def _refused(self, error: ServerError) -> Exception:
         """An error reply that nothing but a change will cure, in our own words."""
         text = str(error)
@@ -374,6 +367,10 @@ class RedisStore:
             return ConfigurationError(
                 f"a key under the prefix {self._settings.prefix!r} holds another program's data ({text}): choose another "
                 "prefix=, or remove that key"
+            )
+        if "user executing the script" in text:
+            return ConfigurationError(
+                f"this Redis user may not run what a script needs ({text}): extend its ACL rules"
             )
         return StoreUnavailable(f"Redis refused the call: {text}")
 

@@ -118,12 +118,11 @@ async def _everywhere(link: Link, *words: str) -> dict[str, Any]:
     """Managed servers forbid some of these commands: then nothing is known, and that is told as a warning."""
     try:
         return await link.command_everywhere(*words)
-    except ServerError as error:
-        if "unknown command" in str(error).lower():
-            return {}
-        raise
-    except ConfigurationError as error:
-        if isinstance(error.__cause__, ServerError) and error.__cause__.code == "NOPERM":
+    except (ServerError, ConfigurationError) as error:
+        reply = error if isinstance(error, ServerError) else error.__cause__
+        if isinstance(reply, ServerError) and (
+            reply.code == "NOPERM" or "unknown command" in str(reply).lower()
+        ):
             return {}
         raise
 

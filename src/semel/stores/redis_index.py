@@ -140,11 +140,9 @@ class _Search:
     def matches(self, record: Record) -> bool:
         query, scope = self.query, record.scope
         seen = model.view(record, self.now)
-        if seen is None or scope is None or query.tenant not in {None, scope.tenant}:
+        if seen is None or scope is None or query.ref not in {None, record.ref}:
             return False
-        if query.operation not in {None, scope.operation}:
-            return False
-        if query.ref is not None and record.ref != query.ref:
+        if query.tenant not in {None, scope.tenant} or query.operation not in {None, scope.operation}:
             return False
         if query.abandoned and not (record.state is State.RUNNING and self.now >= record.lease_until):
             return False

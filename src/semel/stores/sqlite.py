@@ -84,17 +84,22 @@ class SqliteStore:
         self.colour: Colour = "sync" if colour == "sync" else "async"
         self._settings = settings
         self._timeout = settings.timeout
-        self._records = Records(check_table(settings.table), self._now)
+        self._records = Records(check_table(settings.table))
         self._file = DatabaseFile.at(path)
         self._epoch: object = None
         self._closed = False
         self._guards: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None]] = (
             weakref.WeakKeyDictionary()
         )
-        self._skew = 0.0
 
-    def _now(self) -> float:
-        return time.time() + self._skew
+    @property
+    def _skew(self) -> float:
+        """Moves the store's clock, for tests."""
+        return self._records.skew
+
+    @_skew.setter
+    def _skew(self, seconds: float) -> None:
+        self._records.skew = seconds
 
     # -------------------------------------------------------------------------------------- verbs
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:

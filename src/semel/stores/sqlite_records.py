@@ -7,7 +7,8 @@ look at it and the write, so the decision is `model`'s and needs no retry. Nothi
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from math import inf, isinf
 from types import NoneType
 from typing import Any, Final
@@ -82,17 +83,20 @@ class Unreadable(Exception):
 
 
 class Records:
-    """One table's statements. `now` is the store's clock; it is an argument so that tests can move time."""
+    """One table's statements. `skew` is added to the process's clock, so that tests can move time."""
 
-    def __init__(self, table: str, now: Callable[[], float]) -> None:
+    def __init__(self, table: str) -> None:
         self.table = table
-        self._now = now
+        self.skew = 0.0
         columns, binds = ", ".join(COLUMNS), ", ".join("?" * len(COLUMNS))
         changes = ", ".join(f"{name} = ?" for name in COLUMNS[_FIXED:])
         self._select = f'SELECT {columns} FROM "{table}" WHERE scope = ?'
         self._add = f'INSERT INTO "{table}" ({columns}) VALUES ({binds}) ON CONFLICT (scope) DO NOTHING'
         self._update = f'UPDATE "{table}" SET {changes} WHERE scope = ?'
         self._delete = f'DELETE FROM "{table}" WHERE scope = ?'
+
+    def _now(self) -> float:
+        return time.time() + self.skew
 
     # ------------------------------------------------------------------------------------------ reads
     def find(self, db: sqlite3.Connection, scope: Scope) -> Record | None:
