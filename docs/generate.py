@@ -187,6 +187,12 @@ def _events() -> Iterator[str]:
         yield f"| `{event.__name__}` | {fields or '–'} | {level} | {meaning} |"
 
 
+def _decisions() -> Iterator[str]:
+    for path in sorted((ROOT / "docs" / "decisions").glob("*.md")):
+        title = path.read_text("utf-8").partition("\n")[0].removeprefix("# ")
+        yield f"* [{title}](decisions/{path.name})"
+
+
 PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "guarantees": lambda: _guarantees(planned=False),
     "guarantees-all": lambda: _guarantees(planned=True),
@@ -195,6 +201,7 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "verdicts": _answers,
     "capabilities": _capabilities,
     "events": _events,
+    "decisions": _decisions,
 }
 
 

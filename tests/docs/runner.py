@@ -5,7 +5,7 @@
   `file=name.py` puts it into a file of that name instead, for the blocks below to import or run.
 * ```` ```text output ```` after it is what it prints, `…` standing for anything.
 * ```` ```console ```` holds `$ command` lines, each followed by what it prints. `semel` and `python` are run; what would
-  change the machine (pip, ./demo, ./test) is only checked for being there.
+  change the machine (pip, ./demo, ./test) is only checked for being there. `exit=2` is the exit code, 0 if not given.
 """
 
 from __future__ import annotations
@@ -125,9 +125,9 @@ class Page:
             elif words[0].startswith("./"):
                 assert os.access(ROOT / words[0], os.X_OK), f"{words[0]} cannot be run"
             else:
-                self._compare(number, wanted, self._called(words, number))
+                self._compare(number, wanted, self._called(words, number, int(block.option("exit") or 0)))
 
-    def _called(self, words: list[str], number: int) -> str:
+    def _called(self, words: list[str], number: int, code: int) -> str:
         program, *arguments = words
         where = f"{name_of(self.path)}:{number}"
         assert program in ("semel", "python"), f"{where}: {program} is not run by this suite"
@@ -140,9 +140,17 @@ class Page:
             text=True,
             timeout=60,
             check=False,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "110", "TERM": "dumb", "NO_COLOR": "1"},
+            env={
+                **os.environ,
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "COLUMNS": "110",
+                "TERM": "dumb",
+                "NO_COLOR": "1",
+            },
         )
-        return done.stdout + done.stderr
+        printed = done.stdout + done.stderr
+        assert done.returncode == code, f"{where}: {program} ended with {done.returncode}:\n{printed}"
+        return printed
 
     def _compare(self, number: int, wanted: str, got: str) -> None:
         pattern = ".*?".join(map(re.escape, _trimmed(wanted).split("…")))

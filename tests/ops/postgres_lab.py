@@ -32,7 +32,9 @@ def scope_of(key: str) -> Scope:
 
 
 def ask_for(key: str, **options: Any) -> Ask:
-    return Ask(**{"scope": scope_of(key), "nonce": os.urandom(16), "lease": 10.0, "retention": 100.0, **options})
+    return Ask(
+        **{"scope": scope_of(key), "nonce": os.urandom(16), "lease": 10.0, "retention": 100.0, **options}
+    )
 
 
 def end_of(ask: Ask, kind: Kind = Kind.DONE, **options: Any) -> Settle:

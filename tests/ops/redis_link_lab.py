@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Coroutine
-from typing import Any, Literal, TypeVar
+import socket
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal, Self, TypeVar
 
 import uvloop
 
@@ -75,3 +77,49 @@ def url_of(proxy: Proxy) -> str:
 
 def is_script(request: bytes) -> bool:
     return b"EVAL" in request
+
+
+class Scripted:
+    """A server that answers each Redis command by a function: for answers that no real server gives on demand."""
+
+    host = "127.0.0.1"
+
+    def __init__(self, answer: Callable[[bytes], bytes]) -> None:
+        self._answer = answer
+        self._listener = socket.create_server((self.host, 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._open: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self._open.append(connection)
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        waiting = b""
+        try:
+            while data := connection.recv(1 << 16):
+                waiting += data
+                for command in RESP.split(waiting):
+                    waiting = waiting[len(command) :]
+                    connection.sendall(self._answer(command))
+        except OSError:
+            return
+        finally:
+            connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+        for connection in self._open:
+            connection.close()

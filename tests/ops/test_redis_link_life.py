@@ -172,6 +172,37 @@ def test_idle_connections_closed_by_the_server_are_not_used_again() -> None:
         link.close()
 
 
+GEVENT = """
+from gevent import monkey
+monkey.patch_all()
+import threading, gevent
+from tests.ops.redis_link_lab import ECHO, PUBLISH, drive, open_face
+link = open_face({url!r}, "sync", max_connections=8)
+rung = threading.Event()
+drive(link.watch(b"channel", rung.set))
+def work(number):
+    for turn in range(50):
+        mine = f"{{number}}:{{turn}}".encode()
+        assert drive(link.call(ECHO, [mine], [mine], timeout=30)) == [mine, mine]
+gevent.joinall([gevent.spawn(work, number) for number in range(50)], raise_error=True)
+assert drive(link.call(PUBLISH, [b"channel"])) == 1
+assert rung.wait(5)
+link.close()
+print("done")
+"""
+
+
+def test_greenlets_share_the_sync_link_and_none_of_them_starves(redis_server: services.RedisServer) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", GEVENT.format(url=redis_server.url)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
+
+
 # ------------------------------------------------------------------------------------------------- forks
 def in_child(work: Callable[[], None]) -> int:
     """Run in a forked child and return its exit code: 0 when it worked."""
@@ -265,6 +296,8 @@ def test_a_preforked_pool_of_processes_works_with_a_link_used_before_the_fork(
     assert _pool_worker(0) == [b"k", b"0"]
     with multiprocessing.get_context("fork").Pool(3) as pool:
         assert pool.map(_pool_worker, range(30)) == [[b"k", str(number).encode()] for number in range(30)]
+        pool.close()
+        pool.join()  # an orderly end: terminate() would hit children in the middle of their own clean-up
     assert _pool_worker(1) == [b"k", b"1"]
     _link.close()
     _link = None

@@ -18,6 +18,7 @@ from semel import AsyncSemel, Semel
 from semel.errors import CodecError, ConfigurationError, OutcomeUnknown, StoreUnavailable
 from semel.model import (
     Answer,
+    Ask,
     Busy,
     Expired,
     Failure,
@@ -35,8 +36,11 @@ from semel.runtime import run_sync
 from semel.store import Query, Settings, open_store
 from semel.stores import mysql
 from semel.stores.mysql import MysqlStore
+from semel.stores.mysql_errors import Locked
 from semel.stores.mysql_rows import Statements, statements
+from semel.stores.mysql_table import Table
 from semel.testing import services
+from semel.testing.proxy import Proxy
 from tests.ops.mysql_lab import COLOURS, DRIVER, Colour, ask, beat, drive, end, rival, scope, using, win
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -230,6 +234,27 @@ def test_a_key_that_a_transaction_holds_is_busy_and_its_batch_goes_on(
     using(colour, url, body)
 
 
+def test_on_mysql_a_locked_key_is_busy_at_once_too(
+    colour: Colour, url: str, mariadb_server: services.MariaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MySQL's way, played on MariaDB: there a lock cannot be waited for less than a second, but it can be probed."""
+    monkeypatch.setattr("semel.stores.mysql_wires._is_mariadb", lambda _: False)
+
+    async def body(store: MysqlStore) -> None:
+        mine = await win(store)
+        await store.settle([end(mine, Kind.RELEASED)])
+        with rival(mariadb_server, url) as execute:
+            execute("SELECT * FROM semel WHERE scope = %s FOR UPDATE", (mine.scope.hash,))
+            start = time.monotonic()
+            verdicts = await store.claim([ask(), ask("other")])
+            assert [type(verdict) for verdict in verdicts] == [Busy, Won]
+            assert time.monotonic() - start < 0.9, "MySQL would have waited for a second"
+        assert isinstance((await store.claim([ask()]))[0], Won)
+        assert (await store.facts()).store == "mysql"
+
+    using(colour, url, body, timeout=5)
+
+
 def test_a_settle_of_a_locked_key_fails_alone_and_may_be_sent_again(
     colour: Colour, url: str, mariadb_server: services.MariaServer
 ) -> None:
@@ -273,6 +298,51 @@ def test_purge_leaves_what_is_locked_or_was_claimed_meanwhile(
         assert await store._run(late) == 0
         assert await store.settle([end(again)]) == [Answer.OK]
         assert await store.purge(100) == 0
+
+    using(colour, url, body)
+
+
+def test_what_changes_between_reading_and_writing_is_decided_again(
+    colour: Colour, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Table.read
+
+    async def body(store: MysqlStore) -> None:
+        mine, other = await win(store), await win(store, "other")
+        await store.settle([end(mine, Kind.UNKNOWN), end(other, Kind.RELEASED)])
+        rivals = mysql.open_url(url, Settings(), colour)
+        meanwhile: list[Settle | Ask] = [
+            end(mine, nonce=b"", new_nonce=b"r" * 16, actor="rival", reason="faster"),
+            ask("other"),
+        ]
+
+        async def read_late(table: Table, scopes: Any) -> Any:
+            answer = await read(table, scopes)
+            if meanwhile and table.session.where == store._pool.where and scopes:
+                monkeypatch.setattr(Table, "read", read)
+                word = meanwhile.pop(0)
+                await (rivals.settle([word]) if isinstance(word, Settle) else rivals.claim([word]))
+            return answer
+
+        monkeypatch.setattr(Table, "read", read_late)
+        late = end(mine, nonce=b"", new_nonce=b"l" * 16, actor="late", reason="slower")
+        assert await store.settle([late]) == [Answer.REFUSED]
+        assert [event.actor for event in (await store.scan(Query(history=mine.scope))).events] == ["rival"]
+        monkeypatch.setattr(Table, "read", read_late)
+        assert isinstance((await store.claim([ask("other")]))[0], Busy)
+        assert meanwhile == []
+        await rivals.aclose()
+
+    using(colour, url, body)
+
+
+def test_a_server_that_stays_busy_is_unavailable(colour: Colour, url: str) -> None:
+    async def body(store: MysqlStore) -> None:
+        async def refused(table: Table) -> None:
+            raise Locked("1205")
+
+        with pytest.raises(StoreUnavailable, match="too busy"):
+            await store._run(refused)
 
     using(colour, url, body)
 
@@ -590,6 +660,24 @@ def test_a_closed_store_says_so(colour: Colour, url: str) -> None:
     using(colour, url, body)
 
 
+def test_closing_sends_waiters_away_and_ends_what_is_in_use_afterwards(
+    url: str, name: str, mariadb_server: services.MariaServer
+) -> None:
+    async def body(store: MysqlStore) -> None:
+        await store.peek(scope())
+        held = await store._pool.take(time.monotonic() + 5, fresh=False)
+        waiting = asyncio.create_task(store.peek(scope()))
+        await asyncio.sleep(0)
+        await asyncio.gather(store.aclose(), store.aclose())
+        with pytest.raises(ConfigurationError, match="closed"):
+            await waiting
+        assert clients(mariadb_server, name) == 1
+        await store._pool.give(held)
+        assert await asyncio.to_thread(gone, mariadb_server, name)
+
+    using("async", f"{url}?pool=1", body)
+
+
 def test_more_threads_than_connections_take_turns(
     url: str, name: str, mariadb_server: services.MariaServer
 ) -> None:
@@ -758,6 +846,25 @@ def test_a_pool_that_lost_its_connections_serves_on(
             mine = await win(store)
             mariadb_server.terminate_connections()
             assert await store.settle([end(mine)]) == [Answer.OK]
+
+    asyncio.run(main())
+
+
+def test_a_pool_gets_no_connection_back_that_is_half_done(
+    pool_options: dict[str, Any], mariadb_server: services.MariaServer
+) -> None:
+    import asyncmy
+
+    async def main() -> None:
+        with Proxy(mariadb_server.host, mariadb_server.port) as proxy:
+            options = {**pool_options, "port": proxy.port, "autocommit": True}
+            async with asyncmy.create_pool(minsize=1, maxsize=1, **options) as pool:
+                store = mysql.adopt(pool, Settings(), "async")
+                mine = await win(store)
+                for rule in (proxy.swallow_reply, proxy.blackhole):
+                    struck = rule(match=lambda request: b"UPDATE" in request)
+                    assert await store.renew([beat(mine)]) == [Answer.OK]
+                    assert struck.fired.is_set()
 
     asyncio.run(main())
 

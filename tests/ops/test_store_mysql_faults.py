@@ -247,6 +247,22 @@ def test_idle_connections_that_the_server_closed_are_replaced_unseen(
     using(colour, own.database(), body)
 
 
+def test_a_connection_known_to_be_dead_is_not_used(own: services.MariaServer) -> None:
+    async def body(store: MysqlStore) -> None:
+        mine = await win(store)
+        idle = await store._pool.take(time.monotonic() + 5, fresh=False)
+        await store._pool.give(idle)
+        own.terminate_connections()
+        while idle.wire.alive:
+            await asyncio.sleep(0.001)
+        session = await store._pool.take(time.monotonic() + 5, fresh=False)
+        assert session is not idle
+        await store._pool.give(session)
+        assert await store.settle([end(mine)]) == [Answer.OK]
+
+    using("async", own.database(), body)
+
+
 def test_a_server_killed_between_effect_and_settle_takes_the_settle_when_it_is_back(
     colour: Colour, own: services.MariaServer
 ) -> None:

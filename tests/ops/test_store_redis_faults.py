@@ -443,6 +443,26 @@ def test_a_lost_reply_is_asked_for_again_with_the_same_nonce(
         run(colour, main)
 
 
+@BOTH
+def test_a_batch_on_a_dead_server_fails_item_by_item_in_time(colour: Colour) -> None:
+    with services.redis() as server:
+
+        async def main() -> None:
+            store = opened(server, colour, timeout=0.5)
+            owner = await win(store)
+            server.kill()
+            begun = time.monotonic()
+            lost: list[object] = [*await store.claim([ask("a"), ask("b")])]
+            lost += await store.settle([end(owner), end(owner)])
+            assert [type(found) for found in lost] == [StoreUnavailable] * 4
+            with pytest.raises(StoreUnavailable):
+                await store.note(Note(owner.scope, owner.nonce, b"step"))
+            assert time.monotonic() - begun < 4.0
+            await store.aclose()
+
+        run(colour, main)
+
+
 def test_full_memory_refuses_a_claim_and_leaves_nothing_half_written() -> None:
     with services.redis() as server, sync_store(server, timeout=1.0) as store:
         owner = run_sync(win(store))

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 from typing import Any, Final, Literal, TypeVar
@@ -143,7 +144,7 @@ class MysqlStore:
 
     def _long_patience(self, session: Session) -> Patience:
         """A write after the effect waits for a locked row as long as it can and still answer for itself."""
-        return Patience(self._pool.pause, 0.7 * (session.until - time.monotonic()))
+        return Patience(self._pool.pause, 0.5 * (session.until - time.monotonic()))
 
     async def _batch(
         self, items: Sequence[I], work: Callable[[Sequence[I], Table], Awaitable[list[T]]]
@@ -320,8 +321,7 @@ def _conditions(query: Query) -> tuple[list[str], dict[str, Any]]:
         if wanted is not None:
             conditions.append(f"r.`{name}` = %({name})s")
             values[name] = wanted
-    seen = query.states or (_ATTENTION if query.ref is None else frozenset(State))
-    stored = sorted({held.value for state in seen for held in _STORED.get(state, (state,))})
+    stored = sorted({held.value for state in _wanted(query) for held in _STORED.get(state, (state,))})
     if query.abandoned:
         stored = [State.RUNNING.value]
     # An unreadable state needs attention too.
@@ -333,17 +333,21 @@ def _conditions(query: Query) -> tuple[list[str], dict[str, Any]]:
 
 def _matches(record: Record, query: Query, now: float) -> bool:
     scope, seen = record.scope, model.view(record, now)
-    if seen is None or scope is None:
-        return False
     if query.ref is not None and (record.ref != query.ref or seen is State.EXPIRED):
         return False
     if query.abandoned and not (record.state is State.RUNNING and now >= record.lease_until):
         return False
     return (
-        seen in (query.states or (_ATTENTION if query.ref is None else frozenset(State)))
+        scope is not None
+        and seen in _wanted(query)
         and query.tenant in (None, scope.tenant)
         and query.operation in (None, scope.operation)
     )
+
+
+def _wanted(query: Query) -> frozenset[State]:
+    """The states to find: what needs attention, unless states are named or the record is (by its ref)."""
+    return query.states or (_ATTENTION if query.ref is None else frozenset(State))
 
 
 async def _purge(limit: int, table: Table) -> tuple[int, int]:
@@ -366,4 +370,5 @@ async def _change(name: str, values: Sequence[dict[str, Any]], table: Table) -> 
 
 async def _purge_audit(table: Table) -> None:
     for (scope,) in await table.session.query(table.words["stale"]):
-        await table.session.write(table.words["purge_audit"], (scope,))
+        with suppress(Locked):  # somebody writes to it: next time
+            await table.session.write(table.words["purge_audit"], (scope,))

@@ -172,7 +172,7 @@ class _Home:
         self.count = 0
         self.closed = False
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._guard: Any = self._until_the_loop_ends()
+        self._guard = self._until_the_loop_ends()
 
     async def _until_the_loop_ends(self) -> AsyncGenerator[None]:
         # A loop closes its async generators before it closes itself: the one public hook for "closed with it".
@@ -212,9 +212,7 @@ class _Home:
             await session.wire.quit()
 
     async def aclose(self) -> None:
-        await self._quit()
-        if not self._guard.ag_running:  # somebody else is closing it right now
-            await self._guard.aclose()
+        await self._guard.aclose()
 
     def abandon(self) -> None:
         """Close from another thread's request, in this loop."""

@@ -102,8 +102,9 @@ class Statements:
         text = self._texts[name].replace(":values ", derived)
         return text, [row[column] for row in values for column in names]
 
-    def read(self, count: int) -> str:
-        return self._texts["read"].replace(":scopes", ", ".join(["%s"] * count))
+    def of(self, name: str, count: int) -> str:
+        """A statement about `count` scopes."""
+        return self._texts[name].replace(":scopes", ", ".join(["%s"] * count))
 
     def insert(self, count: int) -> str:
         return self._texts["insert"].replace(":rows", ", ".join([self._row] * count))

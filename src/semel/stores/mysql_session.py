@@ -12,11 +12,12 @@ from typing import Any, Final, Protocol
 from semel.errors import CodecError
 from semel.stores.mysql_errors import Lost, too_large, translate
 
-__all__ = ["Answers", "Session", "Wire"]
+__all__ = ["Answers", "Probe", "Session", "Wire"]
 
 Row = Sequence[Any]
 Answers = list[tuple[int, Sequence[Row]]]
 Parameters = Sequence[Any] | Mapping[str, Any]
+Probe = tuple[str, Sequence[bytes]]
 _NO_WAIT: Final = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
 _COMMITTED: Final = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;\n"
 # What our own connections are set to. In MariaDB a locked row is answered at once and asked for again; MySQL cannot
@@ -85,18 +86,23 @@ class Session:
         """Read: the rows of one statement."""
         return (await self._send(self._bind(text, parameters)))[-1][1]
 
-    async def write(self, text: str, parameters: Parameters = ()) -> int:
-        """One statement that is a transaction of its own: how many rows it changed."""
-        return (await self._send(self._committed + self._no_wait + self._bind(text, parameters)))[-1][0]
+    async def write(self, text: str, parameters: Parameters = (), *, probe: Probe | None = None) -> int:
+        """One statement that is a transaction of its own: how many rows it changed. `probe` goes ahead of it."""
+        first = "" if probe is None else f"{self._committed}{self._bind(*probe)};\n"
+        sql = f"{first}{self._committed}{self._no_wait}{self._bind(text, parameters)}"
+        return (await self._send(sql))[-1][0]
 
     async def execute(self, text: str) -> None:
         """A statement without parameters that commits by itself (DDL)."""
         await self._send(text)
 
-    async def transact(self, parts: Sequence[tuple[str, Parameters]]) -> list[int]:
+    async def transact(
+        self, parts: Sequence[tuple[str, Parameters]], *, probe: Probe | None = None
+    ) -> list[int]:
         """Several writes as one transaction in one packet: the rows that each changed. All or nothing."""
         bound = [self._no_wait + self._bind(text, parameters) for text, parameters in parts]
-        packet = ";\n".join((f"{self._committed}START TRANSACTION", *bound, "COMMIT"))
+        first = () if probe is None else (self._bind(*probe),)
+        packet = ";\n".join((f"{self._committed}START TRANSACTION", *first, *bound, "COMMIT"))
         try:
             answers = await self._send(packet)
         except Exception:

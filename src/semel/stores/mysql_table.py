@@ -8,7 +8,7 @@ from typing import Any
 from semel.keys import Scope
 from semel.model import Event, Record
 from semel.stores.mysql_rows import Found, Statements, found_in, moment, row_of, seconds
-from semel.stores.mysql_session import Session
+from semel.stores.mysql_session import Probe, Session
 
 __all__ = ["Table", "Witness"]
 
@@ -47,14 +47,16 @@ class Table:
 
     async def read(self, scopes: Sequence[bytes]) -> tuple[float, dict[bytes, Found]]:
         """The store's clock, and the rows that are there, by scope."""
-        rows = await self.session.query(self.words.read(len(scopes)), scopes)
+        rows = await self.session.query(self.words.of("read", len(scopes)), scopes)
         found = [found_in(row[1:]) for row in rows if row[1] is not None]
         return seconds(rows[0][0]), {one.scope: one for one in found}
 
     async def insert(self, rows: Sequence[Sequence[Any]]) -> bool:
         """Add rows made by `row_of`, in scope order. `Duplicate` when one of them is there: then none was added."""
         values = [value for row in rows for value in row]
-        await self.session.write(self.words.insert(len(rows)), values)
+        await self.session.write(
+            self.words.insert(len(rows)), values, probe=self._probe([row[0] for row in rows])
+        )
         return True
 
     async def replace(self, found: Found, record: Record, witness: Witness | None = None) -> bool:
@@ -67,18 +69,22 @@ class Table:
     async def _write(self, name: str, parameters: Sequence[Any], witness: Witness | None) -> bool:
         text = self.words[name]
         if witness is None:
-            return await self.session.write(text, parameters) == 1
-        line = (self.words["witness"], witness.parameters())
-        return await self.session.transact([(text, parameters), line]) == [1, 1]
+            return await self.session.write(text, parameters, probe=self._probe([parameters[-3]])) == 1
+        parts = [(text, parameters), (self.words["witness"], witness.parameters())]
+        return await self.session.transact(parts, probe=self._probe([parameters[-3]])) == [1, 1]
 
     async def change(self, name: str, values: Sequence[Mapping[str, Any]]) -> list[bool]:
         """Run a statement for each of `values`, as one transaction: which of them changed their row."""
-        text = self.words[name]
+        text, probe = self.words[name], self._probe([row["scope"] for row in values])
         if len(values) == 1:
-            return [await self.session.write(text, values[0]) == 1]
-        counts = await self.session.transact([(text, row) for row in values])
+            return [await self.session.write(text, values[0], probe=probe) == 1]
+        counts = await self.session.transact([(text, row) for row in values], probe=probe)
         return [count == 1 for count in counts]
 
     async def join(self, name: str, values: Sequence[Mapping[str, Any]]) -> int:
         """Run a batch statement: how many rows it changed."""
-        return await self.session.write(*self.words.batch(name, values))
+        probe = self._probe([row["scope"] for row in values])
+        return await self.session.write(*self.words.batch(name, values), probe=probe)
+
+    def _probe(self, scopes: Sequence[bytes]) -> Probe | None:
+        return None if self.session.wire.mariadb else (self.words.of("probe", len(scopes)), scopes)

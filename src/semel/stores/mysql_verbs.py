@@ -6,6 +6,7 @@ are tried one by one, so that each fails or succeeds alone.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -36,17 +37,19 @@ class Patience:
 
     def __init__(self, pause: Callable[[float], Awaitable[None]], limit: float) -> None:
         self._pause = pause
-        self._left = limit
+        self._limit = limit
+        self._until: float | None = None
         self._step = 0.001
 
     async def ended(self) -> bool:
-        """Pause; True when the time is over."""
-        if self._left <= 0:
+        """Pause; True when the time is over. It runs from the first locked row on."""
+        now = time.monotonic()
+        if self._until is None:
+            self._until = now + self._limit
+        if now >= self._until:
             return True
-        span = min(self._step, self._left)
-        self._left -= span
+        await self._pause(min(self._step, self._until - now))
         self._step = min(2 * self._step, 0.016)
-        await self._pause(span)
         return False
 
 
@@ -230,7 +233,7 @@ async def _renewed(table: Table, values: list[dict[str, Any]]) -> bool:
 
 
 async def _noted(table: Table, values: dict[str, Any]) -> bool:
-    return await table.session.write(table.words["note"], values) == 1
+    return (await table.change("note", [values]))[0]
 
 
 async def _written(table: Table, row: Found | None, answer: Answer, changed: Record | None) -> Tried | Answer:

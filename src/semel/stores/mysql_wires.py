@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import select
 from collections.abc import Mapping
@@ -13,8 +12,6 @@ from semel.stores.mysql_errors import unreachable
 from semel.stores.mysql_session import Answers
 
 __all__ = ["AsyncmyWire", "PymysqlWire", "adopt_asyncmy", "dial_asyncmy", "dial_pymysql", "need"]
-
-_FAREWELL = 1.0  # seconds for saying good-bye to a server that may be gone
 
 
 def need(driver: Literal["asyncmy", "pymysql"]) -> None:
@@ -65,11 +62,7 @@ class AsyncmyWire:
         return bool(self.connection.get_transaction_status())
 
     async def quit(self) -> None:
-        try:
-            async with asyncio.timeout(_FAREWELL):
-                await self.connection.ensure_closed()
-        except (OSError, TimeoutError):
-            self.connection.close()
+        await self.connection.ensure_closed()
 
     def cut(self) -> None:
         self.connection.close()
@@ -129,13 +122,7 @@ class PymysqlWire:
 
     @property
     def alive(self) -> bool:
-        connection = self.connection
-        if not connection.open:
-            return False
-        # Nothing is due on an idle connection: what is readable is the end of it, or the server's last words.
-        poll = select.poll()
-        poll.register(connection._sock, select.POLLIN)  # noqa: SLF001
-        return not poll.poll(0)
+        return bool(self.connection.open) and not _readable(self.connection._sock)  # noqa: SLF001
 
     @property
     def in_transaction(self) -> bool:
@@ -149,6 +136,13 @@ class PymysqlWire:
 
     def cut(self) -> None:
         self.connection._force_close()  # noqa: SLF001 - close() would first speak to a server that may be gone
+
+
+def _readable(sock: Any) -> bool:
+    """Nothing is due on an idle connection: what is readable is the end of it, or the server's last words."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def dial_pymysql(options: Mapping[str, Any], where: str, patience: float) -> PymysqlWire:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from math import inf
 from typing import Any, Final, Literal
 
 from semel import model
@@ -47,6 +46,7 @@ from semel.stores.postgres_sql import (
     record_of,
     renewal_args,
     schema_sql,
+    span,
 )  # fmt: skip
 from semel.stores.postgres_talk import Talk
 from semel.stores.postgres_turns import in_turns, settled
@@ -79,13 +79,14 @@ def adopt(client: object, settings: Settings, colour: Colour) -> PostgresStore:
 def _borrow(client: Any, colour: Colour) -> Source:
     kind = f"{type(client).__module__}.{type(client).__qualname__}"
     if kind.startswith("asyncpg.pool."):
-        from semel.stores.postgres_asyncpg import AsyncpgPool
+        from semel.stores.postgres_asyncpg import AsyncpgLoans, AsyncpgPool
 
-        source: Source = AsyncpgPool(client, "the given pool")
+        source: Source = AsyncpgLoans(AsyncpgPool(client))
     elif kind.startswith("psycopg_pool.") and hasattr(client, "getconn"):
-        from semel.stores.postgres_psycopg import PsycopgPool
+        from semel.stores.postgres_psycopg import PsycopgLoans, PsycopgPool
 
-        source = PsycopgPool(client, "the given pool", colour="async" if "Async" in kind else "sync")
+        own: Literal["sync", "async"] = "async" if "Async" in kind else "sync"
+        source = PsycopgLoans(PsycopgPool(client, colour=own), colour=own)
     else:
         raise ConfigurationError(
             f"semel cannot use a {kind} as a store: pass an asyncpg.Pool, a psycopg_pool.ConnectionPool or "
@@ -264,7 +265,7 @@ class PostgresStore:
     async def _remove(
         self, end: Settle, version: str, now: float, event: Event | None, deadline: float
     ) -> bool:
-        keep = None if end.retention == inf else end.retention
+        keep = span(end.retention)
         state = event.state.value if event is not None and event.state is not None else None
         told = (now, state, event and end.actor, end.reason, event.attempt if event else 0, keep)
         try:

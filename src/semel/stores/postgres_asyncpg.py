@@ -15,9 +15,9 @@ from asyncpg.exceptions import InternalClientError
 
 from semel.errors import ConfigurationError
 from semel.stores.postgres_errors import Late, Lost, NotReplicated, Unfit, refused
-from semel.stores.postgres_link import SYNC_WAIT, NotReached, Row
+from semel.stores.postgres_link import SYNC_WAIT, Lender, NotReached, Row
 
-__all__ = ["AsyncpgPool", "AsyncpgSource"]
+__all__ = ["AsyncpgLoans", "AsyncpgPool", "AsyncpgSource"]
 
 _ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, InternalClientError)
 
@@ -86,7 +86,10 @@ class _Link:
 
     @property
     def dead(self) -> bool:
-        closed: bool = self.connection.is_closed()
+        try:
+            closed: bool = self.connection.is_closed()
+        except asyncpg.InterfaceError:  # a pool takes a broken connection back by itself
+            return True
         return closed
 
     async def fetch(self, sql: str, args: Sequence[Any], timeout: float) -> Sequence[Row]:
@@ -126,7 +129,8 @@ class _Link:
             self.connection.remove_log_listener(self._noticed)
 
     def cut(self) -> None:
-        self.connection.terminate()
+        if not self.dead:
+            self.connection.terminate()
 
     async def quit(self) -> None:
         try:
@@ -181,13 +185,14 @@ class _Ear:
 
     async def quit(self) -> None:
         connection = self._connection
-        if connection.is_closed():
-            return
-        connection.remove_termination_listener(self._ended)
         try:
             async with asyncio.timeout(1):
-                await connection.remove_listener(self._channel, self._notified)
+                if not connection.is_closed():
+                    connection.remove_termination_listener(self._ended)
+                    await connection.remove_listener(self._channel, self._notified)
                 await self._give_back(connection)
+        except asyncpg.InterfaceError:
+            pass  # a pool takes a broken connection back by itself
         except _ERRORS:
             connection.terminate()
 
@@ -197,6 +202,7 @@ class AsyncpgSource:
 
     colour: Literal["async"] = "async"
     owned = True
+    spares = 1
 
     def __init__(
         self, dsn: str, where: str, *, server_settings: dict[str, str], prepares: bool | None
@@ -234,35 +240,60 @@ class AsyncpgSource:
 
 
 class AsyncpgPool:
-    """A pool that the caller owns: its settings stay, each link goes back after its statement."""
+    """An asyncpg.Pool."""
+
+    errors = _ERRORS
+
+    def __init__(self, pool: Any) -> None:
+        self.where = "the given pool"
+        self._pool = pool
+
+    @property
+    def size(self) -> int:
+        size: int = self._pool.get_max_size()
+        return size
+
+    async def lend(self, timeout: float) -> Any:
+        return await self._pool.acquire(timeout=timeout)
+
+    async def take_back(self, connection: Any) -> None:
+        with contextlib.suppress(*_ERRORS):  # the pool has thrown a broken connection away by itself
+            await self._pool.release(connection)
+
+
+class AsyncpgLoans:
+    """Connections of a pool that the caller owns: its settings stay, each goes back after its statement."""
 
     colour: Literal["async"] = "async"
     owned = False
     prepares: bool | None = True  # as the pool was made; not ours to change
 
-    def __init__(self, pool: Any, where: str) -> None:
-        self.where = where
-        self._pool = pool
+    def __init__(self, lender: Lender) -> None:
+        self.where = lender.where
+        self._lender = lender
+
+    @property
+    def spares(self) -> int:
+        return self._lender.size
 
     async def open(self, timeout: float) -> _Link:
-        return _Link(await self._acquire(timeout), self.where)
+        return _Link(await self._borrow(timeout), self.where)
 
-    async def _acquire(self, timeout: float) -> Any:
+    async def _borrow(self, timeout: float) -> Any:
         try:
-            return await self._pool.acquire(timeout=timeout)
-        except _ERRORS as error:
+            return await self._lender.lend(timeout)
+        except self._lender.errors as error:
             raise NotReached(str(error)) from error
 
     async def back(self, link: _Link) -> None:
         link.release()
-        with contextlib.suppress(*_ERRORS):  # the pool has thrown a broken connection away by itself
-            await self._pool.release(link.connection)
+        await self._lender.take_back(link.connection)
 
     async def listen(self, channel: str, timeout: float) -> _Ear | None:
-        if self._pool.get_max_size() < 2:
+        if self._lender.size < 2:
             return None
-        connection = await self._acquire(timeout)
-        return await _listening(_Ear(connection, self._pool.release), connection, channel, timeout)
+        connection = await self._borrow(timeout)
+        return await _listening(_Ear(connection, self._lender.take_back), connection, channel, timeout)
 
 
 async def _listening(ear: _Ear, connection: Any, channel: str, timeout: float) -> _Ear:

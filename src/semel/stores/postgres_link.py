@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
-__all__ = ["SYNC_WAIT", "Ear", "Link", "NotReached", "Row", "Source"]
+__all__ = ["SYNC_WAIT", "Ear", "Lender", "Link", "NotReached", "Row", "Source"]
 
 Row: TypeAlias = Sequence[Any]
 
@@ -67,6 +67,23 @@ class Ear(Protocol):
         ...
 
 
+class Lender(Protocol):
+    """A pool that somebody else owns, of connections of one driver."""
+
+    where: str
+    errors: tuple[type[BaseException], ...]
+    """What `lend` raises when there is no connection to be had."""
+
+    @property
+    def size(self) -> int:
+        """How many connections it has at most. Fewer than two: none to spare for listening."""
+        ...
+
+    async def lend(self, timeout: float) -> Any: ...
+
+    async def take_back(self, connection: Any) -> None: ...
+
+
 class Source(Protocol):
     """Where links come from: connections of our own, or a pool that somebody handed in."""
 
@@ -81,6 +98,11 @@ class Source(Protocol):
     @property
     def owned(self) -> bool:
         """Whether links are ours to keep and close; otherwise they go back after each statement."""
+        ...
+
+    @property
+    def spares(self) -> int:
+        """How many dead links one may meet in a row before the server itself is to blame."""
         ...
 
     @property

@@ -20,10 +20,11 @@ import psycopg
 from psycopg import waiting
 from psycopg.rows import tuple_row
 
-from semel.stores.postgres_errors import Late, Lost, NotReplicated, Unfit, refused
-from semel.stores.postgres_link import SYNC_WAIT, NotReached, Row
+from semel.errors import SemelError
+from semel.stores.postgres_errors import Late, Lost, NotReplicated, Trouble, Unfit, refused
+from semel.stores.postgres_link import SYNC_WAIT, Lender, NotReached, Row
 
-__all__ = ["PsycopgPool", "PsycopgSource"]
+__all__ = ["PsycopgLoans", "PsycopgPool", "PsycopgSource", "in_time"]
 
 T = TypeVar("T")
 _INTERVAL = 0.1
@@ -39,7 +40,7 @@ class _Blocking:
     colour: Literal["sync"] = "sync"
 
     async def connect(self, conninfo: str, options: dict[str, Any], timeout: float) -> Any:
-        return _in_time(lambda: psycopg.connect(conninfo, **options), timeout, late=lambda late: late.close())
+        return in_time(lambda: psycopg.connect(conninfo, **options), timeout, late=lambda late: late.close())
 
     def cursor(self, connection: Any) -> Any:
         return psycopg.RawCursor(connection, row_factory=tuple_row)
@@ -48,9 +49,9 @@ class _Blocking:
         return answer
 
     def bounded_wait(self, link: _Link) -> Callable[..., Any]:
-        def wait(gen: Any, interval: float = _INTERVAL, timeout: float | None = None) -> Any:
-            del interval, timeout
-            return waiting.wait(link.bounded(gen), link.connection.pgconn.socket, interval=link.interval())
+        def wait(gen: Any, interval: float = _INTERVAL, **more: Any) -> Any:
+            fileno = link.connection.pgconn.socket
+            return waiting.wait(link.bounded(gen), fileno, interval=min(interval, link.interval()), **more)
 
         return wait
 
@@ -76,10 +77,10 @@ class _Awaiting:
     def bounded_wait(self, link: _Link) -> Callable[..., Any]:
         # psycopg's own would, when cancelled, first try to cancel the statement, for up to ten seconds.
         # A link whose statement was given up is cut anyway.
-        async def wait(gen: Any, interval: float = _INTERVAL, timeout: float | None = None) -> Any:
-            del interval, timeout
+        async def wait(gen: Any, interval: float = _INTERVAL, **more: Any) -> Any:
             fileno = link.connection.pgconn.socket
-            return await waiting.wait_async(link.bounded(gen), fileno, interval=link.interval())
+            interval = min(interval, link.interval())
+            return await waiting.wait_async(link.bounded(gen), fileno, interval=interval, **more)
 
         return wait
 
@@ -88,6 +89,10 @@ class _Awaiting:
 
 
 _Kind = _Blocking | _Awaiting
+
+
+def kind_of(colour: Literal["sync", "async"]) -> _Kind:
+    return _Blocking() if colour == "sync" else _Awaiting()
 
 
 class _Link:
@@ -143,6 +148,18 @@ class _Link:
         self._until = time.monotonic() + timeout
         await self._ask(self._kind.cursor(self.connection), sql, None)
 
+    async def heard(self, timeout: float) -> list[str]:
+        """Payloads of notifications, as soon as there is one."""
+        self._until = inf
+        return await self._kind.heard(self.connection, timeout)
+
+    async def look(self, timeout: float) -> None:
+        """Silence may also be a cut cable: Lost when nobody answers."""
+        try:
+            await self.script("select", timeout)
+        except Late as late:
+            raise Lost(str(late)) from late
+
     async def _ask(self, cursor: Any, sql: str, args: Sequence[Any] | None) -> Any:
         wait = self._kind.wait
         try:
@@ -196,7 +213,7 @@ def _shut(connection: Any) -> None:
         own.shutdown(socket.SHUT_RDWR)
 
 
-def _in_time(call: Callable[[], T], timeout: float, *, late: Callable[[T], object]) -> T:
+def in_time(call: Callable[[], T], timeout: float, *, late: Callable[[T], object]) -> T:
     """Run a blocking call that has no usable timeout (name resolution, libpq's two-second steps) in a thread.
 
     When it is over time it is left to itself, and `late` clears up what it may still bring.
@@ -218,54 +235,51 @@ def _in_time(call: Callable[[], T], timeout: float, *, late: Callable[[T], objec
 
 
 class _Ear:
-    def __init__(
-        self, connection: Any, kind: _Kind, *, give_back: Callable[[], Awaitable[None]] | None
-    ) -> None:
-        self._connection = connection
+    def __init__(self, link: _Link, kind: _Kind, *, give_back: Callable[[], Awaitable[None]] | None) -> None:
+        self._link = link
         self._kind = kind
         self._give_back = give_back
         self._stopped = False
 
+    async def open(self, channel: str, timeout: float) -> _Ear:
+        try:
+            await self._link.script(f'listen "{channel}"', timeout)
+        except BaseException:
+            self._link.cut()
+            await self.quit()
+            raise
+        return self
+
     async def hear(self, timeout: float) -> list[str]:
         if self._stopped:
             raise Lost("the ear was closed")
+        # A borrowed connection is not ours to shut: it is left when its next turn comes.
+        timeout = timeout if self._give_back is None else min(timeout, 0.5)
         try:
-            # A borrowed connection is not ours to shut: it is left when its next turn comes.
-            heard = await self._kind.heard(
-                self._connection, timeout if self._give_back is None else min(timeout, 0.5)
-            )
-            if not heard:
-                await self._kind.wait(self._connection.execute(b"select"))  # silence may also be a cut cable
-            return heard
+            heard = await self._link.heard(timeout)
         except (psycopg.Error, OSError) as error:
             raise Lost(str(error)) from error
+        if not heard:
+            await self._link.look(2.0)
+        return heard
 
     def stop(self) -> None:
         self._stopped = True
         if self._give_back is None:
-            _shut(self._connection)
+            _shut(self._link.connection)
 
     async def quit(self) -> None:
         if self._give_back is None:
-            self._connection.pgconn.finish()
+            await self._link.quit()
         else:
             await self._give_back()
-
-
-async def _listening(link: _Link, ear: _Ear, channel: str, timeout: float) -> _Ear:
-    try:
-        await link.script(f'listen "{channel}"', timeout)
-    except BaseException:
-        link.cut()
-        await ear.quit()
-        raise
-    return ear
 
 
 class PsycopgSource:
     """Connections of our own, made from a URL."""
 
     owned = True
+    spares = 1
 
     def __init__(
         self,
@@ -285,7 +299,7 @@ class PsycopgSource:
         }
         if path := server_settings.get("search_path"):
             self._options["options"] = f"-c search_path={path}"
-        self._kind: _Kind = _Blocking() if colour == "sync" else _Awaiting()
+        self._kind = kind_of(colour)
 
     @property
     def colour(self) -> Literal["sync", "async"]:
@@ -303,20 +317,45 @@ class PsycopgSource:
         raise NotImplementedError("links of our own are kept")
 
     async def listen(self, channel: str, timeout: float) -> _Ear | None:
-        link = await self.open(timeout)
-        return await _listening(link, _Ear(link.free(), self._kind, give_back=None), channel, timeout)
+        return await _Ear(await self.open(timeout), self._kind, give_back=None).open(channel, timeout)
 
 
 class PsycopgPool:
-    """A psycopg_pool (sync or async) that the caller owns: each link goes back after its statement, as it was."""
+    """A pool of psycopg_pool, sync or async."""
+
+    errors = (psycopg.Error, OSError)
+
+    def __init__(self, pool: Any, *, colour: Literal["sync", "async"]) -> None:
+        self.where = "the given pool"
+        self._pool = pool
+        self._kind = kind_of(colour)
+
+    @property
+    def size(self) -> int:
+        size: int = self._pool.max_size
+        return size
+
+    async def lend(self, timeout: float) -> Any:
+        return await self._kind.wait(self._pool.getconn(timeout))
+
+    async def take_back(self, connection: Any) -> None:
+        await self._kind.wait(self._pool.putconn(connection))
+
+
+class PsycopgLoans:
+    """Connections of a pool that the caller owns: each goes back after its statement, as it was."""
 
     owned = False
     prepares: bool | None = True  # as the pool's connections are made; not ours to change
 
-    def __init__(self, pool: Any, where: str, *, colour: Literal["sync", "async"]) -> None:
-        self.where = where
-        self._pool = pool
-        self._kind: _Kind = _Blocking() if colour == "sync" else _Awaiting()
+    def __init__(self, lender: Lender, *, colour: Literal["sync", "async"]) -> None:
+        self.where = lender.where
+        self._lender = lender
+        self._kind = kind_of(colour)
+
+    @property
+    def spares(self) -> int:
+        return self._lender.size
 
     @property
     def colour(self) -> Literal["sync", "async"]:
@@ -324,8 +363,8 @@ class PsycopgPool:
 
     async def open(self, timeout: float) -> _Link:
         try:
-            connection = await self._kind.wait(self._pool.getconn(timeout))
-        except (psycopg.Error, OSError) as error:
+            connection = await self._lender.lend(timeout)
+        except self._lender.errors as error:
             raise NotReached(str(error)) from error
         link = _Link(connection, self._kind, self.where, prepare=None)
         if not connection.autocommit:
@@ -337,17 +376,18 @@ class PsycopgPool:
         connection = link.free()
         if link.restore and not connection.closed:
             await self._kind.wait(connection.set_autocommit(False))
-        await self._kind.wait(self._pool.putconn(connection))
+        await self._lender.take_back(connection)
 
     async def listen(self, channel: str, timeout: float) -> _Ear | None:
-        if self._pool.max_size < 2:
+        if self._lender.size < 2:
             return None
         link = await self.open(timeout)
 
         async def give_back() -> None:
-            if not link.connection.closed:
-                await self._kind.wait(link.connection.execute(b"unlisten *"))
+            try:
+                await link.script("unlisten *", 1.0)
+            except (Trouble, SemelError):
+                link.cut()
             await self.back(link)
 
-        ear = _Ear(link.connection, self._kind, give_back=give_back)
-        return await _listening(link, ear, channel, timeout)
+        return await _Ear(link, self._kind, give_back=give_back).open(channel, timeout)

@@ -26,6 +26,7 @@ __all__ = [
     "record_of",
     "renewal_args",
     "schema_sql",
+    "span",
     "statements",
 ]
 
@@ -34,6 +35,8 @@ WIDTH: Final = len(rows.COLUMNS)
 
 _TABLE = re.compile(r"(?:(?P<schema>[a-z_][a-z0-9_]{0,62})\.)?(?P<name>[a-z_][a-z0-9_]{0,46})")
 _encode_labels = msgspec.json.Encoder(order="sorted").encode
+# Seconds, about 3,800 years: longer is for ever. Both drivers refuse timestamps beyond the year 9999.
+_FAR: Final = 1.2e11
 _USED: Final = frozenset({Kind.DONE, Kind.FAILED})
 
 
@@ -104,7 +107,8 @@ def _row(alias: str) -> str:
 def ask_args(ask: Ask) -> tuple[Any, ...]:
     """$2-$13 of claim_one."""
     scope = ask.scope
-    life = ask.lease + ask.retention
+    lease = min(ask.lease, _FAR)
+    life = lease + ask.retention
     return (
         scope.hash,
         scope.tenant,
@@ -114,8 +118,8 @@ def ask_args(ask: Ask) -> tuple[Any, ...]:
         ask.policy.value,
         ask.fingerprint or None,
         ask.fingerprint_version,
-        ask.lease,
-        life if ask.policy is Policy.RETRY and life < inf else None,
+        lease,
+        life if ask.policy is Policy.RETRY and life < _FAR else None,
         _encode_labels(ask.labels).decode() if ask.labels else None,
         ask.secret_id or None,
     )
@@ -131,14 +135,15 @@ def is_plain(end: Settle) -> bool:
 def end_args(end: Settle) -> tuple[Any, ...]:
     """$2-$15 of settle_one."""
     error = end.error
-    keep = None if end.kind is Kind.UNKNOWN or end.retention == inf else max(end.retention, end.after)
+    after = min(end.after, _FAR)
+    keep = None if end.kind is Kind.UNKNOWN or end.retention >= _FAR else max(end.retention, after)
     return (
         end.scope.hash,
         end.nonce,
         end.kind.value,
         keep,
-        keep + end.tombstone if keep is not None and end.tombstone and end.kind in _USED else None,
-        end.after or None,
+        min(keep + end.tombstone, _FAR) if keep is not None and end.tombstone and end.kind in _USED else None,
+        after or None,
         end.policy.value if end.policy else None,
         end.marker or None,
         end.result or None,
@@ -150,10 +155,14 @@ def end_args(end: Settle) -> tuple[Any, ...]:
     )
 
 
+def span(seconds: float) -> float | None:
+    """Seconds as a statement takes them; None is for ever."""
+    return None if seconds >= _FAR else seconds
+
+
 def renewal_args(renewal: Renewal) -> tuple[Any, ...]:
     """An item of $2-$5 of renew."""
-    retention = None if renewal.retention == inf else renewal.retention
-    return renewal.scope.hash, renewal.nonce, renewal.lease, retention
+    return renewal.scope.hash, renewal.nonce, min(renewal.lease, _FAR), span(renewal.retention)
 
 
 class Change(NamedTuple):
@@ -176,12 +185,19 @@ def change_args(change: Change) -> tuple[Any, ...]:
         shown = Failure(_shown(error.type) or "", _shown(error.code), _shown(error.message) or "")
         record = msgspec.structs.replace(record, error=shown)
     _exact(record.ref)
+    if record.expires > _FAR:
+        record = msgspec.structs.replace(record, expires=inf)
+    times = (record.lease_until, record.tombstone, record.not_before)
+    if max(times) > _FAR:
+        lease_until, tombstone, not_before = (min(time, 2 * _FAR) for time in times)
+        record = msgspec.structs.replace(
+            record, lease_until=lease_until, tombstone=tombstone, not_before=not_before
+        )
     row = (*rows.to_row(record), change.version, change.ends)
     if event is None:
         return (*row, None, None, None, None, None)
     state = None if event.state is None else event.state.value
-    keep = None if change.retention == inf else change.retention
-    return (*row, event.kind.value, state, _shown(event.actor), _shown(event.reason), keep)
+    return (*row, event.kind.value, state, _shown(event.actor), _shown(event.reason), span(change.retention))
 
 
 def _exact(text: str | None) -> str | None:

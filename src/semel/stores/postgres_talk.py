@@ -73,7 +73,7 @@ class Talk:
         With `may_be_lost` it is sent once only, and Lost means that it may have run.
         """
         # The common case, without a coroutine more than it needs: a warm link, and an answer.
-        home, link, resent = self.homes.found(), None, False
+        home, link, tries = self.homes.found(), None, 1 if may_be_lost else 1 + self.source.spares
         if home is not None and self._ready and not self._unreplicated:
             link = home.pool.take_now()
         if home is not None and link is not None:
@@ -82,16 +82,16 @@ class Talk:
             except Clash:
                 await home.pool.give(link)
             except BaseException as error:
-                if not await self._may_go_on(home, link, error, once=may_be_lost):
+                tries -= 1
+                if not await self._may_go_on(home, link, error, tries):
                     raise
-                resent = True
             else:
                 home.pool.give_now(link)
                 return rows
-        return await self._run(name, args, deadline, may_be_lost=may_be_lost, once=may_be_lost or resent)
+        return await self._run(name, args, deadline, tries, may_be_lost=may_be_lost)
 
     async def _run(
-        self, name: str, args: Sequence[Any], deadline: float, *, may_be_lost: bool, once: bool
+        self, name: str, args: Sequence[Any], deadline: float, tries: int, *, may_be_lost: bool
     ) -> Sequence[Row]:
         home = await self.homes.here()
         if not self._ready:
@@ -101,7 +101,7 @@ class Talk:
         while True:
             try:
                 return await self._on_a_link(
-                    home, lambda link: _fetch(link, self._sql[name], args, deadline), deadline, once=once
+                    home, lambda link: _fetch(link, self._sql[name], args, deadline), deadline, tries
                 )
             except Clash as clash:
                 if time.monotonic() >= deadline:
@@ -112,26 +112,26 @@ class Talk:
                 raise lost.told(self.source.where) from lost
 
     async def _on_a_link(
-        self, home: _Home, use: Callable[[Link], Awaitable[T]], deadline: float, *, once: bool = False
+        self, home: _Home, use: Callable[[Link], Awaitable[T]], deadline: float, tries: int
     ) -> T:
         while True:
             link = await home.pool.take(deadline)
             try:
                 answer = await use(link)
             except BaseException as error:
-                if not await self._may_go_on(home, link, error, once=once):
+                tries -= 1
+                if not await self._may_go_on(home, link, error, tries):
                     raise
-                once = True
             else:
                 await home.pool.give(link)
                 return answer
 
-    async def _may_go_on(self, home: _Home, link: Link, error: BaseException, *, once: bool) -> bool:
+    async def _may_go_on(self, home: _Home, link: Link, error: BaseException, tries: int) -> bool:
         """Put the link where it belongs after an error. True: the statement may be sent again, on another link."""
         if isinstance(error, Lost):
             await home.pool.drop(link)
             home.pool.drop_idle()
-            return not once
+            return tries > 0
         if isinstance(error, Trouble) and not isinstance(error, Late):
             await home.pool.give(link)  # the server answered: the link is as good as before
         else:
@@ -157,10 +157,13 @@ class Talk:
         if not await home.gate.take(deadline - time.monotonic()):
             raise StoreUnavailable(f"PostgreSQL at {self.source.where} did not answer in time")
         try:
+            tries = 1 + self.source.spares
             while not self._ready:
                 try:
-                    await self._on_a_link(home, lambda link: self._greet(link, deadline), deadline)
-                except Clash:  # under a stricter isolation level, with somebody who creates the tables as well
+                    await self._on_a_link(home, lambda link: self._greet(link, deadline), deadline, tries)
+                except (
+                    Clash
+                ):  # under a stricter isolation level, with somebody who creates the tables as well
                     if time.monotonic() >= deadline:
                         raise
                     continue
@@ -197,9 +200,10 @@ class Talk:
 
     async def _catch_up(self, home: _Home, deadline: float) -> None:
         """A commit was not waited for: wait until a later one is replicated, and the doubt is over."""
+        sql = self._sql["barrier"]
         try:
             await self._on_a_link(
-                home, lambda link: _fetch(link, self._sql["barrier"], (), deadline), deadline
+                home, lambda link: _fetch(link, sql, (), deadline), deadline, 1 + self.source.spares
             )
         except Trouble as trouble:
             raise trouble.told(self.source.where) from trouble

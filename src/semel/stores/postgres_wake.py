@@ -111,16 +111,15 @@ class Listening:
                 return
             self._ear = ear
             try:
-                await self._hear(ear)
+                needed = await self._hear(ear)
             finally:
-                self._up.clear()
-                self._ear = None
                 await ear.quit()
-            if self._end is None:
+            if not needed:
                 return
             self._watchers.wake_all()
 
-    async def _hear(self, ear: Ear) -> None:
+    async def _hear(self, ear: Ear) -> bool:
+        """Listen until the connection is lost (True) or nobody needs it any more."""
         self._up.set()
         self._watchers.wake_all()
         try:
@@ -129,15 +128,18 @@ class Listening:
                 for payload in payloads:
                     self._watchers.wake_hex(payload)
                 if not payloads and self._nobody_waits():
-                    return
-        except Lost:
-            return
+                    return False
+        except (Lost, SemelError):
+            self._up.clear()
+        return not self._closed
 
     def _nobody_waits(self) -> bool:
+        """If so, whoever comes next starts anew."""
         with self._lock:
             if self._watchers:
                 return False
-            self._end = None
+            self._up.clear()
+            self._ear = self._end = None
             return True
 
     async def close(self) -> None:

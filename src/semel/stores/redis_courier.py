@@ -259,10 +259,10 @@ class Courier(abc.ABC):
     async def command_everywhere(self, *args: Arg, timeout: float | None = None) -> dict[str, Any]:
         """See `Link`."""
         parcel = self._plain(args, None, Lane.MAIN, timeout, resend=True)
-        if self._topology.locate(None) is None:
+        while self._topology.locate(None) is None:
             trouble = await self._refresh(parcel)
             if trouble is not None:
-                await self._overcome(parcel, trouble)
+                await self._overcome(parcel, trouble)  # raises when the time is over: never an empty answer
         replies: dict[str, Any] = {}
         for node in self._topology.masters():
             one = self._plain(args, None, Lane.MAIN, timeout, resend=True)

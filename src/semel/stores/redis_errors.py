@@ -111,7 +111,7 @@ def unreachable(where: str, cause: BaseException, *, proven: bool) -> tuple[Seme
         text = (
             f"Redis at {where} refused the connection's settings ({_last(cause)}): check the URL's database"
         )
-        return ConfigurationError(text), not proven
+        return (StoreUnavailable(text) if proven else ConfigurationError(text)), not proven
     if _is_a(cause, driver.BusyLoadingError):
         return StoreUnavailable(f"Redis at {where} is still loading its data: wait for it"), False
     if _is_a(cause, driver.TimeoutError, TimeoutError):

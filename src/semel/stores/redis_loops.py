@@ -40,7 +40,8 @@ class _Home:
         self.wires: tuple[dict[Endpoint, Wire], ...] = ({}, {}, {})
         self.watcher: LoopWatcher | None = None
         self.closed = False
-        self._guard: AsyncGenerator[None] | None = self._until_the_loop_ends()
+        self._guard = self._until_the_loop_ends()
+        self._ended = False
 
     async def _until_the_loop_ends(self) -> AsyncGenerator[None]:
         # A loop closes its async generators before it closes itself: the one public hook for "closed with it".
@@ -50,8 +51,7 @@ class _Home:
             await self._close_all()
 
     async def settle_in(self) -> None:
-        if self._guard is not None:
-            await anext(self._guard)
+        await anext(self._guard)
 
     async def _close_all(self) -> None:
         self.closed = True
@@ -66,9 +66,9 @@ class _Home:
 
     async def aclose(self) -> None:
         await self._close_all()
-        guard, self._guard = self._guard, None  # of several closers one ends the generator
-        if guard is not None:
-            await guard.aclose()
+        if not self._ended:  # of several closers one ends the generator
+            self._ended = True
+            await self._guard.aclose()
 
 
 class LoopLink(Courier):

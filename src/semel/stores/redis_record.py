@@ -382,12 +382,12 @@ def read_peek(scope: Scope, reply: bytes) -> tuple[Record | None, float] | Large
 def read_trail(reply: Sequence[bytes]) -> tuple[Sequence[Event], float]:
     """What trail.lua answered: a trail is kept or dropped whole, as long as its youngest line wants."""
     (now,) = _TIME.unpack(reply[0])
-    lines = [(_TIME.unpack_from(line)[0], read_event(line)) for line in reply[1:]]
+    lines = [(_TIME.unpack_from(line)[0], _read_event(line)) for line in reply[1:]]
     kept = max((until for until, _ in lines), default=0.0)
     return tuple(event for _, event in lines) if now < kept else (), now
 
 
-def read_event(line: bytes) -> Event:
+def _read_event(line: bytes) -> Event:
     _, at, kind, state, attempt, actor_size, _ = _LINE.unpack_from(line)
     reason_at = _LINE.size + actor_size
     actor, reason = line[_LINE.size : reason_at].decode(), line[reason_at:].decode()

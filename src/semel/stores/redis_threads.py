@@ -12,6 +12,7 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
@@ -91,52 +92,79 @@ class _Socket:
         self._made.disconnect()
 
 
+class _Waiter:
+    """A thread in the queue for a socket; what it is handed is a socket, or the right to make one (None)."""
+
+    def __init__(self) -> None:
+        self.handed = threading.Event()
+        self.socket: _Socket | None = None
+
+    def hand(self, one: _Socket | None) -> None:
+        self.socket = one
+        self.handed.set()
+
+
 class _Stack:
-    """The idle sockets of one node, and how many there are in all."""
+    """The idle sockets of one node, and how many there are in all.
+
+    Who waits is served in order: a thread that gives a socket back could otherwise take it again at once, for ever
+    (under gevent, where nobody interrupts it, that is what happens).
+    """
 
     def __init__(self, most: int) -> None:
-        self._free = threading.Condition()
+        self._lock = threading.Lock()
         self._idle: list[_Socket] = []
+        self._queue: deque[_Waiter] = deque()
         self._total = 0
         self._most = most
 
     def take(self, deadline: float) -> _Socket | None:
         """An idle socket, or None: make one. Waits for a free place; `Full` when none came in time."""
         while True:
-            with self._free:
-                while not self._idle and self._total >= self._most:
-                    if not self._free.wait(max(0.0, deadline - time.monotonic())):
-                        text = (
-                            f"all {self._most} connections to this Redis server are in use (max_connections)"
-                        )
-                        raise Full(StoreUnavailable(text))
-                if not self._idle:
-                    self._total += 1
-                    return None
-                found = self._idle.pop()
-            if time.monotonic() - found.rested < _IDLE_CHECK or not found.looks_dead():
+            found = self._next(deadline)
+            if found is None or time.monotonic() - found.rested < _IDLE_CHECK or not found.looks_dead():
                 return found
             self.lose(found)
 
+    def _next(self, deadline: float) -> _Socket | None:
+        with self._lock:
+            if not self._queue and self._idle:
+                return self._idle.pop()
+            if not self._queue and self._total < self._most:
+                self._total += 1
+                return None
+            waiter = _Waiter()
+            self._queue.append(waiter)
+        waiter.handed.wait(max(0.0, deadline - time.monotonic()))
+        with self._lock:
+            if waiter in self._queue:
+                self._queue.remove(waiter)
+                text = f"all {self._most} connections to this Redis server are in use (max_connections)"
+                raise Full(StoreUnavailable(text))
+        return waiter.socket
+
     def give(self, back: _Socket) -> None:
         back.rested = time.monotonic()
-        with self._free:
-            self._idle.append(back)
-            self._free.notify()
+        with self._lock:
+            if self._queue:
+                self._queue.popleft().hand(back)
+            else:
+                self._idle.append(back)
 
     def lose(self, broken: _Socket | None) -> None:
-        with self._free:
-            self._total -= 1
-            self._free.notify()
+        with self._lock:
+            if self._queue:
+                self._queue.popleft().hand(None)  # its place, not itself
+            else:
+                self._total -= 1
         if broken is not None:
             broken.close()
 
     def clear(self) -> None:
         """Close what is idle: it is as dead as the one that just broke, or the link is being closed."""
-        with self._free:
+        with self._lock:
             idle, self._idle = self._idle, []
             self._total -= len(idle)
-            self._free.notify_all()
         for one in idle:
             one.close()
 

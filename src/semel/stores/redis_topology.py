@@ -71,10 +71,10 @@ class Topology:
         return Endpoint(host, port)
 
     async def refresh(self, ask: Ask) -> None:
-        """Ask until one server knows; `NotSent` with the last cause when none does."""
+        """Ask until one server knows; `NotSent` with the last cause when none does. Not for a standalone server."""
         if self.target.kind == "sentinel":
             await self._ask_sentinels(ask)
-        elif self.target.kind == "cluster":
+        else:
             await self._ask_nodes(ask)
 
     async def _ask_sentinels(self, ask: Ask) -> None:

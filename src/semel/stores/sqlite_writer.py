@@ -277,7 +277,7 @@ def _give_up(future: asyncio.Future[None], path: str) -> None:
 
 def patiently(db: sqlite3.Connection, sql: str, deadline: float) -> list[Any]:
     """Run a statement until the file is not busy. SQLite's own busy handler sleeps up to 100 ms and starves the unlucky."""
-    pause = 0.0005
+    pause = 0.0002
     while True:
         try:
             return db.execute(sql).fetchall()
@@ -286,7 +286,7 @@ def patiently(db: sqlite3.Connection, sql: str, deadline: float) -> list[Any]:
             if not is_busy(error) or left <= 0:
                 raise
             time.sleep(min(left, pause * (0.5 + random.random())))  # noqa: S311 - jitter
-            pause = min(pause * 1.5, 0.01)
+            pause = min(pause * 1.5, 0.001)
 
 
 def roll_back(db: sqlite3.Connection) -> None:

@@ -23,6 +23,7 @@ _STYLES: Final[dict[str, Style]] = {
     "pyformat": "format",
     "qmark": "qmark",
 }
+_WAITING: Final = "semel: after this transaction"
 _REMEDY: Final = 'Use an engine or connection without isolation_level="AUTOCOMMIT"'
 
 
@@ -83,6 +84,7 @@ class _AlchemyPort:
         return self._sync_connection().connection.driver_connection
 
     async def prepare(self) -> None:
+        await self.flush()  # what is pending belongs to the caller's transaction, not to our savepoint
         self._connection = await self._connect()
         dialect = self._connection.dialect
         known = _DIALECTS.get(dialect.name), _STYLES.get(dialect.paramstyle)
@@ -121,7 +123,10 @@ class _AlchemyPort:
 
     async def savepoint(self, name: str) -> _Nested:
         del name  # SQLAlchemy numbers its own
-        return _Nested(self, await self.settle(self._target.begin_nested()))
+        nested = _Nested(self, await self.settle(self._target.begin_nested()))
+        # A session sends SAVEPOINT when the connection is next asked for: ask now.
+        self._connection = await self._connect()
+        return nested
 
     def after_end(self, callback: Callable[[], None]) -> bool:
         del callback
@@ -155,10 +160,6 @@ class _AsyncAlchemyPort(_AlchemyPort):
     def _sync_connection(self) -> Any:
         return self._connection.sync_connection
 
-    def _is_open(self) -> bool:
-        # aiosqlite's own connection has the same attributes as sqlite3's.
-        return super()._is_open()
-
 
 class AsyncConnectionPort(_AsyncAlchemyPort):
     """An AsyncConnection. One that was never started is refused by SQLAlchemy itself."""
@@ -179,12 +180,18 @@ class AsyncSessionPort(_AsyncAlchemyPort):
 
 
 def _call_after(session: Any, callback: Callable[[], None]) -> None:
-    """After the root transaction: `after_commit` would also fire for every released savepoint."""
+    """After the root transaction (`after_commit` would also fire for every released savepoint). One listener per session."""
     from sqlalchemy import event
 
-    def ended(_: Any, transaction: Any) -> None:
-        if transaction.parent is None:
-            event.remove(session, "after_transaction_end", ended)
-            callback()
+    waiting = session.info.get(_WAITING)
+    if waiting is None:
+        waiting = session.info[_WAITING] = []
+        event.listen(session, "after_transaction_end", _ended)
+    waiting.append(callback)
 
-    event.listen(session, "after_transaction_end", ended)
+
+def _ended(session: Any, transaction: Any) -> None:
+    if transaction.parent is None:
+        callbacks, session.info[_WAITING] = session.info[_WAITING], []
+        for callback in callbacks:
+            callback()

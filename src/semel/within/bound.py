@@ -24,7 +24,7 @@ from semel.within.postgres import postgres_words
 from semel.within.records import Words
 from semel.within.sqlite import restore_patience, sqlite_words, with_patience
 
-__all__ = ["Bound", "MissingTables"]
+__all__ = ["Bound", "MissingTables", "ended"]
 
 _LOCKED: Final = Busy(0.02, 0)
 _WORDS: Final[dict[str, Callable[[str], Words]]] = {
@@ -186,7 +186,7 @@ class Bound:
     async def flush(self, nonce: bytes) -> None:
         place = self._places[nonce]
         if not place.point.alive:
-            raise _ended()
+            raise ended()
         await place.point.flush()
 
     async def keep(self, nonce: bytes) -> None:
@@ -196,7 +196,7 @@ class Bound:
             await place.point.release()
         except Exception as error:
             if is_missing_savepoint(error, self.port.dialect):
-                raise _ended() from error
+                raise ended() from error
             raise
         self._forget(nonce)
 
@@ -242,7 +242,7 @@ def _not_here(what: str) -> NoReturn:
     raise ConfigurationError(f"a run inside a caller's transaction has no {what}: it commits or rolls back as a whole")
 
 
-def _ended() -> ConfigurationError:
+def ended() -> ConfigurationError:
     return ConfigurationError(
         "the function ended the transaction that within() was bound to (commit, rollback or close): the record and your "
         "rows are no longer one unit. If it committed, the key now reads as running, then as unknown: look the effect up and "

@@ -33,6 +33,10 @@ class _DriverPort:
     def __init__(self, connection: Any) -> None:
         self.connection = connection
 
+    @property
+    def inside(self) -> bool:
+        return True
+
     async def prepare(self) -> None:
         raise NotImplementedError
 
@@ -65,6 +69,10 @@ class Sqlite3Port(_DriverPort):
     @property
     def begun(self) -> bool:  # type: ignore[override]
         return bool(self.connection.in_transaction)
+
+    @property
+    def inside(self) -> bool:
+        return self.begun
 
     async def prepare(self) -> None:
         if not sqlite_is_open(self.connection):
@@ -99,8 +107,12 @@ class PsycopgPort(_DriverPort):
         # Not connection.cursor(): the caller's row or cursor factory may give anything.
         self._cursor: Any = Cursor(connection, row_factory=tuple_row)
 
+    @property
+    def inside(self) -> bool:
+        return bool(self.connection.info.transaction_status.value)  # 0 is idle
+
     async def prepare(self) -> None:
-        if self.connection.autocommit and not self.connection.info.transaction_status.value:
+        if self.connection.autocommit and not self.inside:
             raise not_open("psycopg connection", _PSYCOPG_REMEDY)
 
     async def run(self, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]:
@@ -124,8 +136,12 @@ class PsycopgAsyncPort(_DriverPort):
         super().__init__(connection)
         self._cursor: Any = AsyncCursor(connection, row_factory=tuple_row)
 
+    @property
+    def inside(self) -> bool:
+        return bool(self.connection.info.transaction_status.value)  # 0 is idle
+
     async def prepare(self) -> None:
-        if self.connection.autocommit and not self.connection.info.transaction_status.value:
+        if self.connection.autocommit and not self.inside:
             raise not_open("psycopg connection", _PSYCOPG_REMEDY)
 
     async def run(self, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]:
@@ -143,8 +159,12 @@ class AsyncpgPort(_DriverPort):
     dialect: Dialect = "postgresql"
     style: Style = "dollar"
 
+    @property
+    def inside(self) -> bool:
+        return bool(self.connection.is_in_transaction())
+
     async def prepare(self) -> None:
-        if not self.connection.is_in_transaction():
+        if not self.inside:
             raise not_open("asyncpg connection", "Use `async with connection.transaction():` around it")
 
     async def run(self, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]:

@@ -29,7 +29,7 @@ from semel.stepping import Stepper
 from semel.store import Store
 from semel.waiting import Bench, Seat
 from semel.within.afterwards import record_failure
-from semel.within.bound import Bound, MissingTables
+from semel.within.bound import Bound, MissingTables, ended
 from semel.within.failures import is_retryable
 
 __all__ = ["TxEngine"]
@@ -109,9 +109,7 @@ class TxEngine(Engine):
             await self.bound.flush(run.ask.nonce)
             reach("settle.sent")
             if (await self.store.settle((end,)))[0] is not Answer.OK:
-                raise ConfigurationError(
-                    "the record was changed inside the function: semel's tables are not to be written by hand"
-                )
+                raise ended()
             await self.bound.keep(run.ask.nonce)
         except BaseException as error:
             await self.runtime.protect(self._undo(run, error))

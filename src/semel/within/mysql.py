@@ -74,12 +74,14 @@ class MysqlWords:
             f"`{column}` = {_value(column, at)}" for at, column in enumerate(rows.COLUMNS, 1) if at > 1
         )
         self._update = f"UPDATE {name} SET {changes}, `version` = `version` + 1 WHERE `scope` = UNHEX($1)"
+        # @@in_transaction (MariaDB): the function may have committed, and this must not be a transaction of its own. Drivers
+        # cannot tell: they learn the server's status from some answers only.
         self._finish = (
             f"UPDATE {name} SET `state` = 'done', `updated` = {_NOW}, `settled` = {_NOW}, `lease_until` = {_NOW}, "
             f"`expires` = {_NOW} + INTERVAL $3 MICROSECOND, `tombstone` = {_NOW} + INTERVAL $4 MICROSECOND, "
             f"`policy` = COALESCE($5, `policy`), `marker` = $6, `result` = UNHEX($7), `ref` = COALESCE({_TEXT % 8}, `ref`), "
             "`steps` = COALESCE(UNHEX($9), `steps`), `version` = `version` + 1 "
-            "WHERE `scope` = UNHEX($1) AND `nonce` = UNHEX($2) AND `state` = 'running'"
+            "WHERE `scope` = UNHEX($1) AND `nonce` = UNHEX($2) AND `state` = 'running' /*M! AND @@in_transaction = 1 */"
         )
 
     async def enter(self, port: Port, ask: Ask, patience: float) -> Entry:

@@ -74,20 +74,33 @@ class Port(Protocol):
         ...
 
 
+class SqlPort(Protocol):
+    @property
+    def inside(self) -> bool:
+        """Whether the driver knows of an open transaction now."""
+        ...
+
+    async def run(self, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]: ...
+
+
 class SqlSavepoint:
     """A savepoint by name, in SQL."""
 
     __slots__ = ("_name", "_port")
-    alive = True  # nobody can tell without asking: a missing one shows when it is released
 
-    def __init__(self, port: Port, name: str) -> None:
+    def __init__(self, port: SqlPort, name: str) -> None:
         self._port = port
         self._name = name
 
     @classmethod
-    async def begin(cls, port: Port, name: str) -> SqlSavepoint:
+    async def begin(cls, port: SqlPort, name: str) -> SqlSavepoint:
         await port.run(f"SAVEPOINT {name}")
         return cls(port, name)
+
+    @property
+    def alive(self) -> bool:
+        # Whether a new transaction was begun meanwhile nobody can tell without asking: that shows at the release.
+        return self._port.inside
 
     async def flush(self) -> None:
         """A bare connection keeps nothing to itself."""

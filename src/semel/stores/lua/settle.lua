@@ -48,7 +48,7 @@ end
 
 if kind == FORGOTTEN then
   if seen == RUNNING and now < lease_until then return echo .. 'R' end
-  if not text then return echo .. 'O' end
+  if not seen then return echo .. 'O' end -- there is nothing, or it has ended by time
 elseif not seen or seen == EXPIRED then
   return echo .. 'G'
 elseif new_nonce then
@@ -73,7 +73,9 @@ if end_actor > 0 then
   local lived, kept = redis.call('PTTL', KEYS[6]), now + retention
   redis.call('RPUSH', KEYS[6], pack('<ddBBI4HI4', kept, now, kind, seen or 0, attempts, end_actor, end_reason)
     .. sub(ending, end_actor_at))
-  local milliseconds = ceil((kept - now + real) * 1000)
+  -- Readers go by `kept` of the youngest line. The list lives a minute longer: as in the other stores, a line that
+  -- has just ended is told again when the next one comes.
+  local milliseconds = ceil((kept - now + real + 60) * 1000)
   if milliseconds >= NEVER then
     redis.call('PERSIST', KEYS[6])
   elseif lived == -2 then

@@ -10,7 +10,8 @@
 -- 4. `:values` stands for the rows of a batch as a derived table `v`, in scope order, joined by primary key, so that
 --    batches lock rows in one order and never wait for a stranger's row. Only for small values: MariaDB 10.11 cuts a
 --    literal of more than 64 KiB in such a table silently, or crashes. Outcomes go as many statements in one packet.
--- 5. Writes do not wait for a locked row longer than the session allows (MariaDB: not at all).
+-- 5. Writes do not wait for a locked row longer than the session allows: MariaDB not at all, MySQL a second, which is
+--    its least; there `probe` goes ahead of every write in the same packet and fails at once.
 -- 6. No statement depends on sql_mode: names are in backticks, texts in single quotes, nothing is truncated silently.
 --
 -- {table} {audit} {schema}  the table names       {columns} all columns of a record, from r, in the order of rows.COLUMNS
@@ -24,6 +25,9 @@ FROM (SELECT 1) AS one LEFT JOIN {table} AS r ON r.`scope` IN (:scopes)
 -- name: insert
 -- A key that was not there. Somebody faster makes it fail as a duplicate (1062): read again, decide again.
 INSERT INTO {table} ({names}) VALUES :rows
+
+-- name: probe
+SELECT 1 FROM {table} WHERE `scope` IN (:scopes) FOR UPDATE NOWAIT
 
 -- name: replace
 -- What the model decided, if the row is still what the model saw. Parameters: the columns, scope, nonce, version.

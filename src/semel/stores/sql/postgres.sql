@@ -197,9 +197,9 @@ with clock as materialized (
     where r.scope = w.scope and r.xmin::text = w.version
     returning w.position, case when r.waited and w.ends then pg_notify('{name}', encode(r.scope, 'hex')) is not null end
 ), audited as (
-    insert into {audit} (scope, tenant, operation, key, at, kind, state, actor, reason, attempt, expires)
-    select w.scope, w.tenant, w.operation, w.key, to_timestamp(w.updated), w.audit_kind, w.audit_state, w.actor,
-           w.reason, w.attempts, to_timestamp(w.updated + w.keep)
+    insert into {audit} (scope, at, kind, state, actor, reason, attempt, kept_until)
+    select w.scope, to_timestamp(w.updated), w.audit_kind, w.audit_state, w.actor, w.reason, w.attempts,
+           to_timestamp(w.updated + w.keep)
     from w join changed using (position)
     where w.audit_kind is not null
 )
@@ -213,12 +213,11 @@ with clock as materialized (
 ), gone as (
     delete from {records} r using clock
     where r.scope = $2::bytea and r.xmin::text = $3::text
-    returning r.scope, r.tenant, r.operation, r.key,
-              case when r.waited then pg_notify('{name}', encode(r.scope, 'hex')) is not null end
+    returning r.scope, case when r.waited then pg_notify('{name}', encode(r.scope, 'hex')) is not null end
 ), audited as (
-    insert into {audit} (scope, tenant, operation, key, at, kind, state, actor, reason, attempt, expires)
-    select scope, tenant, operation, key, to_timestamp($4::float8), 'forgotten', $5::text, $6::text, $7::text,
-           $8::integer, to_timestamp($4::float8 + $9::float8)
+    insert into {audit} (scope, at, kind, state, actor, reason, attempt, kept_until)
+    select scope, to_timestamp($4::float8), 'forgotten', $5::text, $6::text, $7::text, $8::integer,
+           to_timestamp($4::float8 + $9::float8)
     from gone
     where $6::text is not null
 )
@@ -284,11 +283,11 @@ select date_part('epoch', clock_timestamp() + make_interval(secs => $1::float8))
 with clock as materialized (
     select clock_timestamp() + make_interval(secs => $1::float8) as now
 ), trail as materialized (
-    select id, date_part('epoch', at) as at, kind, state, actor, reason, attempt, expires
+    select id, date_part('epoch', at) as at, kind, state, actor, reason, attempt, kept_until
     from {audit} where scope = $2::bytea
 )
 select date_part('epoch', clock.now), trail.at, trail.kind, trail.state, trail.actor, trail.reason, trail.attempt
-from clock left join trail on exists (select from trail t where t.expires is null or t.expires > clock.now)
+from clock left join trail on exists (select from trail t where t.kept_until is null or t.kept_until > clock.now)
 order by trail.id
 
 -- name: purge
@@ -340,9 +339,9 @@ with clock as materialized (
     select clock_timestamp() + make_interval(secs => $1::float8) as now
 ), old as materialized (
     select a.id from {audit} a
-    where a.expires <= (select now from clock)
+    where a.kept_until <= (select now from clock)
       and not exists (select from {audit} b where b.scope = a.scope
-                      and (b.expires is null or b.expires > (select now from clock)))
+                      and (b.kept_until is null or b.kept_until > (select now from clock)))
     limit $2::integer
     for update skip locked
 )
@@ -422,19 +421,16 @@ create index if not exists {name}_ref on {records} (ref) where ref is not null;
 create table if not exists {audit} (
     id bigint generated always as identity primary key,
     scope bytea not null,
-    tenant text not null,
-    operation text not null,
-    key text not null,
     at timestamptz not null,
     kind text not null,
     state text,
     actor text not null,
     reason text not null,
     attempt integer not null,
-    expires timestamptz
+    kept_until timestamptz
 );
 create index if not exists {name}_audit_scope on {audit} (scope, id);
-create index if not exists {name}_audit_expiry on {audit} (expires);
+create index if not exists {name}_audit_expiry on {audit} (kept_until);
 -- Begin a run of a key that is not there; false when somebody else was faster.
 create or replace function {begin}(
     scope bytea, tenant text, operation text, key text, nonce bytea, policy text, fingerprint bytea,

@@ -36,7 +36,7 @@ from semel.model import (
 from semel.runtime import run_sync
 from semel.store import Colour, Page, Query, Store
 
-__all__ = ["LEASE", "RETENTION", "Bench", "SkipTest", "Suite", "clause", "in_colour"]
+__all__ = ["LEASE", "RETENTION", "Bench", "SkipTest", "Suite", "clause", "in_colour", "step"]
 
 T = TypeVar("T")
 LEASE = 10.0
@@ -64,8 +64,8 @@ class Bench:
         self._shifted = 0.0
         self.colour = colour
         self.store = self.open()
-        self._moves = suite.shift(self.store, 0.0)
-        self.unit = 1.0 if self._moves else _REAL_UNIT
+        self.moves = suite.shift(self.store, 0.0)
+        self.unit = 1.0 if self.moves else _REAL_UNIT
         self.tenant = f"tenant-{secrets.token_hex(6)}"
 
     def open(self) -> Store:
@@ -181,8 +181,8 @@ class Bench:
             raise answer
         return answer
 
-    async def note(self, ask: Ask, entry: bytes) -> Answer:
-        return await self.store.note(Note(ask.scope, ask.nonce, entry))
+    async def note(self, ask: Ask, body: bytes) -> Answer:
+        return await self.store.note(Note(ask.scope, ask.nonce, step(body)))
 
     async def peek(self, scope: Scope) -> Record | None:
         """The record as stored, None when it reads as never used."""
@@ -221,7 +221,7 @@ class Bench:
     async def wait(self, units: float) -> None:
         """Let `units` pass on the store's clock."""
         seconds = units * self.unit
-        if self._moves:
+        if self.moves:
             self._shifted += seconds
             for store in self._stores:
                 self._suite.shift(store, seconds)
@@ -254,6 +254,11 @@ class Bench:
         if self.colour == "async":
             return await asyncio.to_thread(event.wait, limit)
         return event.wait(limit)
+
+
+def step(body: bytes) -> bytes:
+    """An entry as `semel.steps` writes them: with its length first, so that a layer can tell entries apart."""
+    return len(body).to_bytes(4, "big") + body
 
 
 def _key(record: Record) -> str:

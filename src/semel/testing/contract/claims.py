@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from semel.model import Busy, Expired, Kind, Mismatch, Policy, Replay, State, Won
+from semel.model import Answer, Busy, Expired, Kind, Mismatch, Policy, Replay, State, Unknown, Won
 from semel.testing.contract.bench import FAILURE, LABELS, LEASE, RETENTION, Bench, clause
 
 __all__ = ["ClaimClauses"]
@@ -55,6 +55,20 @@ class ClaimClauses:
         assert isinstance(await bench.claim(ask), Won)
         await bench.wait(LEASE - 4)
         assert isinstance(await bench.claim(bench.ask()), Busy)
+
+    @clause
+    async def test_a_claim_sent_again_after_its_own_end_is_told_that_end(self, bench: Bench) -> None:
+        for kind, verdict in ((Kind.DONE, Replay), (Kind.FAILED, Replay), (Kind.UNKNOWN, Unknown)):
+            ask = await bench.settled(kind, bench.scope(kind))
+            assert isinstance(await bench.claim(ask), verdict), kind
+
+    @clause
+    async def test_R18_a_run_under_hold_or_probe_has_no_expiry(self, bench: Bench) -> None:
+        for policy in (Policy.HOLD, Policy.PROBE):
+            ask = await bench.win(bench.scope(policy), policy=policy)
+            assert (await bench.record(ask.scope)).expires == float("inf")
+            assert await bench.renew(ask) is Answer.OK
+            assert (await bench.record(ask.scope)).expires == float("inf")
 
     @clause
     async def test_another_claim_is_busy_while_the_lease_lasts_and_writes_nothing(self, bench: Bench) -> None:
@@ -142,6 +156,7 @@ class ClaimClauses:
         verdict = await bench.claim(bench.ask())
         assert isinstance(verdict, Replay)
         assert (verdict.record.result, verdict.record.expires) == (b"kept", float("inf"))
+        assert verdict.record.tombstone == 0.0
 
     @clause
     async def test_R19_after_retention_a_tombstone_knows_the_key_as_used(self, bench: Bench) -> None:

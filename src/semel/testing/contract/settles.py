@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from semel.model import Answer, Busy, Kind, Policy, Replay, State, Won
-from semel.testing.contract.bench import FAILURE, LABELS, LEASE, RETENTION, Bench, clause
+from semel.testing.contract.bench import FAILURE, LABELS, LEASE, RETENTION, Bench, clause, step
 
 __all__ = ["LeaseClauses", "SettleClauses", "StepClauses"]
 
@@ -27,7 +27,20 @@ class SettleClauses:
         assert (record.fingerprint, record.resolved) == (b"\x07" * 32, False)
         assert bench.near(record.settled, now)
         assert bench.near(record.updated, now)
+        assert bench.near(record.lease_until, now)
         assert bench.near(record.expires, now + RETENTION * bench.unit)
+        assert (record.tombstone, record.not_before) == (0.0, 0.0)
+
+    @clause
+    async def test_R18_steps_do_not_shorten_the_retention_of_an_outcome(self, bench: Bench) -> None:
+        for kind in (Kind.DONE, Kind.FAILED):
+            ask = await bench.win(bench.scope(kind), lease=RETENTION)
+            assert await bench.note(ask, b"step") is Answer.OK
+            await bench.wait(RETENTION - 10)
+            await bench.finish(ask, kind)
+            assert bench.near(
+                (await bench.record(ask.scope)).expires, await bench.now() + RETENTION * bench.unit
+            )
 
     @clause
     async def test_failed_stores_its_error(self, bench: Bench) -> None:
@@ -106,9 +119,9 @@ class SettleClauses:
         for ask in (kept, cut):
             assert await bench.note(ask, b"name and value") is Answer.OK
         await bench.finish(kept)
-        await bench.finish(cut, steps=b"name")
-        assert (await bench.record(kept.scope)).steps == b"name and value"
-        assert (await bench.record(cut.scope)).steps == b"name"
+        await bench.finish(cut, steps=step(b"name"))
+        assert (await bench.record(kept.scope)).steps == step(b"name and value")
+        assert (await bench.record(cut.scope)).steps == step(b"name")
 
     @clause
     async def test_R7_forget_removes_what_is_settled_and_ignores_what_is_absent(self, bench: Bench) -> None:
@@ -243,6 +256,7 @@ class LeaseClauses:
         ):
             assert getattr(after, name) == getattr(before, name), name
         assert after.lease_until > before.lease_until
+        assert bench.near(after.updated, await bench.now())
 
     @clause
     async def test_many_renewals_in_one_call_are_answered_in_order(self, bench: Bench) -> None:
@@ -267,7 +281,7 @@ class StepClauses:
         for entry in entries:
             assert await bench.note(ask, entry) is Answer.OK
         record = await bench.record(ask.scope)
-        assert record.steps == b"".join(entries)
+        assert record.steps == b"".join(map(step, entries))
         assert bench.near(record.noted, await bench.now())
 
     @clause
@@ -276,22 +290,24 @@ class StepClauses:
         before = await bench.record(ask.scope)
         await bench.wait(5)
         assert await bench.note(ask, b"step") is Answer.OK
-        assert (await bench.record(ask.scope)).lease_until == before.lease_until
+        after = await bench.record(ask.scope)
+        assert (after.lease_until, after.expires) == (before.lease_until, before.expires)
+        assert bench.near(after.updated, await bench.now())
 
     @clause
     async def test_R26_steps_survive_release_and_takeover(self, bench: Bench) -> None:
         first = await bench.win()
-        assert await bench.note(first, b"one,") is Answer.OK
+        assert await bench.note(first, b"one") is Answer.OK
         await bench.finish(first, Kind.RELEASED)
         second = await bench.win()
-        assert await bench.note(second, b"two,") is Answer.OK
+        assert await bench.note(second, b"two") is Answer.OK
         await bench.wait(LEASE + 2)
         third = bench.ask()
         verdict = await bench.claim(third)
         assert isinstance(verdict, Won)
-        assert (verdict.record.steps, verdict.record.attempts) == (b"one,two,", 3)
+        assert (verdict.record.steps, verdict.record.attempts) == (step(b"one") + step(b"two"), 3)
         assert await bench.note(third, b"three") is Answer.OK
-        assert (await bench.record(third.scope)).steps == b"one,two,three"
+        assert (await bench.record(third.scope)).steps == step(b"one") + step(b"two") + step(b"three")
 
     @clause
     async def test_a_note_by_a_stranger_is_lost_and_of_an_absent_key_gone(self, bench: Bench) -> None:
@@ -305,4 +321,4 @@ class StepClauses:
         ask = await bench.win()
         for _ in range(4):
             assert await bench.note(ask, b"\xa5" * (1 << 18)) is Answer.OK
-        assert (await bench.record(ask.scope)).steps == b"\xa5" * (1 << 20)
+        assert (await bench.record(ask.scope)).steps == step(b"\xa5" * (1 << 18)) * 4

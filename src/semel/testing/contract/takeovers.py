@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from semel.model import Answer, Busy, Kind, Mismatch, Policy, Replay, State, Unknown, Won
-from semel.testing.contract.bench import FAILURE, LABELS, LEASE, RETENTION, Bench, clause
+from semel.testing.contract.bench import FAILURE, LABELS, LEASE, RETENTION, Bench, SkipTest, clause, step
 
 __all__ = ["ReleaseClauses", "TakeoverClauses"]
 
@@ -25,6 +25,8 @@ class TakeoverClauses:
         assert (record.nonce, record.attempts, record.state) == (second.nonce, 2, State.RUNNING)
         assert (record.labels, record.secret_id, record.created) == (LABELS, "s1", first.created)
         assert record.token > first.token
+        assert bench.near(record.updated, await bench.now())
+        assert bench.near(record.expires, await bench.now() + second.lease + second.retention)
 
     @clause
     async def test_a_takeover_by_another_request_is_a_mismatch(self, bench: Bench) -> None:
@@ -39,6 +41,35 @@ class TakeoverClauses:
         await bench.win(fingerprint=TWO, fingerprint_version=2)
         record = await bench.record(bench.scope())
         assert (record.fingerprint, record.fingerprint_version) == (TWO, 2)
+        await bench.wait(LEASE + 2)
+        await bench.win(fingerprint=ONE, fingerprint_version=3)
+        record = await bench.record(bench.scope())
+        assert (record.fingerprint, record.fingerprint_version) == (TWO, 2)
+
+    @clause
+    async def test_a_run_taken_over_shows_nothing_of_the_outcome_that_was_lost(self, bench: Bench) -> None:
+        first = await bench.win()
+        await bench.note(first, b"step")
+        lost = {"result": b"r", "marker": "m", "error": FAILURE, "ref": "ord_1"}
+        await bench.finish(first, Kind.UNKNOWN, **lost)
+        await bench.wait(5)
+        second = await bench.win(takeover=first.nonce, policy=Policy.PROBE)
+        record, now = await bench.record(second.scope), await bench.now()
+        assert (record.state, record.attempts, record.policy) == (State.RUNNING, 2, Policy.PROBE)
+        assert (record.result, record.marker, record.error, record.settled) == (b"", "", None, None)
+        assert (record.ref, record.steps, record.expires) == ("ord_1", step(b"step"), float("inf"))
+        assert bench.near(record.updated, now)
+
+    @clause
+    async def test_R13_a_run_resumed_after_a_word_can_be_resolved_again(self, bench: Bench) -> None:
+        first = await bench.win()
+        await bench.note(first, b"step")
+        await bench.finish(first, Kind.UNKNOWN)
+        assert await bench.settle(bench.word(first, Kind.RELEASED)) is Answer.OK
+        second = await bench.win()
+        assert not (await bench.record(second.scope)).resolved
+        await bench.finish(second, Kind.UNKNOWN)
+        assert await bench.settle(bench.word(second, Kind.DONE)) is Answer.OK
 
     @clause
     async def test_nothing_that_an_overtaken_owner_writes_is_accepted(self, bench: Bench) -> None:
@@ -165,6 +196,17 @@ class TakeoverClauses:
             await bench.wait(LEASE + 2)
         assert tokens == sorted(set(tokens))
 
+    @clause
+    async def test_tokens_grow_though_the_clock_goes_back(self, bench: Bench) -> None:
+        if not bench.moves:
+            raise SkipTest("the store's clock cannot be moved")
+        first = await bench.win()
+        before = await bench.record(first.scope)
+        await bench.finish(first, Kind.RELEASED)
+        await bench.wait(-LEASE)
+        await bench.win()
+        assert (await bench.record(first.scope)).token > before.token
+
 
 class ReleaseClauses:
     """A known failure that frees the key."""
@@ -172,9 +214,10 @@ class ReleaseClauses:
     @clause
     async def test_R14_a_bare_release_blocks_nobody_and_binds_nobody(self, bench: Bench) -> None:
         ask = await bench.win(fingerprint=ONE, labels=LABELS)
-        await bench.finish(ask, Kind.RELEASED, error=FAILURE)
+        await bench.finish(ask, Kind.RELEASED, error=FAILURE, tombstone=RETENTION)
         record = await bench.record(ask.scope)
         assert (record.state, record.error, record.attempts) == (State.RELEASED, FAILURE, 1)
+        assert (record.tombstone, record.not_before) == (0.0, 0.0)
         verdict = await bench.claim(bench.ask(fingerprint=TWO))
         assert isinstance(verdict, Won)
         fresh = await bench.record(ask.scope)
@@ -196,7 +239,7 @@ class ReleaseClauses:
         assert isinstance(await bench.claim(bench.ask(fingerprint=TWO)), Mismatch)
         verdict = await bench.claim(bench.ask(fingerprint=ONE))
         assert isinstance(verdict, Won)
-        assert (verdict.record.attempts, verdict.record.steps) == (2, b"step")
+        assert (verdict.record.attempts, verdict.record.steps) == (2, step(b"step"))
 
     @clause
     async def test_R14_a_release_with_steps_ends_one_retention_after_the_last_note(

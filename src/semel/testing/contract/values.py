@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from semel.model import Answer, Failure, Kind, Policy, Replay, State, Won
-from semel.testing.contract.bench import Bench, clause
+from semel.testing.contract.bench import Bench, clause, step
 
 __all__ = ["IdentityClauses", "ValueClauses"]
 
@@ -69,7 +69,7 @@ class ValueClauses:
         assert record.scope == ask.scope
         assert (record.state, record.nonce, record.policy) == (State.FAILED, ask.nonce, Policy.HOLD)
         assert (record.fingerprint, record.fingerprint_version) == (bytes(range(32)), 3)
-        assert (record.labels, record.secret_id, record.steps) == (labels, "k-2", b"\x00step\xff")
+        assert (record.labels, record.secret_id, record.steps) == (labels, "k-2", step(b"\x00step\xff"))
         assert (record.result, record.ref, record.marker, record.error) == (b"\x00\x01", "ord_ü", "m", error)
         assert (record.attempts, record.resolved) == (1, False)
         assert bench.near(record.tombstone, record.expires + 5 * bench.unit)

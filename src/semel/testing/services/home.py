@@ -6,6 +6,7 @@ launcher. Should the watchdog itself be killed, the next process that starts a s
 
 from __future__ import annotations
 
+import atexit
 import os
 import pwd
 import random
@@ -58,7 +59,14 @@ def home() -> Path:
             path.chmod(0o711)  # traversable for the unprivileged account, not listable
             _homes[pid] = path
             _watchdogs.append(_start_watchdog(path, pid, start))
+            # It outlives this process on purpose: Popen must not complain about that when the interpreter ends.
+            atexit.register(_let_go)
         return _homes[pid]
+
+
+def _let_go() -> None:
+    for dog in _watchdogs:
+        dog.returncode = 0
 
 
 def new_folder(name: str) -> Path:

@@ -1,0 +1,104 @@
+"""An SQLAlchemy engine for PostgreSQL as a lender of connections: its pool, its settings, its way to connect."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.pool import NullPool, PoolProxiedConnection, QueuePool
+from sqlalchemy.util import greenlet_spawn
+
+from semel.errors import ConfigurationError
+from semel.stores.postgres_link import Source
+
+__all__ = ["engine_source"]
+
+
+def engine_source(engine: Engine | AsyncEngine) -> Source:
+    """Links on the engine's connections. A driver that semel does not speak is a ConfigurationError."""
+    driver = engine.dialect.driver
+    if driver == "asyncpg" and isinstance(engine, AsyncEngine):
+        from semel.stores.postgres_asyncpg import AsyncpgLoans
+
+        return AsyncpgLoans(_LoopLender(engine))
+    if driver.startswith("psycopg") and driver != "psycopg2":
+        from semel.stores.postgres_psycopg import PsycopgLoans
+
+        if isinstance(engine, AsyncEngine):
+            return PsycopgLoans(_LoopLender(engine), colour="async")
+        return PsycopgLoans(_ThreadLender(engine), colour="sync")
+    raise ConfigurationError(
+        f"semel does not speak to PostgreSQL through {driver}: make the engine with postgresql+psycopg:// (both "
+        "colours) or postgresql+asyncpg:// (async), or give semel a URL"
+    )
+
+
+class _Lender:
+    """What was lent, by the driver's connection."""
+
+    def __init__(self, engine: Engine | AsyncEngine) -> None:
+        self.where = f"{engine.url.host or 'localhost'}:{engine.url.port or 5432}/{engine.url.database or ''}"
+        self.errors: tuple[type[BaseException], ...] = (SQLAlchemyError, OSError, *_driver_errors(engine))
+        self._pool = engine.pool
+        self._lent: dict[Any, PoolProxiedConnection] = {}
+
+    @property
+    def size(self) -> int:
+        if isinstance(self._pool, NullPool):
+            return 2  # as many as one likes
+        return self._pool.size() if isinstance(self._pool, QueuePool) else 1
+
+    def _note(self, proxied: PoolProxiedConnection) -> Any:
+        connection = proxied.driver_connection
+        self._lent[connection] = proxied
+        return connection
+
+    def _return(self, connection: Any) -> None:
+        proxied = self._lent.pop(connection)
+        closed = connection.closed if hasattr(connection, "closed") else connection.is_closed()
+        if closed:
+            proxied.invalidate()
+        proxied.close()
+
+
+def _driver_errors(engine: Engine | AsyncEngine) -> tuple[type[BaseException], ...]:
+    if engine.dialect.driver == "asyncpg":
+        import asyncpg
+
+        return asyncpg.PostgresError, asyncpg.InterfaceError
+    import psycopg
+
+    return (psycopg.Error,)
+
+
+class _LoopLender(_Lender):
+    def __init__(self, engine: AsyncEngine) -> None:
+        super().__init__(engine)
+        self._engine = engine
+
+    async def lend(self, timeout: float) -> Any:
+        async with asyncio.timeout(timeout):
+            return self._note(await self._engine.raw_connection())
+
+    async def take_back(self, connection: Any) -> None:
+        await greenlet_spawn(self._return, connection)
+
+
+class _ThreadLender(_Lender):
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._engine = engine
+
+    async def lend(self, timeout: float) -> Any:
+        from semel.stores.postgres_psycopg import in_time
+
+        if isinstance(self._pool, QueuePool) and self._pool.checkedin():
+            return self._note(self._engine.raw_connection())
+        # It may have to connect, or to wait for another's connection, for longer than we have.
+        return self._note(in_time(self._engine.raw_connection, timeout, late=lambda late: late.close()))
+
+    async def take_back(self, connection: Any) -> None:
+        self._return(connection)

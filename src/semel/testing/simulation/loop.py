@@ -1,0 +1,100 @@
+"""An asyncio loop without time or chance of its own: a virtual clock, and workers that can die or stand still.
+
+First in, first out, as asyncio promises; what varies between two seeds is how long things take, never the order of
+callbacks that are due at once. So a seed gives the same trace on every Python version, whatever the number of internal
+callbacks is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from contextvars import ContextVar
+from typing import Any
+
+__all__ = ["Deadlock", "SimLoop", "worker_tag"]
+
+worker_tag: ContextVar[str] = ContextVar("semel_sim_worker", default="")
+
+
+class Deadlock(AssertionError):
+    """Everybody waits and nothing is due: in the real world this would hang for ever."""
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """`kill` and `pause` act on every callback of a worker, told apart by `worker_tag` in its context."""
+
+    # What the dead left behind. Finalizing a coroutine would run its `finally` blocks, which a killed process never
+    # does: the runner ends its processes with os._exit.
+    graveyard: list[object] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+        self._dead: set[str] = set()
+        self._paused: dict[str, list[asyncio.Handle]] = {}
+
+    def time(self) -> float:
+        return self._now
+
+    def kill(self, tag: str) -> None:
+        """From now on nothing of this worker runs, not even its clean-up."""
+        self._dead.add(tag)
+        self.graveyard.extend(self._paused.pop(tag, ()))
+        self.graveyard.extend(task for task in asyncio.all_tasks(self) if _tag_of(task) == tag)
+
+    def is_dead(self, tag: str) -> bool:
+        return tag in self._dead
+
+    def is_stopped(self, tag: str) -> bool:
+        return tag in self._dead or tag in self._paused
+
+    def pause(self, tag: str) -> None:
+        self._paused.setdefault(tag, [])
+
+    def resume(self, tag: str) -> None:
+        self._ready.extend(self._paused.pop(tag, ()))
+
+    # ------------------------------------------------------------------------------- BaseEventLoop's inner side
+
+    def _run_once(self) -> None:
+        ready: Any = self._ready
+        if not ready and not self._advance():
+            if self._stopping:
+                return
+            raise Deadlock(f"at {self._now:.6f} everybody waits and nothing is due")
+        handle: asyncio.Handle = ready.popleft()
+        if handle.cancelled():
+            return
+        tag: str = handle._context.get(worker_tag, "")  # type: ignore[attr-defined]
+        if tag in self._dead:
+            self.graveyard.append(handle)
+        elif tag in self._paused:
+            self._paused[tag].append(handle)
+        else:
+            handle._run()  # type: ignore[attr-defined]
+
+    def _advance(self) -> bool:
+        """Jump to the next timer; False when there is none."""
+        timers: list[Any] = self._scheduled
+        while timers:
+            timer = heapq.heappop(timers)
+            timer._scheduled = False
+            if timer.cancelled():
+                self._timer_cancelled_count -= 1
+                continue
+            self._now = max(self._now, timer.when())
+            self._ready.append(timer)
+            return True
+        return False
+
+    def _process_events(self, event_list: Any) -> None:
+        """There is no selector."""
+
+    def _write_to_self(self) -> None:
+        """There is no other thread to be woken by."""
+
+
+def _tag_of(task: asyncio.Task[Any]) -> str:
+    context = task.get_context() if hasattr(task, "get_context") else None
+    return "" if context is None else context.get(worker_tag, "")

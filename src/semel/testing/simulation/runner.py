@@ -1,0 +1,144 @@
+"""Many schedules on all cores, with what they reached and what they broke."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from semel.testing.simulation.invariants import doubled, violations
+from semel.testing.simulation.plans import Plan, plan_of
+from semel.testing.simulation.shrink import shrink
+from semel.testing.simulation.world import World
+
+__all__ = ["Report", "check", "explore", "replay"]
+
+CHUNK = 200  # schedules per forked process: what killed workers leave behind is never finalized, so processes end early
+
+
+class Report(msgspec.Struct):
+    schedules: int = 0
+    seconds: float = 0.0
+    failures: list[tuple[int, list[str]]] = []
+    reached: dict[str, int] = {}
+    doubled: dict[str, int] = {}
+    answered: int = 0
+    answered_well: int = 0
+
+    def add(self, other: Report) -> None:
+        self.schedules += other.schedules
+        self.failures += other.failures
+        self.reached = dict(Counter(self.reached) + Counter(other.reached))
+        self.doubled = dict(Counter(self.doubled) + Counter(other.doubled))
+        self.answered += other.answered
+        self.answered_well += other.answered_well
+
+
+def check(plan: Plan) -> tuple[list[str], World]:
+    """Run one plan; what it broke, in words."""
+    world = World(plan)
+    try:
+        world.run()
+    except Exception as error:  # noqa: BLE001 - a deadlock or a crash of the flow is a finding like any other
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return [f"{type(error).__name__}: {error} ({os.path.basename(last.filename)}:{last.lineno})"], world  # noqa: PTH119
+    return violations(world), world
+
+
+def explore(
+    first: int,
+    count: int,
+    *,
+    seconds: float | None = None,
+    processes: int | None = None,
+    progress: Callable[[Report], None] | None = None,
+    setup: Callable[[], Any] | None = None,
+) -> Report:
+    """Seeds `first` … `first + count - 1`, or as many as fit into `seconds`."""
+    began = time.monotonic()
+    total = Report()
+    context = multiprocessing.get_context("fork")
+    running: dict[Any, Any] = {}
+    chunks = _chunks(first, count)
+    while True:
+        late = seconds is not None and time.monotonic() - began > seconds
+        while not late and len(running) < (processes or os.cpu_count() or 1):
+            chunk = next(chunks, None)
+            if chunk is None:
+                break
+            ours, theirs = context.Pipe(duplex=False)
+            child = context.Process(target=_work, args=(theirs, chunk, setup))
+            child.start()
+            theirs.close()
+            running[ours] = child
+        if not running:
+            break
+        for ready in multiprocessing.connection.wait(list(running)):
+            child = running.pop(ready)
+            total.add(_received(ready))
+            child.join()
+            if progress is not None:
+                total.seconds = time.monotonic() - began
+                progress(total)
+    total.seconds = time.monotonic() - began
+    return total
+
+
+def _chunks(first: int, count: int) -> Iterator[range]:
+    for start in range(first, first + count, CHUNK):
+        yield range(start, min(start + CHUNK, first + count))
+
+
+def _received(pipe: Any) -> Report:
+    try:
+        text = pipe.recv_bytes()
+    except EOFError:
+        return Report(failures=[(-1, ["a process of the simulator died without a word"])])
+    return msgspec.json.decode(text, type=Report)
+
+
+def _work(pipe: Any, seeds: range, setup: Callable[[], Any] | None) -> None:
+    if setup is not None:
+        setup()
+    report = Report()
+    reached: Counter[str] = Counter()
+    twice: Counter[str] = Counter()
+    for seed in seeds:
+        broken, world = check(plan_of(seed))
+        report.schedules += 1
+        reached.update(world.reached)
+        twice[world.plan.mode] += doubled(world)
+        report.answered += len(world.answers)
+        report.answered_well += sum(
+            not answer.error or answer.error in ("KeyMismatch", "Flaw", "InProgress")
+            for answer in world.answers
+        )
+        if broken:
+            report.failures.append((seed, broken))
+    report.reached, report.doubled = dict(reached), dict(twice)
+    pipe.send_bytes(msgspec.json.encode(report))
+    pipe.close()
+    os._exit(0)
+
+
+def replay(seed: int, *, smaller: bool = False) -> tuple[Plan, list[str], World]:
+    """One seed again; with `smaller`, the smallest plan that breaks the same promise."""
+    plan = plan_of(seed)
+    broken, world = check(plan)
+    if smaller and broken:
+        names = {text.partition(":")[0] for text in broken}
+        plan = shrink(plan, lambda each: bool(names & {text.partition(":")[0] for text in check(each)[0]}))
+        broken, world = check(plan)
+    return plan, broken, world
+
+
+def dump(plan: Plan) -> str:
+    return json.dumps(msgspec.to_builtins(plan), indent=1)

@@ -1,0 +1,46 @@
+"""Every example is a program that runs, quickly, and says what happened."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.docs.markdown import ROOT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+# What a reader must see at the end: the point of the example, not merely the absence of an error.
+SAYS = {
+    "async_service": "50 requests, 5 orders made",
+    "charge_card": "1 charge on the bank's books",
+    "consumer": "3 messages handled, 3 redeliveries skipped",
+    "create_order": "1 row",
+    "long_job": "each step ran once",
+    "probe": "resolved by ann",
+}
+SECONDS = 10  # far above what they take: this machine is shared
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_and_says_what_happened(example: Path, tmp_path: Path) -> None:
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", example],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert SAYS[example.stem] in done.stdout, done.stdout
+    assert done.stderr == ""
+    assert time.monotonic() - start < SECONDS
+    assert list(tmp_path.iterdir()) == [], "an example leaves nothing behind"
+
+
+def test_there_is_an_example_for_everything_that_is_expected() -> None:
+    assert {example.stem for example in EXAMPLES} == set(SAYS)

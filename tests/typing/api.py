@@ -1,0 +1,188 @@
+"""The public API as an editor sees it: mypy --strict and pyright check this file, and a test runs it.
+
+`assert_type` says what a user gets without a cast; an `ignore` is a mistake that the checkers must find (mypy reports one
+that is not needed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, assert_type
+
+from semel import (
+    NOT_FOUND,
+    UNDECIDED,
+    AsyncSemel,
+    Found,
+    InProgress,
+    NotRecorded,
+    Outcome,
+    OutcomeUnknown,
+    PreviousFailure,
+    PublicId,
+    Release,
+    Run,
+    Semel,
+    SemelError,
+    current_run,
+    fingerprint,
+    parse_id,
+)
+from semel.claims import Claim
+from semel.guarantees import Guarantee
+from semel.hooks import Executed, log_events
+from semel.keeping import Reconciled
+from semel.layers import Chaos
+from semel.model import Event, Record, State
+from semel.store import Store
+from semel.stores.memory import MemoryStore
+
+
+@dataclass
+class Order:
+    id: str
+    cents: int
+
+
+def make_order(item: str, cents: int) -> Order:
+    return Order(item, cents)
+
+
+async def make_order_async(item: str, cents: int) -> Order:
+    return Order(item, cents)
+
+
+def decide(error: Exception) -> Release:
+    return Release(after=timedelta(seconds=1))
+
+
+def probe(item: str, cents: int) -> object:
+    return Found(Order(item, cents)) if item else UNDECIDED if cents else NOT_FOUND
+
+
+def sync_calls() -> None:
+    with Semel(
+        "memory://", tenant="acme", lease=timedelta(seconds=10), retention=None, hooks=[log_events]
+    ) as once:
+        assert_type(once, Semel)
+        outcome = once.execute("k", make_order, "book", 5, request={"cents": 5}, wait=1.0, on_error=decide)
+        assert_type(outcome, Outcome[Order])
+        assert_type(outcome.value, Order)
+        assert_type(outcome.replayed, bool)
+        assert_type(outcome.ref, str | None)
+        assert_type(outcome.attempt, int)
+        assert_type(once.execute("n", lambda: None).value, None)
+        assert_type(once.execute("p", make_order, "book", 5, on_unknown=probe).value, Order)
+        assert_type(once.consume("c", make_order, "book", 5), bool)
+        keeping(once)
+        by_hand(once)
+
+
+def keeping(once: Semel) -> None:
+    record = once.peek("k")
+    assert_type(record, Record | None)
+    if record is not None:
+        assert_type(record.state, State)
+    assert_type(once.history("k"), list[Event])
+    assert_type(once.purge(limit=10), int)
+    assert_type(once.forget("absent", actor="ann"), bool)
+    assert_type(once.guarantee(), Guarantee)
+    assert_type(once.guarantee().exactly_once, bool)
+    assert_type(once.reconcile(), Reconciled)
+    assert_type(once.enabled, bool)
+
+
+def by_hand(once: Semel) -> None:
+    with once.claim("by-hand") as claim:
+        assert_type(claim, Claim)
+        assert_type(claim.won, bool)
+        claim.complete({"id": 1})
+
+
+async def async_calls() -> None:
+    async with AsyncSemel("memory://") as once:
+        assert_type(once, AsyncSemel)
+        from_coroutine = await once.execute("a", make_order_async, "book", 5)
+        assert_type(from_coroutine, Outcome[Order])
+        from_thread = await once.execute("b", make_order, "book", 5)
+        assert_type(from_thread.value, Order)
+        assert_type(await once.consume("c", make_order_async, "book", 5), bool)
+        assert_type(await once.peek("a"), Record | None)
+        assert_type(await once.guarantee(), Guarantee)
+        assert_type(await once.purge(), int)
+        async with once.claim("d") as claim:
+            await claim.complete(1)
+
+
+def inside_a_run() -> None:
+    def work() -> str:
+        run = current_run()
+        assert_type(run, Run)
+        assert_type(run.key, str)
+        assert_type(run.attempt, int)
+        assert_type(run.lease_lost, bool)
+        assert_type(run.downstream_key("bank"), str)
+        run.set_ref("ord_1")
+        return run.key
+
+    assert_type(Semel("memory://").execute("k", work).value, str)
+
+
+def decorated() -> None:
+    once = Semel("memory://")
+
+    @once(operation="orders.create", key="item")
+    def create(item: str, cents: int) -> Order:
+        return Order(item, cents)
+
+    order: Order = create("book", 5)
+    again: Outcome[Order] = create.outcome("book", cents=5)
+    assert order == again.value
+
+
+def requests_and_ids() -> None:
+    assert_type(fingerprint({"a": 1}), str)
+    minted = Semel("memory://").execute("k", lambda: str(current_run().new_id("ord"))).value
+    assert_type(parse_id(minted, "ord"), PublicId)
+
+
+def errors() -> None:
+    try:
+        Semel("memory://").execute("k", make_order, "book", 5)
+    except InProgress as busy:
+        assert_type(busy.retry_after, float)
+    except PreviousFailure as failed:
+        assert_type(failed.type_name, str)
+        assert_type(failed.code, str | None)
+    except OutcomeUnknown as unknown:
+        assert_type(unknown.unreadable, bool)
+    except NotRecorded as late:
+        assert_type(late.value, Any)
+    except SemelError as other:
+        raise other from None
+
+
+def stores_and_hooks() -> None:
+    store: Store = MemoryStore()
+    layered: Store = Chaos(store, seed=1, lose_request=0.0, lose_reply=0.0)
+    seen: list[Executed] = []
+
+    def hook(event: object) -> None:
+        if isinstance(event, Executed):
+            seen.append(event)
+
+    Semel(layered, hooks=[hook]).execute("k", make_order, "book", 5)
+    names: Sequence[str] = [event.scope.operation for event in seen]
+    assert names == ["default"]
+
+
+def mistakes(once: Semel, both: AsyncSemel) -> None:
+    """Never called: each line is wrong, and the checkers say so."""
+    once.execute(7, make_order, "book", 5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    once.execute("k")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    once.execute("k", 5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    both.execute("k", make_order_async, "book", 5)  # type: ignore[unused-coroutine]  # pyright: ignore[reportUnusedCoroutine]
+    Semel("memory://", hooks=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Semel("memory://", "acme")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
