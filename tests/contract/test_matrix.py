@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
+from contextlib import closing
 from typing import Literal
+from urllib.parse import urlsplit
 
+import psycopg
+import pymysql
 import pytest
+import redis
 
+from semel.keys import Scope
 from semel.store import Settings, Store, open_store
 from semel.stores.memory import MemoryStore
+from semel.stores.redis import RedisStore
 from semel.testing import services
 from semel.testing.contract import StoreContract
 
 SETTINGS = Settings(index=frozenset({"ref"}))
+SPOIL = "UPDATE semel SET state = 'what' WHERE scope = %s"
+
+
+def _plain(url: str) -> str:
+    """The URL as the driver itself spells it."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme.partition('+')[0]}://{rest}"
 
 
 class Opened(StoreContract):
@@ -50,41 +65,76 @@ class TestSqlite(Opened):
     def bind(self, colour: Literal["sync", "async"], sqlite_url: str) -> None:
         self.colour, self.url = colour, sqlite_url
 
+    def spoil(self, store: Store, scope: Scope) -> bool:
+        with (
+            closing(sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=5)) as connection,
+            connection,
+        ):
+            spoilt = connection.execute("UPDATE semel SET state = 'what' WHERE scope = ?", (scope.hash,))
+            return spoilt.rowcount == 1
 
-class TestPostgresAsyncpg(Opened):
+
+class Postgres(Opened):
+    def spoil(self, store: Store, scope: Scope) -> bool:
+        with psycopg.connect(_plain(self.url)) as connection:
+            return connection.execute(SPOIL, (scope.hash,)).rowcount == 1
+
+
+class TestPostgresAsyncpg(Postgres):
     @pytest.fixture(autouse=True)
     def bind(self, asyncpg_url: str) -> None:
         self.colour, self.url = "async", asyncpg_url
 
 
-class TestPostgresPsycopg(Opened):
+class TestPostgresPsycopg(Postgres):
     @pytest.fixture(autouse=True)
     def bind(self, psycopg_url: str) -> None:
         self.colour, self.url = "sync", psycopg_url
 
 
-class TestMariadbAsyncmy(Opened):
+class Mariadb(Opened):
+    def spoil(self, store: Store, scope: Scope) -> bool:
+        at = urlsplit(self.url)
+        with closing(
+            pymysql.connect(host=at.hostname, port=at.port or 0, user=at.username, database=at.path[1:])
+        ) as link:
+            with link.cursor() as cursor:
+                spoilt = cursor.execute(SPOIL, (scope.hash,))
+            link.commit()
+        return spoilt == 1
+
+
+class TestMariadbAsyncmy(Mariadb):
     @pytest.fixture(autouse=True)
     def bind(self, asyncmy_url: str) -> None:
         self.colour, self.url = "async", asyncmy_url
 
 
-class TestMariadbPymysql(Opened):
+class TestMariadbPymysql(Mariadb):
     @pytest.fixture(autouse=True)
     def bind(self, pymysql_url: str) -> None:
         self.colour, self.url = "sync", pymysql_url
 
 
-class TestRedis(Opened):
+class Redis(Opened):
+    server: services.RedisServer
+
+    def spoil(self, store: Store, scope: Scope) -> bool:
+        assert isinstance(store, RedisStore)
+        with redis.Redis.from_url(self.server.url) as client:
+            return bool(client.set(store.tag(scope).encode() + b":r:" + scope.hash, b"what", xx=True))
+
+
+class TestRedis(Redis):
     @pytest.fixture(autouse=True)
     def bind(self, colour: Literal["sync", "async"], redis_server: services.RedisServer) -> None:
-        self.colour, self.url = colour, redis_server.url
+        self.colour, self.url, self.server = colour, redis_server.url, redis_server
 
 
-class TestValkey(Opened):
+class TestValkey(Redis):
     @pytest.fixture(autouse=True)
     def bind(self, colour: Literal["sync", "async"], valkey_server: services.RedisServer) -> None:
-        self.colour, self.url = colour, valkey_server.url
+        self.colour, self.url, self.server = colour, valkey_server.url, valkey_server
 
 
 class TestSentinel(Opened):

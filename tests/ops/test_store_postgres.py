@@ -18,7 +18,21 @@ import psycopg
 import pytest
 
 from semel.errors import CodecError, ConfigurationError, OutcomeUnknown, StoreUnavailable
-from semel.model import Answer, Busy, Failure, Kind, Mismatch, Note, Policy, Replay, State, Unknown, Won
+from semel.model import (
+    Answer,
+    Busy,
+    Expired,
+    Failure,
+    Kind,
+    Mismatch,
+    Note,
+    Policy,
+    Renewal,
+    Replay,
+    State,
+    Unknown,
+    Won,
+)
 from semel.store import Query, Settings, open_store
 from semel.stores import postgres
 from semel.stores.postgres_facts import facts_of
@@ -96,6 +110,22 @@ def test_for_ever_is_kept_as_null_and_infinity_comes_back(
     ask = here.begin(store, "k", retention=math.inf)
     here.settle(store, end_of(ask, retention=math.inf, tombstone=5.0))
     assert rows(postgres_server, here.url, "select expires, tombstone from semel") == [(None, None)]
+    record, _ = here.run(store.peek(ask.scope))
+    assert record is not None
+    assert record.expires == math.inf
+
+
+def test_spans_of_millennia_are_for_ever_not_an_error(here: Lab) -> None:
+    store = here.open()
+    ask = here.begin(store, "k", retention=1e13, lease=1e13)
+    assert here.run(store.renew([Renewal(ask.scope, ask.nonce, 1e13, 1e13)])) == [Answer.OK]
+    assert isinstance(here.claim(store, ask)[0], Won)  # by the model this time
+    assert here.settle(store, end_of(ask, Kind.RELEASED, retention=1e13, after=1e13)) == [Answer.OK]
+    done = here.begin(store, "done")
+    assert here.settle(store, end_of(done, retention=5.0, tombstone=1e13)) == [Answer.OK]
+    store._skew = 100.0
+    (verdict,) = here.claim(store, ask_for("done"))
+    assert isinstance(verdict, Expired)
     record, _ = here.run(store.peek(ask.scope))
     assert record is not None
     assert record.expires == math.inf

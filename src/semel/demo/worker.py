@@ -24,7 +24,7 @@ from semel import LeaseLost, Outcome, Semel, StoreUnavailable, current_run
 from semel.demo.ledger import Effect, append
 from semel.hooks import Contended, TakenOver
 
-__all__ = ["Orders", "run"]
+__all__ = ["Orders", "Worker", "run", "say"]
 
 
 class Orders(msgspec.Struct, frozen=True):

@@ -242,7 +242,7 @@ class AsyncpgSource:
 class AsyncpgPool:
     """An asyncpg.Pool."""
 
-    errors = _ERRORS
+    errors: tuple[type[BaseException], ...] = _ERRORS
 
     def __init__(self, pool: Any) -> None:
         self.where = "the given pool"

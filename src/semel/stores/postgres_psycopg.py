@@ -323,7 +323,7 @@ class PsycopgSource:
 class PsycopgPool:
     """A pool of psycopg_pool, sync or async."""
 
-    errors = (psycopg.Error, OSError)
+    errors: tuple[type[BaseException], ...] = (psycopg.Error, OSError)
 
     def __init__(self, pool: Any, *, colour: Literal["sync", "async"]) -> None:
         self.where = "the given pool"

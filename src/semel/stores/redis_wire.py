@@ -86,11 +86,6 @@ class Wire(asyncio.Protocol):
     def dead(self) -> bool:
         return self._state == _DEAD
 
-    @property
-    def load(self) -> int:
-        """Calls that wait for their reply, abandoned ones included."""
-        return len(self._pending) + len(self._queue)
-
     # ------------------------------------------------------------------------------------ calls
     def send(
         self, packed: bytes, now: float, patience: float, deadline: float, *, urgent: bool = False

@@ -35,7 +35,7 @@ try:
         Text,
         event,
     )  # fmt: skip
-    from sqlalchemy.dialects.mysql import DATETIME
+    from sqlalchemy.dialects.mysql import BINARY, DATETIME
     from sqlalchemy.dialects.postgresql import TIMESTAMP
     from sqlalchemy.engine import Connection
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -91,6 +91,7 @@ class Labels(TypeDecorator[dict[str, str]]):
     cache_ok = True
 
     def process_bind_param(self, value: dict[str, str] | None, dialect: Dialect) -> str | None:
+        del dialect  # the same on all of them
         return (
             None
             if value is None
@@ -98,6 +99,7 @@ class Labels(TypeDecorator[dict[str, str]]):
         )
 
     def process_result_value(self, value: Any, dialect: Dialect) -> dict[str, str] | None:
+        del dialect
         return None if value is None else dict(json.loads(value))
 
 
@@ -134,9 +136,13 @@ def _names(name: str) -> tuple[str, str, str]:
     return name, f"{name}_audit", f"{name}_schema"
 
 
+def _hash() -> TypeEngine[bytes]:
+    return LargeBinary(32).with_variant(BINARY(32), "mysql", "mariadb")  # a BLOB cannot be a key there
+
+
 def _record_columns() -> list[Column[Any]]:
     return [
-        Column("scope", LargeBinary(32), primary_key=True),
+        Column("scope", _hash(), primary_key=True),
         Column("tenant", String(255), nullable=False),
         Column("operation", String(255), nullable=False),
         Column("key", String(255), nullable=False),
@@ -167,7 +173,7 @@ def _record_columns() -> list[Column[Any]]:
 def _audit_columns() -> list[Column[Any]]:
     return [
         Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
-        Column("scope", LargeBinary(32), nullable=False),
+        Column("scope", _hash(), nullable=False),
         Column("at", Moment, nullable=False),
         Column("kind", String(16), nullable=False),
         Column("state", String(16)),

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import sys
 
+from semel.keys import Scope
 from semel.store import Colour, Store
 
 # pytest shows both sides of a failed assert only in modules that were named to it before their import.
@@ -47,7 +48,7 @@ from semel.testing.contract.settles import LeaseClauses, SettleClauses, StepClau
 from semel.testing.contract.takeovers import ReleaseClauses, TakeoverClauses
 from semel.testing.contract.values import IdentityClauses, ValueClauses
 from semel.testing.contract.watching import LifeClauses, WatchClauses
-from semel.testing.contract.words import AuditClauses, ResolveClauses
+from semel.testing.contract.words import AuditClauses, ResolveClauses, UnreadableClauses
 
 __all__ = ["Bench", "StoreContract", "clause"]
 
@@ -62,6 +63,7 @@ class StoreContract(
     LeaseClauses,
     StepClauses,
     ResolveClauses,
+    UnreadableClauses,
     AuditClauses,
     ValueClauses,
     IdentityClauses,
@@ -92,3 +94,8 @@ class StoreContract(
             return False
         setattr(inner, _SKEW, getattr(inner, _SKEW) + seconds)
         return True
+
+    def spoil(self, store: Store, scope: Scope) -> bool:
+        """Damage the stored record so that it cannot be read, behind the store's back; False when you cannot."""
+        del store, scope
+        return False

@@ -54,6 +54,8 @@ class Suite(Protocol):
 
     def shift(self, store: Store, seconds: float) -> bool: ...
 
+    def spoil(self, store: Store, scope: Scope) -> bool: ...
+
 
 class Bench:
     """All spans are in units: seconds where the clock can be moved, a fraction of one where it must be waited for."""
@@ -84,6 +86,11 @@ class Bench:
         """Skip the clause, visibly, when the store does not claim to do this."""
         if not getattr(self.store.capabilities, capability):
             raise SkipTest(f"{type(self.store).__name__} does not claim {capability!r}")
+
+    def spoil(self, scope: Scope) -> None:
+        """Make a stored record unreadable, or skip the clause where the suite does not know how."""
+        if not self._suite.spoil(self.store, scope):
+            raise SkipTest("spoil() is not given: nothing here can make a record unreadable")
 
     # ---------------------------------------------------------------------------------------- names and messages
 

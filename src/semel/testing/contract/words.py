@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
-from semel.model import Answer, Event, Kind, Policy, Replay, State, Won
+from semel.errors import OutcomeUnknown
+from semel.keys import Scope
+from semel.model import Answer, Event, Kind, Policy, Replay, State, Unknown, Won
 from semel.testing.contract.bench import FAILURE, LEASE, RETENTION, Bench, clause
 
-__all__ = ["AuditClauses", "ResolveClauses"]
+__all__ = ["AuditClauses", "ResolveClauses", "UnreadableClauses"]
 
 
 class ResolveClauses:
@@ -127,6 +129,52 @@ class ResolveClauses:
         live = await bench.win(bench.scope("live"))
         assert await bench.settle(bench.word(live, Kind.DONE, repair=True)) is Answer.REFUSED
         assert await bench.state(live.scope) is State.RUNNING
+
+
+class UnreadableClauses:
+    """What cannot be read is unknown (R15): nobody deletes it, nobody runs it again, until a person has spoken."""
+
+    @clause
+    async def test_R15_an_unreadable_record_is_unknown_and_does_not_end_by_time(self, bench: Bench) -> None:
+        for kind in (None, Kind.DONE):
+            ask = await bench.win(bench.scope(str(kind)))
+            if kind is not None:
+                await bench.finish(ask, kind)
+            bench.spoil(ask.scope)
+            for _ in range(2):
+                for other in (ask, bench.ask(ask.scope, fingerprint=b"\x09" * 32, takeover=ask.nonce)):
+                    assert await bench.claim(other) == Unknown(None, Policy.HOLD, unreadable=True)
+                await _assert_unreadable(bench, ask.scope)
+                await bench.wait(LEASE + 2 * RETENTION)
+                await bench.store.purge(100)
+
+    @clause
+    async def test_R15_a_word_mends_an_unreadable_record(self, bench: Bench) -> None:
+        ask = await bench.settled(Kind.DONE, result=b"lost")
+        bench.spoil(ask.scope)
+        word = bench.word(ask, Kind.DONE, nonce=b"", result=b"mended", repair=True)
+        assert await bench.settle(word) is Answer.OK
+        verdict = await bench.claim(bench.ask())
+        assert isinstance(verdict, Replay)
+        assert verdict.record.result == b"mended"
+        assert [event.actor for event in await bench.history(ask.scope)] == ["ada"]
+
+    @clause
+    async def test_R15_an_unreadable_record_can_be_forgotten(self, bench: Bench) -> None:
+        ask = await bench.settled(Kind.DONE)
+        bench.spoil(ask.scope)
+        assert await bench.forget(ask.scope, actor="ada") is Answer.OK
+        assert await bench.peek(ask.scope) is None
+        assert isinstance(await bench.claim(bench.ask()), Won)
+
+
+async def _assert_unreadable(bench: Bench, scope: Scope) -> None:
+    try:
+        await bench.store.peek(scope)
+    except OutcomeUnknown as error:
+        assert error.unreadable
+        return
+    raise AssertionError("peek showed a record that cannot be read")
 
 
 class AuditClauses:

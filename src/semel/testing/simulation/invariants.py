@@ -65,7 +65,7 @@ def _answers(world: World) -> list[str]:
     for key, told in values.items():
         if len(told) > 1 and not world.plan.lossy:
             found.append(f"I3: callers of {key} were told {sorted(told)}")
-        if world.plan.mode not in ("tx",) and not told <= made:
+        if world.plan.mode != "tx" and not told <= made:
             found.append(f"I2: {sorted(told - made)} was told without an effect")
     return found
 
@@ -79,7 +79,7 @@ def _mismatches(world: World) -> list[str]:
         requests[effect.key].add(effect.request)
     # A released failure without steps accepts another request (R14): then both may have run, one of them in vain.
     lenient = any(op.fails for ops in world.plan.workers for op in ops) or any(
-        fault.kind in ("cancel",) for fault in world.plan.faults
+        fault.kind == "cancel" for fault in world.plan.faults
     )
     return [
         f"I6: two requests ran under {key}" for key, seen in requests.items() if len(seen) > 1 and not lenient
@@ -94,7 +94,7 @@ def _liveness(world: World) -> list[str]:
     for answer in world.answers:
         if answer.worker != "audit.1":
             continue
-        fine = answer.value is not None or answer.error in ("KeyMismatch",)
+        fine = answer.value is not None or answer.error == "KeyMismatch"
         unknown = answer.error == "OutcomeUnknown" and world.plan.mode in ("hold", "probe")
         if not (fine or unknown or answer.replayed):
             found.append(f"I9: {answer.key} ended in {answer.error or 'nothing'}")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import deque
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, ClassVar
 
 __all__ = ["Deadlock", "SimLoop", "worker_tag"]
 
@@ -26,7 +27,13 @@ class SimLoop(asyncio.BaseEventLoop):
 
     # What the dead left behind. Finalizing a coroutine would run its `finally` blocks, which a killed process never
     # does: the runner ends its processes with os._exit.
-    graveyard: list[object] = []
+    graveyard: ClassVar[list[object]] = []
+
+    # BaseEventLoop's own, not in its stubs; a test on every supported Python says whether they are still there.
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
+    _stopping: bool
+    _timer_cancelled_count: int
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,28 +65,27 @@ class SimLoop(asyncio.BaseEventLoop):
     # ------------------------------------------------------------------------------- BaseEventLoop's inner side
 
     def _run_once(self) -> None:
-        ready: Any = self._ready
-        if not ready and not self._advance():
+        if not self._ready and not self._advance():
             if self._stopping:
                 return
             raise Deadlock(f"at {self._now:.6f} everybody waits and nothing is due")
-        handle: asyncio.Handle = ready.popleft()
+        handle: Any = self._ready.popleft()
         if handle.cancelled():
             return
-        tag: str = handle._context.get(worker_tag, "")  # type: ignore[attr-defined]
+        tag: str = handle._context.get(worker_tag, "")  # noqa: SLF001
         if tag in self._dead:
             self.graveyard.append(handle)
         elif tag in self._paused:
             self._paused[tag].append(handle)
         else:
-            handle._run()  # type: ignore[attr-defined]
+            handle._run()  # noqa: SLF001
 
     def _advance(self) -> bool:
         """Jump to the next timer; False when there is none."""
-        timers: list[Any] = self._scheduled
+        timers = self._scheduled
         while timers:
-            timer = heapq.heappop(timers)
-            timer._scheduled = False
+            timer: Any = heapq.heappop(timers)
+            timer._scheduled = False  # noqa: SLF001
             if timer.cancelled():
                 self._timer_cancelled_count -= 1
                 continue

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from semel.errors import StoreUnavailable
 from semel.keys import Scope
 from semel.model import Answer, Ask, Kind, Note, Record, Renewal, Settle, Verdict, Won
+from semel.runtime import run_sync
 from semel.store import Capabilities, Colour, Facts, Page, Query, Unwatch
 from semel.stores.memory import MemoryStore
 from semel.testing.simulation.loop import SimLoop, worker_tag
@@ -37,10 +38,7 @@ class Server(MemoryStore):
         """One request, atomically. Everything accepted is checked against who was granted the key last."""
         coroutine = getattr(MemoryStore, verb)(self, argument)
         before = dict(self._records)
-        try:
-            coroutine.send(None)
-        except StopIteration as stop:
-            answer = stop.value
+        answer = run_sync(coroutine)
         self._check(verb, argument, answer, before)
         self._remember(before)
         return answer

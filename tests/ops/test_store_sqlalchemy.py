@@ -1,0 +1,326 @@
+"""semel's tables in SQLAlchemy on every SQL database, and engines handed in as stores."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, func, select, text
+from sqlalchemy.engine import Engine
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.pool import NullPool, StaticPool
+
+from semel.errors import ConfigurationError, StoreUnavailable
+from semel.model import Answer, Kind, Policy, Replay, Won
+from semel.runtime import run_sync
+from semel.store import Settings, Store, adopt, open_store
+from semel.stores.sqlalchemy import Moment, RecordColumns, SemelRecord, metadata, tables
+from semel.testing import services
+from tests.ops.postgres_lab import ask_for, database_of, end_of
+
+
+@pytest.fixture(params=["postgresql", "mariadb", "sqlite"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    """An engine for an empty database; the store reaches it by `url_of`."""
+    if request.param == "postgresql":
+        url = request.getfixturevalue("postgres_server").database(driver="psycopg")
+    elif request.param == "mariadb":
+        url = request.getfixturevalue("mariadb_server").database(driver="pymysql")
+    else:
+        url = f"sqlite:///{tmp_path / 'semel.db'}"
+    made = create_engine(url)
+    yield made
+    made.dispose()
+
+
+def store_of(engine: Engine, settings: Settings | None = None) -> Store:
+    return open_store(engine.url.render_as_string(hide_password=False), settings or Settings(), "sync")
+
+
+def fill(store: Store) -> None:
+    """One record done, one unknown and decided by hand, one running."""
+
+    async def work() -> None:
+        done = ask_for("done", labels={"scene": "x"})
+        await store.claim([done, ask_for("running", lease=3600.0)])
+        await store.settle([end_of(done, result=b"r", ref="ord_1")])
+        held = ask_for("held", lease=0.0, policy=Policy.HOLD)
+        await store.claim([held])
+        decided = end_of(held, Kind.FAILED, nonce=b"", new_nonce=b"n" * 16, actor="ann", reason="looked")
+        assert await store.settle([decided]) == [Answer.OK]
+        await store.aclose()
+
+    run_sync(work())
+
+
+# ------------------------------------------------------------------------------------------------------ tables
+
+
+def test_the_tables_are_read_with_python_types(engine: Engine) -> None:
+    fill(store_of(engine))
+    found = tables(MetaData())
+    with engine.connect() as connection:
+        row = connection.execute(select(found.records).where(found.records.c.ref == "ord_1")).one()
+        (event,) = connection.execute(select(found.audit)).all()
+        assert connection.execute(select(found.schema.c.version)).scalar_one() == 1
+        now = datetime.now(UTC)
+        soon = select(func.count()).select_from(found.records).where(found.records.c.lease_until > now)
+        assert connection.execute(soon).scalar_one() == 1
+    assert (row.state, row.key, row.result, row.labels, row.resolved) == (
+        "done",
+        "done",
+        b"r",
+        {"scene": "x"},
+        False,
+    )
+    assert row.scope == ask_for("done").scope.hash
+    assert abs(row.settled - now) < timedelta(minutes=1)
+    assert row.expires - row.settled == pytest.approx(timedelta(seconds=100), abs=timedelta(milliseconds=1))
+    assert row.tombstone is None
+    assert (event.actor, event.reason, event.kind, event.state) == ("ann", "looked", "failed", "unknown")
+    assert abs(event.at - now) < timedelta(minutes=1)
+
+
+def test_the_mapped_class_is_queried_and_joined_with_rows_of_ones_own(engine: Engine) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Order(Base):
+        __tablename__ = "orders"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        public: Mapped[str] = mapped_column(String(64))
+
+    fill(store_of(engine))
+    Base.metadata.create_all(engine)
+    with Session(engine) as session:
+        session.add(Order(id=1, public="ord_1"))
+        session.flush()
+        order, record = session.execute(
+            select(Order, SemelRecord).join(SemelRecord, SemelRecord.ref == Order.public)
+        ).one()
+        assert (order.id, record.state, record.labels) == (1, "done", {"scene": "x"})
+        assert "done" in repr(record)
+        running = session.scalars(select(SemelRecord).where(SemelRecord.state == "running")).all()
+        assert [found.key for found in running] == ["running"]
+        assert running[0].settled is None
+
+
+def test_create_all_makes_them_as_the_store_would(engine: Engine) -> None:
+    own = MetaData()
+    Table("mine", own, Column("id", Integer, primary_key=True))
+    found = tables(own)
+    assert tables(own) == found  # declared once
+    own.create_all(engine)
+    own.create_all(engine)  # again: nothing to do
+    store = store_of(engine, Settings(create=False))
+    fill(store)
+    with engine.connect() as connection:
+        assert connection.execute(select(func.count()).select_from(found.records)).scalar_one() == 3
+    own.drop_all(engine)
+
+
+def test_create_all_through_an_async_engine(postgres_server: services.PostgresServer) -> None:
+    url = postgres_server.database(driver="asyncpg")
+
+    async def work() -> None:
+        made = create_async_engine(url)
+        async with made.begin() as connection:
+            await connection.run_sync(metadata.create_all)
+        store = adopt(made, Settings(create=False), "async")
+        (verdict,) = await store.claim([ask_for("k")])
+        assert isinstance(verdict, Won)
+        await store.aclose()
+        await made.dispose()
+
+    asyncio.run(work())
+
+
+def test_a_class_of_ones_own_in_ones_own_metadata(engine: Engine) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Run(RecordColumns, Base):
+        __table__ = tables(Base.metadata, "runs").records
+
+    Base.metadata.create_all(engine)
+    fill(store_of(engine, Settings(table="runs", create=False)))
+    with Session(engine) as session:
+        assert session.scalars(select(Run.key).order_by(Run.key)).all() == ["done", "held", "running"]
+
+
+def test_tables_in_a_schema_of_their_own(postgres_server: services.PostgresServer) -> None:
+    made = create_engine(postgres_server.database(driver="psycopg"))
+    own = MetaData()
+    found = tables(own, "app.once")
+    assert tables(own, "app.once").records is found.records
+    with made.begin() as connection:
+        connection.execute(text("create schema app"))
+        own.create_all(connection)
+    fill(store_of(made, Settings(table="app.once", create=False)))
+    with made.connect() as connection:
+        assert len(connection.execute(select(found.records)).all()) == 3
+    made.dispose()
+
+
+def test_a_naive_time_is_refused() -> None:
+    dialect = create_engine("sqlite://").dialect
+    with pytest.raises(ValueError, match="aware"):
+        Moment().process_bind_param(datetime(2026, 1, 1), dialect)  # noqa: DTZ001
+    assert Moment().process_bind_param(None, dialect) is None
+
+
+def test_create_all_on_a_database_that_semel_does_not_know() -> None:
+    from semel.stores.sqlalchemy import _schema
+
+    with pytest.raises(ConfigurationError, match="oracle"):
+        _schema("oracle", "semel")
+
+
+# ----------------------------------------------------------------------------------------------------- engines
+
+
+async def use(store: Store) -> None:
+    ask = ask_for("k")
+    (verdict,) = await store.claim([ask])
+    assert isinstance(verdict, Won)
+    rung: list[int] = []
+    unwatch = await store.watch(ask.scope, lambda: rung.append(1))
+    assert await store.settle([end_of(ask, result=b"r")]) == [Answer.OK]
+    assert rung
+    await unwatch()
+    (verdict,) = await store.claim([ask_for("k")])
+    assert isinstance(verdict, Replay)
+
+
+def test_an_engine_is_used_and_never_disposed_of(engine: Engine) -> None:
+    store = adopt(engine, Settings(), "sync")
+    run_sync(use(store))
+    run_sync(store.aclose())
+    with engine.connect() as connection:
+        assert connection.execute(text("select 1")).scalar_one() == 1
+        found = connection.execute(select(tables(MetaData()).records.c.state)).scalars().all()
+        assert found == ["done"]
+
+
+ASYNC = [("asyncpg", {}), ("psycopg", {}), ("asyncpg", {"poolclass": NullPool})]
+
+
+@pytest.mark.parametrize("driver, options", ASYNC)
+def test_an_async_engine_is_used_and_never_disposed_of(
+    postgres_server: services.PostgresServer, driver: str, options: dict[str, Any]
+) -> None:
+    url = postgres_server.database(driver=driver)
+
+    async def work() -> None:
+        made = create_async_engine(url, **options)
+        store = adopt(made, Settings(), "async")
+        await use(store)
+        assert store.capabilities.notifies
+        postgres_server.terminate_connections(database=database_of(url))
+        (verdict,) = await store.claim([ask_for("k")])
+        assert isinstance(verdict, Replay)
+        await store.aclose()
+        async with made.connect() as connection:
+            assert (await connection.execute(text("select 1"))).scalar_one() == 1
+        await made.dispose()
+
+    asyncio.run(work())
+
+
+def test_the_engines_own_way_to_connect_is_kept(postgres_server: services.PostgresServer) -> None:
+    url = postgres_server.database(driver="psycopg")
+    made = create_engine(url, connect_args={"application_name": "the engine's"}, pool_size=2)
+    store = adopt(made, Settings(), "sync")
+    run_sync(use(store))
+    postgres_server.terminate_connections(database=database_of(url))
+    (verdict,) = run_sync(store.claim([ask_for("k")]))
+    assert isinstance(verdict, Replay)
+    names = postgres_server.execute(
+        f"select distinct application_name from pg_stat_activity where datname = '{database_of(url)}'"
+    )
+    assert names == [("the engine's",)]
+    run_sync(store.aclose())
+    with made.begin() as connection:  # a transaction of the engine's user still is one
+        connection.execute(text("create table t (x int)"))
+        connection.rollback()
+    made.dispose()
+
+
+def test_an_engine_without_a_connection_to_spare_is_polled(postgres_server: services.PostgresServer) -> None:
+    made = create_engine(postgres_server.database(driver="psycopg"), poolclass=StaticPool)
+    store = adopt(made, Settings(), "sync")
+    run_sync(use(store))
+    assert not store.capabilities.notifies
+    run_sync(store.aclose())
+    made.dispose()
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_an_engine_whose_pool_is_used_up_is_unavailable_in_time(
+    postgres_server: services.PostgresServer, colour: Literal["sync", "async"]
+) -> None:
+    url = postgres_server.database(driver="psycopg")
+
+    def check(store: Store, run: Any) -> None:
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            run(store.claim([ask_for("k")]))
+        assert time.monotonic() - began < 3
+
+    if colour == "sync":
+        made = create_engine(url, pool_size=1, max_overflow=0)
+        with made.connect():
+            check(adopt(made, Settings(timeout=0.3), "sync"), run_sync)
+        made.dispose()
+        return
+    with asyncio.Runner() as runner:
+        loop_engine = create_async_engine(url, pool_size=1, max_overflow=0)
+        held = runner.run(_of(loop_engine.connect()))
+        check(adopt(loop_engine, Settings(timeout=0.3), "async"), runner.run)
+        runner.run(_of(held.close()))
+        runner.run(_of(loop_engine.dispose()))
+
+
+async def _of(work: Any) -> Any:
+    return await work
+
+
+def test_what_cannot_be_a_store_is_refused(postgres_server: services.PostgresServer) -> None:
+    made = create_engine(postgres_server.url_of("postgres", driver="psycopg"))
+    with pytest.raises(ConfigurationError, match="works with Semel only"):
+        adopt(made, Settings(), "async")
+    with pytest.raises(ConfigurationError, match="works with AsyncSemel only"):
+        adopt(create_async_engine(postgres_server.url_of("postgres", driver="asyncpg")), Settings(), "sync")
+    with made.connect() as connection, pytest.raises(ConfigurationError, match="pass an engine"):
+        adopt(connection, Settings(), "sync")
+    with Session(made) as session, pytest.raises(ConfigurationError, match="pass an engine"):
+        adopt(session, Settings(), "sync")
+    made.dispose()
+
+
+class _Foreign:
+    """An engine for what is not installed here, as far as `adopt` looks at it."""
+
+    def __init__(self, name: str, driver: str) -> None:
+        self.name, self.driver = name, driver
+
+
+@pytest.mark.parametrize(
+    "name, driver, words", [("oracle", "oracledb", "oracle"), ("postgresql", "psycopg2", "psycopg2")]
+)
+def test_an_engine_for_another_database_or_driver_is_refused(name: str, driver: str, words: str) -> None:
+    made = create_engine("postgresql+psycopg://127.0.0.1:1/none")
+    made.dialect = _Foreign(name, driver)  # type: ignore[assignment]
+    with pytest.raises(ConfigurationError, match=words):
+        adopt(made, Settings(), "sync")
+
+
+def test_an_engine_on_memory_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="memory"):
+        adopt(create_engine("sqlite://"), Settings(), "sync")
