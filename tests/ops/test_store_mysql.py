@@ -178,6 +178,15 @@ def test_the_drivers_log_no_warnings(colour: Colour, url: str, caplog: pytest.Lo
     assert caplog.records == []
 
 
+def test_many_first_uses_at_once_log_no_warnings(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def body(store: MysqlStore) -> None:
+        await asyncio.gather(*(win(store, f"key-{n}") for n in range(10)))
+
+    with caplog.at_level(logging.WARNING):
+        using("async", url, body)
+    assert caplog.records == []
+
+
 def test_spans_that_the_column_cannot_hold_are_for_ever(colour: Colour, url: str) -> None:
     async def body(store: MysqlStore) -> None:
         long = await win(store, "long", lease=10.0, retention=1e15)
@@ -534,6 +543,17 @@ def test_every_search_has_its_index(url: str, name: str, mariadb_server: service
         index("SELECT COUNT(*) FROM semel WHERE tenant = 'acme' AND operation = 'op' AND state = 'failed'")
         == "places"
     )
+
+
+def test_a_blank_at_the_end_makes_another_ref(colour: Colour, url: str) -> None:
+    """The server compares texts as if they were padded with blanks."""
+
+    async def body(store: MysqlStore) -> None:
+        await store.settle([end(await win(store), ref="ord_1 ")])
+        assert (await store.scan(Query(ref="ord_1"))).records == ()
+        assert len((await store.scan(Query(ref="ord_1 "))).records) == 1
+
+    using(colour, url, body)
 
 
 # ---------------------------------------------------------------------------------------- facts

@@ -28,7 +28,9 @@ FEW = (
     "session-asyncpg",
     "asyncmy",
 )
-SHARED: dict[str, str] = {}  # a database per server and process: making one for each test costs more than the test
+SHARED: dict[
+    str, str
+] = {}  # a database per server and process: making one for each test costs more than the test
 
 
 def make_lab(request: pytest.FixtureRequest, driver: str, folder: Path, *, fresh: bool = False) -> Lab:
@@ -77,7 +79,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     lab: Lab | None = next((each for each in arguments.values() if isinstance(each, Lab)), None)
-    (run_sync if lab is not None and lab.colour == "sync" else asyncio.run)(_closing(pyfuncitem.obj(**arguments), lab))
+    (run_sync if lab is not None and lab.colour == "sync" else asyncio.run)(
+        _closing(pyfuncitem.obj(**arguments), lab)
+    )
     return True
 
 

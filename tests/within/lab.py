@@ -282,9 +282,7 @@ class Lab:
         self.driver = driver
         self.place = place
         self.colour = "sync" if driver in SYNC else "async"
-        self.dialect = (
-            "sqlite" if "sqlite" in driver else "mysql" if "my" in driver else "postgresql"
-        )
+        self.dialect = "sqlite" if "sqlite" in driver else "mysql" if "my" in driver else "postgresql"
         self._faces: list[Any] = []
         self._txs: list[Tx] = []
 
@@ -368,7 +366,12 @@ class Lab:
 
     def mysql_place(self) -> dict[str, Any]:
         parts = urlsplit(self.place)
-        return {"host": parts.hostname, "port": parts.port, "user": parts.username, "database": parts.path[1:]}
+        return {
+            "host": parts.hostname,
+            "port": parts.port,
+            "user": parts.username,
+            "database": parts.path[1:],
+        }
 
     async def _open_pymysql(self) -> Tx:
         import pymysql
@@ -427,8 +430,12 @@ class Lab:
     def clean(self) -> None:
         """What earlier tests left."""
         self.execute("DELETE FROM orders")
-        found = "to_regclass('semel')" if self.dialect == "postgresql" else (
-            "(SELECT max(table_name) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'semel')"
+        found = (
+            "to_regclass('semel')"
+            if self.dialect == "postgresql"
+            else (
+                "(SELECT max(table_name) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'semel')"
+            )
         )
         if self.execute(f"SELECT {found}")[0][0] is not None:
             self.execute("DELETE FROM semel")

@@ -167,7 +167,9 @@ async def test_R27_current_run_has_key_attempt_ref_and_downstream_key(few: Lab) 
         await tx.insert(key)
         return "made"
 
-    outcome = await wait(once.within(tx.target).execute("k1", coloured(lab, body), "k1", labels={"from": "shop"}))
+    outcome = await wait(
+        once.within(tx.target).execute("k1", coloured(lab, body), "k1", labels={"from": "shop"})
+    )
     await tx.commit()
     assert outcome.ref == "ord_1"
     assert (seen["key"], seen["attempt"]) == ("k1", 1)
@@ -224,7 +226,9 @@ async def test_R27_a_claim_by_hand_is_part_of_the_transaction(few: Lab) -> None:
 
     async def leave(claim: Any, error: Any = None) -> None:
         kind = None if error is None else type(error)
-        await wait(claim.__exit__(kind, error, None) if lab.colour == "sync" else claim.__aexit__(kind, error, None))
+        await wait(
+            claim.__exit__(kind, error, None) if lab.colour == "sync" else claim.__aexit__(kind, error, None)
+        )
 
     claim = await enter(bound.claim("k1"))
     await tx.insert("k1")
@@ -262,11 +266,15 @@ async def test_R27_claim_fail_is_the_outcome_and_undoes_the_rows(few: Lab) -> No
 
 
 @pytest.mark.parametrize(("word", "state"), [("hold", "unknown"), (Release(after=60), "released")])
-async def test_R27_hold_and_delayed_release_are_written_after_the_rollback(few: Lab, word: Any, state: str) -> None:
+async def test_R27_hold_and_delayed_release_are_written_after_the_rollback(
+    few: Lab, word: Any, state: str
+) -> None:
     lab = few
     once, tx = await lab.ready()
     with pytest.raises(ValueError, match="no"):
-        await wait(once.within(tx.target).execute("k1", lab.raising(tx, ValueError("no")), "k1", on_error=word))
+        await wait(
+            once.within(tx.target).execute("k1", lab.raising(tx, ValueError("no")), "k1", on_error=word)
+        )
     await tx.rollback()
     until = time.monotonic() + 10
     while lab.records("k1") != [state]:
@@ -295,7 +303,9 @@ async def test_R27_results_are_encrypted_and_scopes_namespaced(few: Lab) -> None
     await tx.rollback()
 
 
-@pytest.mark.parametrize("few", [driver for driver in FEW if "django" not in driver], indirect=True)  # it refuses itself
+@pytest.mark.parametrize(
+    "few", [driver for driver in FEW if "django" not in driver], indirect=True
+)  # it refuses itself
 async def test_R27_a_function_that_commits_is_told_and_its_key_not_run_again(few: Lab) -> None:
     lab = few
     once, tx = await lab.ready()
@@ -334,7 +344,9 @@ async def test_R27_two_threads_or_tasks_of_one_face_do_not_coalesce(few: Lab) ->
     async def duplicate() -> Any:
         other = await lab.tx()
         started.set()
-        outcome = await wait(once.within(other.target).execute("k1", lab.work(other, "second"), "k1", wait=20))
+        outcome = await wait(
+            once.within(other.target).execute("k1", lab.work(other, "second"), "k1", wait=20)
+        )
         await other.commit()
         await lab.done_with(other)
         return outcome

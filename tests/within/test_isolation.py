@@ -19,7 +19,9 @@ RAISE_RETRYABLE = {
 
 @pytest.mark.parametrize("driver", ["pymysql", "session-pymysql", "asyncmy"])
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
-async def test_R27_mariadb_sees_the_latest_at_every_level(make_coloured: Any, driver: str, level: str) -> None:
+async def test_R27_mariadb_sees_the_latest_at_every_level(
+    make_coloured: Any, driver: str, level: str
+) -> None:
     async def body(lab: Lab) -> None:
         once, tx = await lab.ready()
         other = await lab.tx()
@@ -36,7 +38,9 @@ async def test_R27_mariadb_sees_the_latest_at_every_level(make_coloured: Any, dr
     await make_coloured(driver, body)
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "session-psycopg", "asyncpg", "session-asyncpg", "django-postgresql"])
+@pytest.mark.parametrize(
+    "driver", ["psycopg", "session-psycopg", "asyncpg", "session-asyncpg", "django-postgresql"]
+)
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 async def test_R27_serialization_failures_pass_and_the_retry_replays(
     make_coloured: Any, driver: str, level: str
@@ -49,7 +53,9 @@ async def test_R27_serialization_failures_pass_and_the_retry_replays(
         await tx.count("k1")
         sync = Lab("psycopg", lab.place).face()
         if lab.colour == "async":
-            outcome = await asyncio.to_thread(lambda: sync.within(other.target).execute("k1", lambda: "first"))
+            outcome = await asyncio.to_thread(
+                lambda: sync.within(other.target).execute("k1", lambda: "first")
+            )
         else:
             outcome = sync.within(other.target).execute("k1", lambda: "first")
         other.target.commit()
@@ -68,7 +74,9 @@ async def test_R27_serialization_failures_pass_and_the_retry_replays(
     await make_coloured(driver, body)
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "session-asyncpg", "django-postgresql", "pymysql", "session-asyncmy"])
+@pytest.mark.parametrize(
+    "driver", ["psycopg", "session-asyncpg", "django-postgresql", "pymysql", "session-asyncmy"]
+)
 @pytest.mark.parametrize("state", ["40001", "40P01"])
 async def test_R27_a_deadlock_in_the_function_is_never_its_outcome(
     make_coloured: Any, driver: str, state: str
@@ -116,7 +124,11 @@ async def test_R27_a_real_deadlock_passes_as_the_drivers_error(make_coloured: An
                 await spawned.result()
             except Exception as error:
                 errors.append(error)
-                await (second.rollback() if len(errors) == 1 and not isinstance(error, InProgress) else first.rollback())
+                await (
+                    second.rollback()
+                    if len(errors) == 1 and not isinstance(error, InProgress)
+                    else first.rollback()
+                )
         assert len(errors) == 1
         assert "deadlock detected" in str(errors[0])
         assert "semel" not in type(errors[0]).__module__
@@ -124,7 +136,9 @@ async def test_R27_a_real_deadlock_passes_as_the_drivers_error(make_coloured: An
     await make_coloured(driver, body)
 
 
-@pytest.mark.parametrize("driver", ["asyncpg", "session-asyncpg", "psycopg-async", "session-psycopg-async", "session-aiosqlite"])
+@pytest.mark.parametrize(
+    "driver", ["asyncpg", "session-asyncpg", "psycopg-async", "session-psycopg-async", "session-aiosqlite"]
+)
 async def test_R27_a_cancelled_function_is_undone(make_coloured: Any, driver: str) -> None:
     async def body(lab: Lab) -> None:
         once, tx = await lab.ready()
@@ -155,7 +169,9 @@ async def test_R27_a_cancelled_waiter_leaves_its_transaction_usable(make_coloure
         await wait(once.within(first.target).execute("k1", lab.work(first), "k1"))
         sent = asyncio.Event()
         points.listen(lambda name: sent.set() if name == "claim.sent" else None)
-        task = asyncio.ensure_future(once.within(second.target).execute("k1", lab.work(second), "k1", wait=30))
+        task = asyncio.ensure_future(
+            once.within(second.target).execute("k1", lab.work(second), "k1", wait=30)
+        )
         await sent.wait()
         points.listen(None)
         await asyncio.sleep(0.1)  # on its way into the lock: there is no signal from inside the server

@@ -72,7 +72,9 @@ async def test_R27_concurrent_duplicate_waits_and_replays(lab: Lab) -> None:
 
     async def duplicate() -> Any:
         second = await lab.tx()
-        outcome = await wait(once.within(second.target).execute("k1", lab.work(second, "second"), "k1", wait=20))
+        outcome = await wait(
+            once.within(second.target).execute("k1", lab.work(second, "second"), "k1", wait=20)
+        )
         await second.commit()
         await lab.done_with(second)
         return outcome
@@ -94,7 +96,9 @@ async def test_R27_concurrent_duplicate_takes_over_after_rollback(lab: Lab) -> N
 
     async def duplicate() -> Any:
         second = await lab.tx()
-        outcome = await wait(once.within(second.target).execute("k1", lab.work(second, "second"), "k1", wait=math.inf))
+        outcome = await wait(
+            once.within(second.target).execute("k1", lab.work(second, "second"), "k1", wait=math.inf)
+        )
         await second.commit()
         await lab.done_with(second)
         return outcome
@@ -230,7 +234,9 @@ async def test_R27_a_failure_record_is_written_on_a_second_connection(lab: Lab) 
     await tx.insert("before")
     with pytest.raises(ValueError, match="no stock") as caught:
         await wait(
-            once.within(tx.target).execute("k1", lab.raising(tx, ValueError("no stock")), "k1", on_error="replay")
+            once.within(tx.target).execute(
+                "k1", lab.raising(tx, ValueError("no stock")), "k1", on_error="replay"
+            )
         )
     if lab.dialect == "sqlite" and not lab.driver.startswith("session"):
         assert "second connection" in caught.value.__notes__[0]

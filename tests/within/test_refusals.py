@@ -96,7 +96,9 @@ async def test_R27_a_commit_by_the_function_is_seen_in_autocommit_too(bare: Lab)
     once = lab.face()
     await wait(once.peek("warm-up"))
     target = await _autocommit(lab)
-    commit = target.execute if lab.driver in ("sqlite3", "asyncpg", "psycopg", "psycopg-async") else target.query
+    commit = (
+        target.execute if lab.driver in ("sqlite3", "asyncpg", "psycopg", "psycopg-async") else target.query
+    )
     await wait(commit("BEGIN"))
 
     async def commits() -> None:
@@ -134,7 +136,9 @@ def test_R27_autocommit_is_refused_on_sqlalchemy(make: Any, driver: str) -> None
     per_connection.dispose()
 
 
-@pytest.mark.parametrize("driver", ["session-aiosqlite", "session-asyncpg", "session-asyncmy", "session-psycopg-async"])
+@pytest.mark.parametrize(
+    "driver", ["session-aiosqlite", "session-asyncpg", "session-asyncmy", "session-psycopg-async"]
+)
 async def test_R27_autocommit_is_refused_on_async_sqlalchemy(make: Any, driver: str) -> None:
     lab: Lab = make(driver)
     name = driver.removeprefix("session-").removesuffix("-async")
@@ -340,7 +344,9 @@ async def test_R27_no_ddl_on_the_callers_connection(make: Any) -> None:
     )
     await once.within(tx.target).execute("k1", lab.work(tx), "k1")
     await tx.commit()
-    assert not [text for text in said if re.match(r"\s*(create|alter|drop|lock|truncate)", text, re.IGNORECASE)]
+    assert not [
+        text for text in said if re.match(r"\s*(create|alter|drop|lock|truncate)", text, re.IGNORECASE)
+    ]
     assert len(said) <= 5, "savepoint, claim, the caller's row, settle, release"
     await lab.close()
 

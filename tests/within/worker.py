@@ -65,7 +65,9 @@ async def attempt(lab: Lab, once: Any, tx: Tx, key: str, dice: random.Random) ->
     """One transaction. A third of the winners give up before their commit."""
     await tx.begin()
     try:
-        outcome = await wait(once.within(tx.target).execute(key, lab.work(tx), key, wait=dice.choice((0, 0.01, 5))))
+        outcome = await wait(
+            once.within(tx.target).execute(key, lab.work(tx), key, wait=dice.choice((0, 0.01, 5)))
+        )
     except InProgress:
         await tx.rollback()
         return False

@@ -11,7 +11,7 @@ from typing import Final
 
 from semel.errors import CodecError, ConfigurationError, SemelError, StoreUnavailable
 
-__all__ = ["Duplicate", "Locked", "Lost", "translate", "unreachable"]
+__all__ = ["Duplicate", "Locked", "Lost", "too_large", "translate", "unreachable"]
 
 
 class Lost(Exception):
@@ -23,13 +23,14 @@ class Locked(Exception):
 
 
 class Duplicate(Exception):
-    """Another caller inserted the key first. Nothing was written."""
+    """Another caller was first with this key or this table. Nothing was written."""
 
 
 _LOST: Final = frozenset(
     {0, 1053, 1077, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2055, 4031}
 )
 _LOCKED: Final = frozenset({1020, 1205, 1213, 1614, 3058, 3101, 3572})
+_THERE: Final = frozenset({1050, 1062})
 _TOO_LARGE: Final = frozenset({1153, 1162, 1301})
 _BAD_VALUE: Final = frozenset({1118, 1264, 1265, 1292, 1366, 1406, 1441})
 
@@ -77,7 +78,7 @@ _UNAVAILABLE: Final = {
 }
 
 
-def number_of(error: BaseException) -> int:
+def _number_of(error: BaseException) -> int:
     """The server's or the driver's error number; -1 when there is none: the driver lost its way, or the network did."""
     first = error.args[0] if error.args else None
     return first if isinstance(first, int) and not isinstance(error, OSError) else -1
@@ -85,12 +86,12 @@ def number_of(error: BaseException) -> int:
 
 def translate(error: Exception, where: str) -> Exception:
     """What a driver's error on a statement means. Its cause is set by `raise … from`."""
-    number = number_of(error)
+    number = _number_of(error)
     if number in _LOST or number < 0:
         return Lost(str(error))
     if number in _LOCKED:
         return Locked(str(error))
-    if number == 1062:
+    if number in _THERE:
         return Duplicate(str(error))
     if number in _TOO_LARGE:
         return too_large(where)
@@ -119,7 +120,7 @@ def _told(number: int, where: str) -> SemelError | None:
 
 def unreachable(error: BaseException, where: str) -> SemelError:
     """Why a connection could not be made."""
-    told = _told(number_of(error), where)
+    told = _told(_number_of(error), where)
     if told is not None:
         return told
     last: BaseException = error

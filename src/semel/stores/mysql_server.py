@@ -8,7 +8,7 @@ from typing import Final
 
 from semel.errors import ConfigurationError
 from semel.store import Facts
-from semel.stores.mysql_errors import Locked
+from semel.stores.mysql_errors import Duplicate, Locked
 from semel.stores.mysql_rows import Statements, statements
 from semel.stores.mysql_session import Session
 
@@ -53,8 +53,8 @@ async def prepare(session: Session, words: Statements, *, create: bool) -> int:
     found = await _version(session, words)
     if found is None and create:
         for text in words.schema():
-            if not await _exists(session, text):
-                await session.execute(text)
+            with contextlib.suppress(Duplicate):  # asyncmy would log the warning that IF NOT EXISTS leaves
+                await session.execute(text.replace("IF NOT EXISTS ", "", 1))
         with contextlib.suppress(Locked):  # another creator writes it at this moment
             await session.write(words["stamp"], (SCHEMA_VERSION,))
         found = SCHEMA_VERSION
@@ -72,19 +72,12 @@ async def prepare(session: Session, words: Statements, *, create: bool) -> int:
 
 async def _version(session: Session, words: Statements) -> int | None:
     """The stored schema version; None when the table or its row is not there yet."""
-    if not await _exists(session, words["create_schema"]):
+    name = words["create_schema"].split("`", 2)[1]
+    there = "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = %s"
+    if not await session.query(there, (name,)):
         return None
     rows = await session.query(words["version"])
     return int(rows[0][0]) if rows else None
-
-
-async def _exists(session: Session, create: str) -> bool:
-    """Whether the table of a CREATE statement is there. Asked first: IF NOT EXISTS makes the drivers log a warning."""
-    name = create.split("`", 2)[1]
-    rows = await session.query(
-        "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = %s", (name,)
-    )
-    return bool(rows)
 
 
 async def read_facts(session: Session) -> Facts:

@@ -80,6 +80,7 @@ def _own_options(url: str) -> tuple[str, bool]:
 class RedisStore:
     """See `Store`. `_skew` moves the clock of the scripts, for tests."""
 
+    # No `batches`: the link sends a tick's calls in one write anyway, so collecting them first only costs a task.
     capabilities = Capabilities(
         durable=True, shared=True, notifies=True, joins_transactions=True, resends=True, server_clock=True
     )

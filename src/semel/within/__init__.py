@@ -39,7 +39,14 @@ _PORTS: Final[dict[tuple[str, str], tuple[str, str]]] = {
 }
 _REGISTRIES: Final = frozenset({("sqlalchemy", "scoped_session"), ("sqlalchemy", "async_scoped_session")})
 _PIPELINES: Final = frozenset({("redis", "Pipeline"), ("redis", "ClusterPipeline")})
-_STORES: Final = {"sqlite": "sqlite", "postgres": "postgresql", "mysql": "mysql", "redis": "Redis", "memory": "memory"}
+_CLUSTER: Final = ("redis", "ClusterPipeline")
+_STORES: Final = {
+    "sqlite": "sqlite",
+    "postgres": "postgresql",
+    "mysql": "mysql",
+    "redis": "Redis",
+    "memory": "memory",
+}
 
 
 def bind(face: Semel | AsyncSemel, transaction: Any) -> Any:
@@ -51,8 +58,7 @@ def bind(face: Semel | AsyncSemel, transaction: Any) -> Any:
     engine: Engine = face._engine()  # noqa: SLF001 - our own face
     bound = Within if face._colour == "sync" else AsyncWithin  # noqa: SLF001
     if _PIPELINES & set(names):
-        redis: Any = import_module("semel.within.redis")
-        return bound(face, redis.bind(face, engine, transaction))
+        return bound(face, _pipeline(face, engine, transaction, cluster=_CLUSTER in names))
     known = next((_PORTS[name] for name in names if name in _PORTS), None)
     if known is None:
         kind = type(transaction)
@@ -71,6 +77,26 @@ def bind(face: Semel | AsyncSemel, transaction: Any) -> Any:
 
 def _names(transaction: object) -> list[tuple[str, str]]:
     return [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(transaction).__mro__]
+
+
+def _pipeline(face: Any, engine: Engine, pipe: Any, *, cluster: bool) -> Engine:
+    from semel.within.redis import Capture, PipelineEngine, Queue
+
+    colour = "async" if any(".asyncio." in f"{kind.__module__}." for kind in type(pipe).__mro__) else "sync"
+    if colour != face._colour:  # noqa: SLF001
+        raise _wrong_face(face, pipe, colour)
+    store = face._store  # noqa: SLF001
+    if _home(store) != "Redis":
+        raise ConfigurationError(
+            f"the records of this face live in {type(store).__name__}: a Redis pipeline can commit a record only where it is. "
+            "Give the face the URL of the same Redis"
+        )
+    if not cluster and not (pipe.is_transaction if colour == "async" else pipe.transaction):
+        raise ConfigurationError(
+            "within() needs pipeline(transaction=True), so that MULTI/EXEC makes one unit of it"
+        )
+    capture = Capture(face._colour, store.capabilities)  # noqa: SLF001
+    return PipelineEngine(engine, Queue(pipe, cluster=cluster), store, _layered(face, capture), capture)
 
 
 def _home(store: object) -> str | None:

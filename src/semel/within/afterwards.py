@@ -43,7 +43,9 @@ async def record_failure(outer: Engine, bound: Bound, ask: Ask, end: Settle, err
             outer.runtime.background(work)
 
     if bound.port.after_end(now_free):
-        error.add_note(f"semel: the failure of {name} is recorded on a second connection when this session's transaction ends")
+        error.add_note(
+            f"semel: the failure of {name} is recorded on a second connection when this session's transaction ends"
+        )
         return
     outer.runtime.background(_keep_trying(outer, ask, end))
     error.add_note(

@@ -17,7 +17,13 @@ from semel.model import Answer, Ask, Busy, Note, Record, Renewal, Replay, Settle
 from semel.runtime import Runtime
 from semel.store import Capabilities, Colour, Facts, Page, Query, Store, Unwatch
 from semel.within import records
-from semel.within.failures import is_locked, is_missing_savepoint, is_missing_table, is_outside_transaction, is_retryable
+from semel.within.failures import (
+    is_locked,
+    is_missing_savepoint,
+    is_missing_table,
+    is_outside_transaction,
+    is_retryable,
+)
 from semel.within.mysql import mysql_words
 from semel.within.ports import Port, Savepoint, not_open
 from semel.within.postgres import postgres_words
@@ -149,7 +155,9 @@ class Bound:
 
     async def _settle(self, end: Settle) -> Answer:
         if end.ref is not None and ("\0" in end.ref or not end.ref.isprintable()):
-            raise CodecError("a ref with characters that cannot be printed cannot be stored here: use another ref")
+            raise CodecError(
+                "a ref with characters that cannot be printed cannot be stored here: use another ref"
+            )
         if not end.new_nonce:
             return await records.settle(self.words, self.port, end, self.patience)
         # A probe's word, before any claim: it needs a savepoint of its own.
@@ -239,7 +247,9 @@ class Bound:
 
 
 def _not_here(what: str) -> NoReturn:
-    raise ConfigurationError(f"a run inside a caller's transaction has no {what}: it commits or rolls back as a whole")
+    raise ConfigurationError(
+        f"a run inside a caller's transaction has no {what}: it commits or rolls back as a whole"
+    )
 
 
 def ended() -> ConfigurationError:
@@ -248,5 +258,3 @@ def ended() -> ConfigurationError:
         "rows are no longer one unit. If it committed, the key now reads as running, then as unknown: look the effect up and "
         "call resolve(...). Let the caller of execute() commit"
     )
-
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
-from semel.within.ports import Dialect, Row, SqlSavepoint, Style, not_open
+from semel.within.ports import Dialect, Row, Savepoint, SqlSavepoint, Style, not_open
 
 __all__ = [
     "AsyncmyPort",
@@ -43,7 +43,7 @@ class _DriverPort:
     async def run(self, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]:
         raise NotImplementedError
 
-    async def savepoint(self, name: str) -> SqlSavepoint:
+    async def savepoint(self, name: str) -> Savepoint:
         return await SqlSavepoint.begin(self, name)
 
     def after_end(self, callback: Callable[[], None]) -> bool:
@@ -58,7 +58,9 @@ def sqlite_is_open(connection: Any) -> bool:
     """Whether a transaction is open, or the module would begin one before the first write."""
     if connection.in_transaction:
         return True
-    autocommit = getattr(connection, "autocommit", -1)  # Python 3.12; -1 is the legacy mode, the only one before
+    autocommit = getattr(
+        connection, "autocommit", -1
+    )  # Python 3.12; -1 is the legacy mode, the only one before
     return connection.isolation_level is not None if autocommit == -1 else not autocommit
 
 
@@ -96,6 +98,28 @@ class Sqlite3Port(_DriverPort):
 _PSYCOPG_REMEDY: Final = "Open it with autocommit=False, or use `with connection.transaction():` around it"
 
 
+class _WholeTransaction:
+    """The claim begins the transaction: undoing all of it is what a savepoint would do, without two round trips."""
+
+    __slots__ = ("_port",)
+
+    def __init__(self, port: PsycopgPort | PsycopgAsyncPort) -> None:
+        self._port = port
+
+    @property
+    def alive(self) -> bool:
+        return self._port.inside
+
+    async def flush(self) -> None:
+        """A bare connection keeps nothing to itself."""
+
+    async def release(self) -> None:
+        """Nothing was opened."""
+
+    async def rollback(self) -> None:
+        await self._port.give_up()
+
+
 class PsycopgPort(_DriverPort):
     dialect: Dialect = "postgresql"
 
@@ -114,6 +138,12 @@ class PsycopgPort(_DriverPort):
     async def prepare(self) -> None:
         if self.connection.autocommit and not self.inside:
             raise not_open("psycopg connection", _PSYCOPG_REMEDY)
+
+    async def savepoint(self, name: str) -> SqlSavepoint | _WholeTransaction:
+        return await SqlSavepoint.begin(self, name) if self.inside else _WholeTransaction(self)
+
+    async def give_up(self) -> None:
+        self.connection.rollback()
 
     async def run(self, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]:
         cursor = self._cursor
@@ -143,6 +173,12 @@ class PsycopgAsyncPort(_DriverPort):
     async def prepare(self) -> None:
         if self.connection.autocommit and not self.inside:
             raise not_open("psycopg connection", _PSYCOPG_REMEDY)
+
+    async def savepoint(self, name: str) -> SqlSavepoint | _WholeTransaction:
+        return await SqlSavepoint.begin(self, name) if self.inside else _WholeTransaction(self)
+
+    async def give_up(self) -> None:
+        await self.connection.rollback()
 
     async def run(self, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]:
         cursor = self._cursor

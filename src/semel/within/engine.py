@@ -169,7 +169,9 @@ class TxEngine(Engine):
 
     async def _probe(self, call: Call, ask: Ask, unknown: Unknown) -> Ask:
         asked = await super()._probe(call, ask, unknown)
-        self._looks = False  # what the probe said is written in the caller's transaction: only there it can be seen
+        self._looks = (
+            False  # what the probe said is written in the caller's transaction: only there it can be seen
+        )
         return asked
 
     # ------------------------------------------------------------------------------------------- failing
@@ -213,7 +215,12 @@ class TxEngine(Engine):
                 )
 
     async def _keep_failure(
-        self, run: Run, kind: Kind, error: BaseException, after: float, told: BaseException | str | None = None
+        self,
+        run: Run,
+        kind: Kind,
+        error: BaseException,
+        after: float,
+        told: BaseException | str | None = None,
     ) -> None:
         options = run.call.options
         end = Settle(

@@ -37,7 +37,13 @@ class _Bound:
         return self._face._options(given)  # type: ignore[no-any-return]  # noqa: SLF001
 
     def _call(
-        self, key: str, fn: Callable[..., Any] | None, args: tuple[Any, ...], given: dict[str, Any], *, keep: bool = True
+        self,
+        key: str,
+        fn: Callable[..., Any] | None,
+        args: tuple[Any, ...],
+        given: dict[str, Any],
+        *,
+        keep: bool = True,
     ) -> Call:
         call: Call = self._face._call(key, fn, args, given, keep=keep)  # noqa: SLF001
         if call.options.inline:

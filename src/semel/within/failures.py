@@ -58,7 +58,11 @@ def is_locked(error: BaseException, dialect: Dialect) -> bool:
     code = _code(error, dialect)
     if dialect == "sqlite":
         # A snapshot that is too old is no lock: waiting does not help, the transaction must be repeated.
-        return code.isdigit() and int(code) & 0xFF in (_SQLITE_BUSY, _SQLITE_LOCKED) and code != str(_SQLITE_BUSY_SNAPSHOT)
+        return (
+            code.isdigit()
+            and int(code) & 0xFF in (_SQLITE_BUSY, _SQLITE_LOCKED)
+            and code != str(_SQLITE_BUSY_SNAPSHOT)
+        )
     return code in (("55P03",) if dialect == "postgresql" else ("1205", "3572"))
 
 

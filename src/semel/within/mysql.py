@@ -108,7 +108,9 @@ class MysqlWords:
 
     async def _enter_mysql(self, port: Port, args: tuple[Any, ...], patience: float) -> Entry:
         ((before,),) = await port.run("SELECT @@SESSION.innodb_lock_wait_timeout")
-        await port.run(f"SET SESSION innodb_lock_wait_timeout = {max(1, min(1_000_000, int(min(patience, 1e6))))}")
+        await port.run(
+            f"SET SESSION innodb_lock_wait_timeout = {max(1, min(1_000_000, int(min(patience, 1e6))))}"
+        )
         try:
             await query(port, self._upsert, args)
         finally:

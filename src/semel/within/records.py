@@ -131,5 +131,7 @@ def identifier(table: str, quote: str) -> str:
     """The table's name, quoted; `schema.table` where the store accepts it."""
     parts = table.split(".")
     if len(parts) > 2 or not all(_IDENTIFIER.fullmatch(part) for part in parts):
-        raise ConfigurationError(f"table={table!r} cannot be a table name here: use letters, digits and underscores")
+        raise ConfigurationError(
+            f"table={table!r} cannot be a table name here: use letters, digits and underscores"
+        )
     return ".".join(f"{quote}{part}{quote}" for part in parts)

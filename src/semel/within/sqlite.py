@@ -43,10 +43,10 @@ class SqliteWords:
         name = identifier(table, '"')
         columns = ", ".join(rows.COLUMNS)
         values = ", ".join(f"${at}" for at in range(1, len(rows.COLUMNS) + 1))
-        changes = ", ".join(
-            f"{column} = ${at}" for at, column in enumerate(rows.COLUMNS, 1) if at > _FIXED
+        changes = ", ".join(f"{column} = ${at}" for at, column in enumerate(rows.COLUMNS, 1) if at > _FIXED)
+        self._insert = (
+            f"INSERT INTO {name} ({columns}) VALUES ({values}) ON CONFLICT (scope) DO NOTHING RETURNING 1"
         )
-        self._insert = f"INSERT INTO {name} ({columns}) VALUES ({values}) ON CONFLICT (scope) DO NOTHING RETURNING 1"
         self._select = f"SELECT {columns} FROM {name} WHERE scope = $1"
         self._update = f"UPDATE {name} SET {changes} WHERE scope = $1"
         self._finish = (

@@ -17,6 +17,7 @@ Every test takes a tenant of its own, so that one database serves the whole suit
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from semel.keys import Scope
 from semel.store import Colour, Store
@@ -87,7 +88,7 @@ class StoreContract(
 
     def shift(self, store: Store, seconds: float) -> bool:
         """Move the store's clock forward; False when it cannot be moved."""
-        inner: object = store
+        inner: Any = store
         while not hasattr(inner, _SKEW) and hasattr(inner, "inner"):
             inner = inner.inner  # a layer has no clock of its own
         if not hasattr(inner, _SKEW):

@@ -256,11 +256,11 @@ class Bench:
         with ThreadPoolExecutor(len(calls)) as pool:
             return list(pool.map(run, calls))
 
-    async def woken(self, event: threading.Event, limit: float = _WAKE_LIMIT) -> bool:
-        """Whether `event` is set within `limit` seconds, without stopping the loop that may set it."""
+    async def woken(self, event: threading.Event) -> bool:
+        """Whether `event` is set soon, without stopping the loop that may set it."""
         if self.colour == "async":
-            return await asyncio.to_thread(event.wait, limit)
-        return event.wait(limit)
+            return await asyncio.to_thread(event.wait, _WAKE_LIMIT)
+        return event.wait(_WAKE_LIMIT)
 
 
 def step(body: bytes) -> bytes:

@@ -169,12 +169,13 @@ class UnreadableClauses:
 
 
 async def _assert_unreadable(bench: Bench, scope: Scope) -> None:
+    raised: OutcomeUnknown | None = None
     try:
         await bench.store.peek(scope)
     except OutcomeUnknown as error:
-        assert error.unreadable
-        return
-    raise AssertionError("peek showed a record that cannot be read")
+        raised = error
+    assert raised is not None, "peek showed a record that cannot be read"
+    assert raised.unreadable
 
 
 class AuditClauses:

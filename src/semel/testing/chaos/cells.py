@@ -1,0 +1,125 @@
+"""The matrix as data: what is broken where, and what must come of it.
+
+A cell is one fault at one place of one part's life on one store, with the verdict that must come out. It is compared in
+both directions: a cell that promises exactly once shows nothing lost and nothing doubled, and a cell that promises less
+shows its anomaly, or the fault did not bite. A cell that cannot be is listed with the reason.
+
+A part of the product (the core; later HTTP, outbox, streams) adds its rows with `register(Part(...))`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from importlib import import_module
+from typing import Any
+
+import msgspec
+
+__all__ = ["PARTS", "Cell", "Heir", "Part", "Plan", "Verdict", "cells", "load", "part_of", "register"]
+
+
+class Verdict(StrEnum):
+    """What the ledger says about one key when everything is over."""
+
+    ONCE = "exactly once"
+    DOUBLED = "doubled"
+    UNKNOWN = "unknown"  # at most one effect, and somebody was told that the outcome is not known
+    LOST = "lost"  # a caller was told that it happened, and it did not (or no longer)
+    TORN = "torn"  # two callers were told different results
+    STUCK = "stuck"  # nobody could bring it to an end
+
+
+class Heir(StrEnum):
+    """What the next caller after the fault met: it shows that the fault struck where it should."""
+
+    RAN = "ran"
+    REPLAYED = "replayed"
+    UNKNOWN = "unknown"
+    BUSY = "busy"
+    ANY = "any"
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One field of the matrix. `reason` is set where it does not apply."""
+
+    part: str
+    store: str
+    colour: str
+    mode: str
+    fault: str
+    point: str
+    expected: Verdict | None = None
+    heir: Heir = Heir.ANY
+    reason: str = ""
+    lane: str = ""
+    """Cells of one lane run one after another, in a process that owns the servers it breaks."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.store}/{self.colour}/{self.mode}/{self.fault}@{self.point}"
+
+    @property
+    def applies(self) -> bool:
+        return not self.reason
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt in a process of its own: everything a forked worker needs to know. Written before it runs."""
+
+    cell: Cell
+    key: str
+    url: str
+    folder: str
+    lease: float
+    role: str = "victim"
+    """`victim` meets the fault, `heir` is the next caller, `judge` looks at the end, `owner` holds the key meanwhile."""
+    wait: float = 8.0
+    settings: dict[str, Any] = {}
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What a part of the product brings: its cells, and how one attempt at one of them is made.
+
+    `attempt(plan)` runs in a forked worker. It arms the fault (`traps.arm`), does the work once, and writes what happened
+    into the ledger. `schedule(cell, stage)` runs in the driver, for faults that need more than the usual order
+    (victim, heir, judge); None takes the usual one.
+    """
+
+    name: str
+    cells: Callable[[], Iterable[Cell]]
+    attempt: Callable[[Plan], None]
+    schedules: dict[str, Callable[..., Any]] = {}
+    """By fault: another order of events than victim, heir, judge."""
+
+
+# Modules that register a part when they are imported. `semel chaos` loads all of them.
+PARTS: list[str] = ["semel.testing.chaos.core", "semel.testing.chaos.nemesis"]
+
+_parts: dict[str, Part] = {}
+
+
+def register(part: Part) -> None:
+    """Add a part's rows to the matrix. Registering a name again replaces it."""
+    _parts[part.name] = part
+
+
+def load() -> None:
+    for module in PARTS:
+        import_module(module)
+
+
+def part_of(cell: Cell) -> Part:
+    return _parts[cell.part]
+
+
+def cells() -> list[Cell]:
+    """The whole matrix, in a stable order, each name once."""
+    load()
+    found: dict[str, Cell] = {}
+    for part in _parts.values():
+        for cell in part.cells():
+            if cell.name in found:
+                raise ValueError(f"two cells are called {cell.name}")
+            found[cell.name] = cell
+    return list(found.values())

@@ -1,0 +1,366 @@
+"""`within(pipeline)`: the commands that a function queues and the settle of its record, in one guarded MULTI/EXEC (R28).
+
+    claim (leased, renewed as usual) ──▶ function queues commands
+    WATCH record ──▶ still ours? ──▶ MULTI, the commands, settle, EXEC ──▶ Outcome
+       ▲                 └──▶ another owner: LeaseLost, nothing applied
+       └── aborted (a renewal, or a takeover) or no answer: look again
+
+EXEC does not roll back. So the guard comes first (WATCH: who lost the key applies nothing), the settle last. An error
+reply inside EXEC leaves the other commands applied: the record then becomes `unknown` and the error is raised. Only
+absolute, idempotent commands (SET, HSET, ZADD …) are exactly once across a torn log: a server that loses the end of its
+log may keep the commands and lose the settle.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from inspect import isawaitable
+from typing import Any, Final
+
+from semel import model, steps
+from semel.calls import Call, failure_of, name_of
+from semel.errors import ConfigurationError, LeaseLost, StoreUnavailable
+from semel.flow import Engine
+from semel.hooks import Executed, Unrecorded
+from semel.keys import Scope
+from semel.model import Answer, Ask, Kind, Note, Policy, Record, Renewal, Settle, State, Verdict
+from semel.points import reach
+from semel.run import Outcome, Run, _current
+from semel.store import Capabilities, Colour, Facts, Page, Query, Store, Unwatch
+
+__all__ = ["Capture", "PipelineEngine", "Queue"]
+
+# The settle's reply carries a nonce and a hash; a client with decode_responses=True could not read it. Its letter suffices.
+_LETTER_ONLY: Final = """local function settle()
+%s
+end
+local reply = settle()
+if type(reply) == 'table' then return reply end
+return string.sub(reply, -1)"""
+_PAUSE: Final = 0.02
+
+
+class Queue:
+    """The caller's pipeline while a function queues commands on it."""
+
+    def __init__(self, pipe: Any, *, cluster: bool) -> None:
+        self._pipe = pipe
+        self._cluster = cluster
+        self._shut = False
+
+    def __len__(self) -> int:
+        return len(self._pipe)
+
+    def shut(self) -> None:
+        """The function is to queue only: executing is refused meanwhile (where the pipeline lets itself be changed)."""
+        with suppress(AttributeError):
+            self._pipe.execute = _refused
+            self._shut = True
+
+    def open(self) -> None:
+        if self._shut:
+            del self._pipe.execute
+            self._shut = False
+
+    def take(self) -> tuple[list[tuple[Any, Any]], set[Any]]:
+        """What was queued, as arguments and options, and the scripts that redis-py loads before; the pipeline is empty."""
+        pipe = self._pipe
+        if self._cluster:
+            strategy = pipe._execution_strategy  # noqa: SLF001 - redis-py shows a cluster pipeline's commands nowhere else
+            commands = [
+                (each.args, getattr(each, "options", None) or getattr(each, "kwargs", {}))
+                for each in strategy._command_queue
+            ]  # noqa: SLF001
+            strategy._command_queue = []  # noqa: SLF001
+            return commands, set()
+        commands, pipe.command_stack = list(pipe.command_stack), []
+        return commands, set(pipe.scripts)
+
+    def sender(self, key: bytes) -> Any:
+        """The pipeline for the transaction: the caller's own; in a cluster, one on the node that has the record."""
+        if not self._cluster:
+            return self._pipe
+        client = getattr(self._pipe, "cluster_client", self._pipe)
+        node = client.nodes_manager.get_node_from_slot(client.keyslot(key))
+        if getattr(node, "redis_connection", None) is not None:
+            return node.redis_connection.pipeline(transaction=True)
+        import redis.asyncio
+
+        pool = redis.asyncio.ConnectionPool(connection_class=node.connection_class, **node.connection_kwargs)
+        return redis.asyncio.Redis.from_pool(pool).pipeline(transaction=True)
+
+    async def done_with(self, sender: Any) -> None:
+        await _wait(sender.reset())
+        if self._cluster and hasattr(sender, "aclose"):
+            await sender.connection_pool.aclose()
+
+
+class PipelineEngine(Engine):
+    """The face's own engine but for the end of a run, which goes through the caller's pipeline."""
+
+    def __init__(self, outer: Engine, queue: Queue, store: Any, layered: Store, capture: Capture) -> None:
+        # Not Engine.__init__: everything of the face's engine is shared.
+        self.__dict__.update(outer.__dict__)
+        self._queue = queue
+        self._raw = store
+        self._layered = layered
+        self._capture = capture
+
+    async def execute(self, call: Call) -> Outcome[Any]:
+        if len(self._queue):
+            raise ConfigurationError(
+                "within() needs an empty pipeline: what is queued before would be sent with the function's commands, or not "
+                "at all on a replay. Execute it first, or queue everything in the function"
+            )
+        ask, verdict = await self.acquire(call)
+        if isinstance(verdict, model.Replay):
+            return self.replay(call, verdict.record)
+        return await self._perform(self.begin(call, ask, verdict.record))
+
+    async def _perform(self, run: Run) -> Outcome[Any]:
+        call = run.call
+        token = _current.set(run)
+        self._queue.shut()
+        try:
+            reach("run.started")
+            value = await self.runtime.call(call.fn, call.args, call.kwargs, True)  # noqa: FBT003
+            reach("run.returned")
+        except Exception as error:
+            await self.fail(run, error)
+            raise
+        except BaseException as error:
+            await self.lose(run, error)
+            raise
+        finally:
+            self._queue.open()
+            _current.reset(token)
+        if run.interrupt.fired:
+            run.interrupt.absorb()
+        return await self.complete(run, value)
+
+    async def fail(self, run: Run, error: Exception) -> None:
+        self._queue.take()
+        await super().fail(run, error)
+
+    async def lose(self, run: Run, error: BaseException) -> None:
+        self._queue.take()
+        await super().lose(run, error)
+
+    async def release(self, run: Run) -> None:
+        self._queue.take()
+        await super().release(run)
+
+    # ------------------------------------------------------------------------------------- the one EXEC
+    async def complete(self, run: Run, value: Any) -> Outcome[Any]:
+        data, marker, problem = self._encode(run.call, value)
+        options = run.call.options
+        end = Settle(
+            scope=run.scope,
+            nonce=run.ask.nonce,
+            kind=Kind.DONE,
+            retention=options.retention,
+            tombstone=options.tombstone,
+            result=data,
+            marker=marker,
+            ref=run.ref,
+            steps=steps.summarize(run.steps) if run.has_steps else None,
+        )
+        try:
+            await self.runtime.protect(self._commit(run, end))
+        except _NothingApplied as refused:
+            await self.fail(run, refused.error)
+            raise refused.error from None
+        if self.emit is not None:
+            self.emit(Executed(run.scope, run.attempt, self.runtime.now() - run.won_at))
+        if problem is not None:
+            raise problem
+        return Outcome(value, replayed=False, ref=run.ref, attempt=run.attempt, marker=marker)
+
+    async def _commit(self, run: Run, end: Settle) -> None:
+        await self._layered.settle((end,))
+        sealed = self._capture.end
+        queued = self._queue.take()
+        sender = self._queue.sender(self._raw.settle_keys(sealed)[0])
+        until = self.runtime.now() + self.settle_timeout
+        failure: Exception | None = None
+        try:
+            while True:
+                try:
+                    if await self._try(run, sealed, sender, queued):
+                        break
+                except (OSError, _lost()) as error:
+                    failure = error
+                if self.runtime.now() >= until:
+                    raise self._undecided(run, failure)
+                await self.runtime.sleep(_PAUSE)
+        finally:
+            self.heart.remove(run)
+            await self._queue.done_with(sender)
+        await self._tell(end)
+
+    async def _try(self, run: Run, end: Settle, pipe: Any, queued: tuple[list[Any], set[Any]]) -> bool:
+        """One guarded EXEC; False when it was aborted and the reason must be looked at."""
+        from redis.exceptions import ConnectionError as Lost
+        from redis.exceptions import RedisError, WatchError
+        from redis.exceptions import TimeoutError as Late
+
+        await _wait(pipe.reset())
+        keys = self._raw.settle_keys(end)
+        await _wait(pipe.watch(keys[0]))
+        there = await _wait(pipe.exists(keys[0]))
+        if await self._is_done(run, there=bool(there)):
+            return True
+        pipe.multi()
+        pipe.command_stack, pipe.scripts = list(queued[0]), set(queued[1])
+        pipe.execute_command("EVAL", _LETTER_ONLY % _source(), len(keys), *keys, *self._raw.settle_args(end))
+        reach("settle.sent")
+        try:
+            replies = await _wait(pipe.execute(raise_on_error=False))
+        except WatchError:
+            return False
+        except (Lost, Late):
+            raise
+        except RedisError as error:
+            raise _NothingApplied(error) from error
+        reach("settle.stored")
+        await self._check(run, end, replies)
+        return True
+
+    async def _is_done(self, run: Run, *, there: bool) -> bool:
+        """Read after WATCH, on a connection of our own: what changes from here on aborts the EXEC."""
+        record, now = await self.store.peek(run.scope)
+        seen = model.view(record, now)
+        if record is not None and record.nonce == run.ask.nonce:
+            if seen is State.DONE:
+                return True  # an earlier EXEC of ours whose answer was lost
+            if seen in (State.RUNNING, State.UNKNOWN):
+                if there:
+                    return False
+                await self.release(run)
+                raise ConfigurationError(
+                    "the pipeline talks to another Redis server or database than the face's store: the record is not there. "
+                    "Make the pipeline from a client of the same server; nothing was applied"
+                )
+        run.lease_lost = True
+        raise LeaseLost(
+            f"{name_of(run.call)} was taken over by another owner while attempt {run.attempt} ran: none of its commands was "
+            "applied. Read the key to see the outcome that counts"
+        )
+
+    async def _check(self, run: Run, end: Settle, replies: Sequence[Any]) -> None:
+        errors = [reply for reply in replies if isinstance(reply, Exception)]
+        if not errors:
+            return
+        error = errors[0]
+        word = Settle(
+            scope=run.scope,
+            nonce=run.ask.nonce,
+            kind=Kind.UNKNOWN,
+            retention=end.retention,
+            error=failure_of(error),
+            policy=Policy.HOLD,
+            new_nonce=os.urandom(16),
+            repair=True,
+        )
+        try:
+            answer = (await self.store.settle((word,)))[0]
+        except StoreUnavailable as problem:
+            answer = problem
+        if answer is not Answer.OK:
+            if self.emit is not None:
+                self.emit(Unrecorded(run.scope, run.attempt, error))
+            error.add_note(f"semel: the record could not be made unknown ({answer}): it may read as done")
+        error.add_note(
+            f"semel: {len(errors)} of the commands queued for {name_of(run.call)} failed inside EXEC, the others were applied: "
+            "the key is unknown now. Look at the data, then call resolve(...)"
+        )
+        raise error
+
+    async def _tell(self, end: Settle) -> None:
+        """The same settle through the layers: the store has it already; callers that wait in this process hear of it."""
+        try:
+            await self.store.settle((end,))
+        except StoreUnavailable:
+            return  # it is recorded; waiters look again by themselves
+
+    def _undecided(self, run: Run, failure: Exception | None) -> StoreUnavailable:
+        error = StoreUnavailable(
+            f"Redis has not answered the EXEC of {name_of(run.call)} within {self.settle_timeout:g} s: either all of it was "
+            "applied, and the record says so, or nothing. Call again with the same key"
+        )
+        error.__cause__ = failure
+        return error
+
+
+class _NothingApplied(Exception):
+    """The server refused a command while it was queued (its arity, its slot): EXEC was discarded as a whole."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Capture:
+    """A store at the bottom of the layers that keeps what they made of a settle: sealed, and in its namespace."""
+
+    def __init__(self, colour: Colour, capabilities: Capabilities) -> None:
+        self.colour: Colour = colour
+        self.capabilities = capabilities
+        self.end: Any = None
+
+    async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
+        (self.end,) = ends
+        return [Answer.OK]
+
+    async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
+        raise NotImplementedError
+
+    async def renew(self, renewals: Sequence[Renewal]) -> list[Answer | Exception]:
+        raise NotImplementedError
+
+    async def note(self, note: Note) -> Answer:
+        raise NotImplementedError
+
+    async def peek(self, scope: Scope) -> tuple[Record | None, float]:
+        raise NotImplementedError
+
+    async def watch(self, scope: Scope, wake: Any) -> Unwatch:
+        raise NotImplementedError
+
+    async def scan(self, query: Query) -> Page:
+        raise NotImplementedError
+
+    async def purge(self, limit: int) -> int:
+        raise NotImplementedError
+
+    async def facts(self) -> Facts:
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """Nothing was opened."""
+
+
+def _lost() -> type[Exception]:
+    from redis.exceptions import ConnectionError as Lost
+
+    return Lost  # its TimeoutError is an OSError
+
+
+def _source() -> str:
+    from semel.stores.redis_record import SETTLE
+
+    return SETTLE.source
+
+
+async def _wait(thing: Any) -> Any:
+    # A pipeline is awaitable itself (asyncio's initialises): only coroutines are meant.
+    return await thing if isawaitable(thing) and not hasattr(thing, "command_stack") else thing
+
+
+def _refused(*_: Any, **__: Any) -> Any:
+    raise ConfigurationError(
+        "the function executed the pipeline that within() was given: let it queue commands only; they are sent together with "
+        "the record's settle when it returns"
+    )

@@ -1,0 +1,395 @@
+"""R28: the commands of a function and the settle of its record, in one guarded MULTI/EXEC."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis.exceptions import ResponseError
+
+from semel import (
+    AsyncSemel,
+    ConfigurationError,
+    InProgress,
+    LeaseLost,
+    OutcomeUnknown,
+    PreviousFailure,
+    Semel,
+    current_run,
+    points,
+)
+from semel.runtime import run_sync
+from tests.within.lab import wait
+
+
+class RedisLab:
+    """A face and a client of one colour, with business keys of its own."""
+
+    def __init__(self, colour: str, url: str) -> None:
+        self.colour = colour
+        self.url = url
+        self.tenant = uuid.uuid4().hex
+        self.plain = redis.Redis.from_url(url, decode_responses=True)
+        self._faces: list[Any] = []
+        self._clients: list[Any] = []
+
+    def face(self, **settings: Any) -> Any:
+        face = (Semel if self.colour == "sync" else AsyncSemel)(
+            self.url, **{"tenant": self.tenant, **settings}
+        )
+        self._faces.append(face)
+        return face
+
+    def pipe(self, **settings: Any) -> Any:
+        kind = redis.Redis if self.colour == "sync" else redis.asyncio.Redis
+        client: Any = kind.from_url(self.url, **settings)
+        self._clients.append(client)
+        return client.pipeline(transaction=True)
+
+    def name(self, text: str) -> str:
+        return f"{self.tenant}:{text}"
+
+    def fn(self, body: Any) -> Any:
+        return body if self.colour == "async" else lambda *args: run_sync(body(*args))
+
+    async def close(self) -> None:
+        for face in self._faces:
+            await wait(face.close())
+        for client in self._clients:
+            await wait(client.close() if self.colour == "sync" else client.aclose())
+        self.plain.close()
+
+
+@pytest.fixture(params=["sync", "async"])
+def lab(request: pytest.FixtureRequest, redis_server: Any) -> Iterator[RedisLab]:
+    yield RedisLab(request.param, redis_server.url)
+
+
+def run(lab: RedisLab, body: Any) -> None:
+    async def closing() -> None:
+        try:
+            await body
+        finally:
+            await lab.close()
+
+    (run_sync if lab.colour == "sync" else asyncio.run)(closing())
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_R28_commands_and_settle_are_one_exec(lab: RedisLab, decode: bool) -> None:
+    async def body() -> None:
+        once = lab.face(encrypt={"a": os.urandom(32)}, namespace="shop")
+        pipe = lab.pipe(decode_responses=decode)
+
+        async def work() -> dict[str, int]:
+            pipe.set(lab.name("balance"), 90)
+            pipe.hset(lab.name("order"), mapping={"id": 1})
+            current_run().set_ref("ord_1")
+            assert not lab.plain.exists(lab.name("balance")), "nothing is sent before the end"
+            return {"id": 1}
+
+        outcome = await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        assert (outcome.value, outcome.replayed, outcome.ref) == ({"id": 1}, False, "ord_1")
+        assert lab.plain.get(lab.name("balance")) == "90"
+        assert (await wait(once.peek("k1"))).state == "done"
+        lab.plain.delete(lab.name("balance"))
+        again = await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        assert (again.value, again.replayed) == ({"id": 1}, True)
+        assert not lab.plain.exists(lab.name("balance"))
+        outside = await wait(once.execute("k1", lab.fn(work)))
+        assert (outside.value, outside.replayed) == ({"id": 1}, True)
+
+    run(lab, body())
+
+
+def test_R28_the_functions_error_applies_nothing_and_follows_on_error(lab: RedisLab) -> None:
+    async def body() -> None:
+        once, pipe = lab.face(), lab.pipe()
+
+        async def work() -> None:
+            pipe.set(lab.name("a"), 1)
+            raise ValueError("no stock")
+
+        with pytest.raises(ValueError, match="no stock"):
+            await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        assert len(pipe) == 0
+        with pytest.raises(ValueError, match="no stock"):
+            await wait(once.within(pipe).execute("k1", lab.fn(work), on_error="replay"))
+        with pytest.raises(PreviousFailure, match="no stock"):
+            await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        assert not lab.plain.exists(lab.name("a"))
+
+    run(lab, body())
+
+
+def test_R28_an_overtaken_owner_applies_nothing(lab: RedisLab) -> None:
+    async def body() -> None:
+        once, other, pipe = lab.face(), lab.face(), lab.pipe()
+
+        async def work() -> None:
+            pipe.set(lab.name("a"), "zombie")
+            run = current_run()
+            once._engine().heart.remove(run)  # a paused process: no renewals any more
+            until = time.monotonic() + 10
+            while True:
+                try:
+                    await wait(other.execute("k1", lab.fn(_second)))
+                    break
+                except InProgress:
+                    assert time.monotonic() < until
+
+        with pytest.raises(LeaseLost, match="none of its commands"):
+            await wait(once.within(pipe).execute("k1", lab.fn(work), lease=0.05))
+        assert not lab.plain.exists(lab.name("a"))
+        assert (await wait(once.execute("k1", lab.fn(_second)))).value == "second"
+
+    run(lab, body())
+
+
+async def _second() -> str:
+    return "second"
+
+
+def test_R28_a_takeover_between_guard_and_exec_aborts_it(lab: RedisLab) -> None:
+    async def body() -> None:
+        once, pipe = lab.face(), lab.pipe()
+        record = lab.plain
+
+        async def work() -> None:
+            pipe.set(lab.name("a"), "zombie")
+
+        def interfere(name: str) -> None:
+            if name == "settle.sent":
+                points.listen(None)
+                for key in record.scan_iter(
+                    "*:r:*"
+                ):  # the guarded record vanishes, as if it had been forgotten
+                    record.delete(key)
+
+        record.flushdb()
+        points.listen(interfere)
+        try:
+            with pytest.raises(LeaseLost):
+                await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        finally:
+            points.listen(None)
+        assert not lab.plain.exists(lab.name("a"))
+
+    # keys of records are binary: this client must not decode them
+    lab.plain.close()
+    lab.plain = redis.Redis.from_url(lab.url)
+    run(lab, body())
+
+
+def test_R28_a_renewal_between_guard_and_exec_is_survived(lab: RedisLab) -> None:
+    async def body() -> None:
+        once, pipe = lab.face(), lab.pipe()
+        touched: list[bytes] = []
+
+        async def work() -> str:
+            pipe.set(lab.name("a"), "once")
+            return "made"
+
+        def renew(name: str) -> None:
+            if name == "settle.sent" and not touched:
+                for key in lab.plain.scan_iter("*:r:*"):
+                    touched.append(key)
+                    lab.plain.setrange(key, 0, lab.plain.getrange(key, 0, 0))
+
+        lab.plain.flushdb()
+        points.listen(renew)
+        try:
+            assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "made"
+        finally:
+            points.listen(None)
+        assert touched
+        assert lab.plain.get(lab.name("a")) == b"once"
+
+    lab.plain.close()
+    lab.plain = redis.Redis.from_url(lab.url)
+    run(lab, body())
+
+
+def test_R28_an_error_inside_exec_makes_the_record_unknown(lab: RedisLab) -> None:
+    async def body() -> None:
+        once, pipe = lab.face(), lab.pipe()
+        lab.plain.set(lab.name("text"), "not a list")
+
+        async def work() -> None:
+            pipe.set(lab.name("a"), 1)
+            pipe.lpush(lab.name("text"), 1)
+
+        with pytest.raises(ResponseError, match="WRONGTYPE") as caught:
+            await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        assert "unknown" in "".join(caught.value.__notes__)
+        assert lab.plain.get(lab.name("a")) == "1", "EXEC does not roll back"
+        assert (await wait(once.peek("k1"))).state == "unknown"
+        with pytest.raises(OutcomeUnknown):
+            await wait(once.execute("k1", lab.fn(_second)))
+        await wait(once.resolve("k1", value="looked up", actor="me"))
+        assert (await wait(once.execute("k1", lab.fn(_second)))).value == "looked up"
+
+    run(lab, body())
+
+
+def test_R28_a_command_that_is_refused_while_queued_is_a_known_failure(lab: RedisLab) -> None:
+    async def body() -> None:
+        once, pipe = lab.face(), lab.pipe()
+
+        async def work() -> None:
+            pipe.set(lab.name("a"), 1)
+            pipe.execute_command("GET")  # too few arguments
+
+        with pytest.raises(ResponseError, match="(?i)arguments"):
+            await wait(once.within(pipe).execute("k1", lab.fn(work), on_error="replay"))
+        assert not lab.plain.exists(lab.name("a"))
+        with pytest.raises(PreviousFailure):
+            await wait(once.execute("k1", lab.fn(_second)))
+
+    run(lab, body())
+
+
+def test_R28_a_claim_by_hand(lab: RedisLab) -> None:
+    async def body() -> None:
+        once, pipe = lab.face(), lab.pipe()
+        claim = once.within(pipe).claim("k1")
+        await (wait(claim.__enter__()) if lab.colour == "sync" else claim.__aenter__())
+        pipe.set(lab.name("a"), 1)
+        await wait(claim.complete("by hand"))
+        await wait(
+            claim.__exit__(None, None, None) if lab.colour == "sync" else claim.__aexit__(None, None, None)
+        )
+        assert lab.plain.get(lab.name("a")) == "1"
+        assert (await wait(once.execute("k1", lab.fn(_second)))).value == "by hand"
+
+    run(lab, body())
+
+
+def test_R28_a_lost_answer_is_looked_up_not_sent_again(lab: RedisLab, redis_server: Any) -> None:
+    """The EXEC was applied and its reply lost: the second try finds its own `done`."""
+
+    async def body() -> None:
+        once, pipe = lab.face(), lab.pipe()
+        cut: list[int] = []
+
+        async def work() -> str:
+            pipe.incr(lab.name("n"))
+            return "made"
+
+        def lose(name: str) -> None:
+            if name == "settle.stored" and not cut:
+                cut.append(1)
+                raise redis.exceptions.ConnectionError("the answer was lost")
+
+        points.listen(lose)
+        try:
+            assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "made"
+        finally:
+            points.listen(None)
+        assert cut
+        assert lab.plain.get(lab.name("n")) == "1"
+
+    run(lab, body())
+
+
+def _client(lab: RedisLab, url: str) -> Any:
+    client: Any = (redis.Redis if lab.colour == "sync" else redis.asyncio.Redis).from_url(url)
+    lab._clients.append(client)
+    return client
+
+
+def test_R28_refusals(lab: RedisLab, redis_server: Any) -> None:
+    async def body() -> None:
+        once, pipe = lab.face(), lab.pipe()
+
+        async def executes() -> None:
+            pipe.set(lab.name("a"), 1)
+            await wait(pipe.execute())
+
+        with pytest.raises(ConfigurationError, match="queue commands only"):
+            await wait(once.within(pipe).execute("k1", lab.fn(executes)))
+        assert not lab.plain.exists(lab.name("a"))
+        pipe.set(lab.name("before"), 1)
+        with pytest.raises(ConfigurationError, match="empty pipeline"):
+            await wait(once.within(pipe).execute("k1", lab.fn(_second)))
+        await wait(pipe.reset())
+        loose = _client(lab, lab.url).pipeline(transaction=False)
+        with pytest.raises(ConfigurationError, match="transaction=True"):
+            once.within(loose)
+        wrong = (redis.asyncio.Redis if lab.colour == "sync" else redis.Redis).from_url(lab.url).pipeline()
+        with pytest.raises(ConfigurationError, match=r"use (Async)?Semel"):
+            once.within(wrong)
+        kind = Semel if lab.colour == "sync" else AsyncSemel
+        memory = kind("memory://")
+        with pytest.raises(ConfigurationError, match="live in"):
+            memory.within(pipe)
+        elsewhere = _client(lab, lab.url.rpartition("/")[0] + "/9").pipeline()
+        with pytest.raises(ConfigurationError, match="another Redis"):
+            await wait(once.within(elsewhere).execute("k2", lab.fn(_second)))
+        assert not (await wait(once.execute("k2", lab.fn(_second)))).replayed, "the key is free again"
+        await wait(memory.close())
+
+    run(lab, body())
+
+
+def _first_node(url: str) -> str:
+    return url.replace("redis+cluster", "redis").partition(",")[0]
+
+
+def test_R28_a_cluster_needs_the_records_tag_in_every_key(redis_cluster: Any) -> None:
+    from redis.cluster import RedisCluster
+    from redis.exceptions import RedisError
+
+    once = Semel(redis_cluster.url, tenant=uuid.uuid4().hex)
+    client: Any = RedisCluster.from_url(_first_node(redis_cluster.url))
+    tag = once.tag("k1")
+    pipe = client.pipeline()
+
+    def work() -> str:
+        pipe.set(f"balance:{tag}", 90)
+        pipe.hset(f"order:{tag}", mapping={"id": 1})
+        return "made"
+
+    assert not once.within(pipe).execute("k1", work).replayed
+    assert once.within(pipe).execute("k1", work).replayed
+    assert client.get(f"balance:{tag}") == b"90"
+
+    def elsewhere() -> None:
+        pipe.set("balance", 1)
+
+    assert once.tag("k2") not in "balance"
+    with pytest.raises(RedisError):
+        once.within(pipe).execute("k2", elsewhere)
+    assert once.peek("k2").state == "released", "nothing was applied: a known failure"
+    once.close()
+    client.close()
+
+
+def test_R28_an_async_cluster(redis_cluster: Any) -> None:
+    from redis.asyncio.cluster import RedisCluster
+
+    async def body() -> None:
+        once = AsyncSemel(redis_cluster.url, tenant=uuid.uuid4().hex)
+        client: Any = RedisCluster.from_url(_first_node(redis_cluster.url))
+        await client.initialize()
+        tag = once.tag("k1")
+        pipe = client.pipeline()
+
+        async def work() -> str:
+            pipe.set(f"balance:{tag}", 90)
+            return "made"
+
+        assert not (await once.within(pipe).execute("k1", work)).replayed
+        assert (await once.within(pipe).execute("k1", work)).replayed
+        assert await client.get(f"balance:{tag}") == b"90"
+        await once.close()
+        await client.aclose()
+
+    asyncio.run(body())
