@@ -37,7 +37,7 @@ class Call(msgspec.Struct, frozen=True):
 
 def name_of(call: Call) -> str:
     scope = call.scope
-    return f"key {mask(call.key)} of {scope.tenant}/{scope.operation}"
+    return f"key {mask(call.key)} [{scope.hex[:8]}] of {scope.tenant}/{scope.operation}"
 
 
 def in_progress(call: Call, busy: Busy, *, crowded: bool = False) -> InProgress:

@@ -3,25 +3,85 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial, update_wrapper, wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, overload
 from uuid import UUID
 
 from semel.errors import ConfigurationError
 from semel.keys import FieldPath, fingerprint
 from semel.loop import is_async
+from semel.run import Outcome
 
 if TYPE_CHECKING:
     from semel.once import AsyncSemel, Semel
 
-__all__ = ["decorate"]
+__all__ = ["AsyncDecorator", "AsyncOnce", "Decorator", "Once", "decorate"]
 
+P = ParamSpec("P")
+C = TypeVar("C")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Picker = Callable[[inspect.BoundArguments], Any]
 
 
-def decorate(face: Semel | AsyncSemel, options: dict[str, Any]) -> Callable[[Any], Any]:
+class Once(Protocol[P, T_co]):
+    """A decorated function: called as before, and asked for its whole outcome."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
+
+    def outcome(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[T_co]: ...
+
+    # A method's type loses its `self` when bound, which cannot be written for a ParamSpec: it is Any there.
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None, /) -> Any: ...
+
+
+class AsyncOnce(Protocol[P, T_co]):
+    """The same for AsyncSemel: what was plain is awaited now."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T_co]: ...
+
+    def outcome(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Outcome[T_co]]: ...
+
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None, /) -> Any: ...
+
+
+class Decorator(Protocol):
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a class is a callable too; it is meant first
+        self,
+        target: type[C],  # pyright: ignore[reportOverlappingOverload]
+        /,
+    ) -> type[C]: ...
+    @overload
+    def __call__(self, target: Callable[P, T], /) -> Once[P, T]: ...
+
+
+class AsyncDecorator(Protocol):
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a class is a callable too; it is meant first
+        self,
+        target: type[C],  # pyright: ignore[reportOverlappingOverload]
+        /,
+    ) -> type[C]: ...
+    @overload
+    def __call__(self, target: Callable[P, Awaitable[T]], /) -> AsyncOnce[P, T]: ...
+    @overload
+    def __call__(self, target: Callable[P, T], /) -> AsyncOnce[P, T]: ...
+
+
+def decorate(face: Semel | AsyncSemel, misplaced: tuple[object, ...], options: dict[str, Any]) -> Any:
     """The decorator itself. Bad options are refused here, not at the first call."""
+    if misplaced:
+        raise ConfigurationError(
+            "write @once(...) with parentheses, and its options by name: @once(key='cmd.id')"
+        )
     key, request = options.pop("key", None), options.pop("request", None)
     method = options.pop("method", None)
     face._options({name: value for name, value in options.items() if name not in ("labels", "fields")})  # noqa: SLF001

@@ -6,24 +6,34 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from inspect import iscoroutine
 from typing import Any
 
 from semel import keeping
 from semel.calls import Call, nothing_to_run
-from semel.errors import ConfigurationError, SemelWarning
+from semel.errors import ConfigurationError, InvalidKey, SemelWarning
 from semel.flow import Engine
 from semel.forks import survive_fork
 from semel.hooks import Unprotected, emitter
-from semel.keys import SecretRing, check_fingerprint, fingerprint, make_scope
+from semel.keys import SecretRing, check_fingerprint, check_key, fingerprint, make_scope
 from semel.layers import Batch, Cache, Coalesce, Namespace, Observe, Retry
 from semel.options import Duration, Options, resolve, seconds
 from semel.results import codec_for
 from semel.runtime import Runtime
+from semel.settings import (
+    checked_hooks,
+    checked_labels,
+    checked_readable,
+    checked_ring,
+    checked_store_settings,
+    count,
+)
 from semel.store import Colour, Settings, Store, adopt, open_store
 
 __all__ = ["Face"]
 
 _MOST_OPTIONS = 256
+_WHERE = frozenset({"tenant", "operation", "result_type", "retention", "tombstone"})
 _SWITCHED_OFF = "semel is switched off (enabled=False): every call runs, nothing is protected"
 
 
@@ -67,23 +77,32 @@ class Face:
         self._defaults = resolve(
             Options(), given | {"tombstone": tombstone, "wait": wait, "max_result": max_result}
         )
-        self._prefix, self._readable = prefix, _readable(readable)
-        make_scope(
-            prefix, tenant, operation, "any", self._readable
-        )  # refuses malformed names now, not at the first call
+        self._prefix, self._readable = prefix, checked_readable(readable)
+        make_scope(prefix, tenant, operation, "any", self._readable)  # malformed names are refused now
         self._timeout = seconds("timeout", timeout, least=0.01)
         self._settle_timeout = seconds("settle_timeout", settle_timeout)
         self._secrets = SecretRing(secret)
-        self._threads = threads
-        self._emit = emitter(tuple(hooks))
-        self._coalesce, self._cache, self._namespace, self._ring = coalesce, cache, namespace, _ring(encrypt)
+        self._threads = count("threads", threads, least=1)
+        self._emit = emitter(checked_hooks(hooks))
+        self._coalesce, self._cache = coalesce, count("cache", cache, least=0)
+        self._namespace = None if namespace is None else check_key(namespace)
+        self._ring = checked_ring(encrypt)
         self._purge_every = None if purge_every is None else seconds("purge_every", purge_every, least=0.01)
-        self._settings = Settings(
-            prefix, table, self._timeout, acks, readable, create, frozenset(index), capacity
+        settings = Settings(
+            prefix,
+            table,
+            self._timeout,
+            count("acks", acks, least=0),
+            readable,
+            create,
+            frozenset(index),
+            count("capacity", capacity, least=1),
         )
+        self._settings = checked_store_settings(settings, store, index)
         self._store, self._owns_store = self._opened(store)
         self._known_options: dict[Any, Options] = {}
         self._recoveries: dict[str, keeping.Recovery] = {}
+        self._closed = False
         self.enabled = enabled
         if not enabled:
             warnings.warn(_SWITCHED_OFF, SemelWarning, stacklevel=3)
@@ -107,6 +126,12 @@ class Face:
                 f"or open the store for {self._colour} code"
             )
         return store, False
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigurationError(
+                f"this {type(self).__name__} is closed: make a new one, or close it later"
+            )
 
     def _engine_for(self, runtime: Runtime) -> Engine:
         store = self._store
@@ -157,11 +182,19 @@ class Face:
     ) -> Call:
         kwargs = labels = None
         print_ = b""
+        if fn is not None and not callable(fn):
+            raise _not_a_function(fn)
+        if callable(key):
+            raise InvalidKey("the key comes first, then the function: execute(key, fn, *arguments)")
         if given:
             kwargs, labels = given.pop("kwargs", None), given.pop("labels", None)
             print_ = self._fingerprint(
                 given.pop("request", None), given.pop("fingerprint", None), given.pop("fields", None)
             )
+            if kwargs is not None and not isinstance(kwargs, Mapping):
+                raise ConfigurationError(
+                    f"kwargs must be a mapping of arguments for the function, not {kwargs!r}"
+                )
         options = self._options(given) if given else self._defaults
         if not print_ and options.fingerprints == "required":
             raise ConfigurationError(
@@ -176,7 +209,7 @@ class Face:
             kwargs or {},
             codec_for(fn, options.result_type) if keep else None,
             print_,
-            _labels(labels) if labels else None,
+            checked_labels(labels) if labels else None,
         )
 
     @staticmethod
@@ -186,8 +219,18 @@ class Face:
                 raise ConfigurationError("give request= or fingerprint=, not both")
             return bytes.fromhex(check_fingerprint(given))
         if request is None:
+            if fields is not None:
+                raise ConfigurationError("fields= chooses fields of request=, and there is no request=")
             return b""
         return bytes.fromhex(fingerprint(request) if fields is None else fingerprint(request, fields=fields))
+
+    def _about(self, key: str, where: dict[str, Any]) -> Call:
+        """A call that only names a key: peek, resolve, forget, history."""
+        if unknown := where.keys() - _WHERE:
+            raise ConfigurationError(
+                f"unknown option {min(unknown)!r}: a key is named by its text and {', '.join(sorted(_WHERE))}"
+            )
+        return self._call(key, None, (), where)
 
     def _unprotected(self, call: Call) -> None:
         if self._emit is not None:
@@ -201,11 +244,14 @@ class Face:
         resume: Callable[..., Any] | None = None,
         tenant: str | None = None,
     ) -> None:
-        """Tell `reconcile` what to do about lost runs of an operation: look them up, or run them again."""
+        """Tell `reconcile` what to do about lost runs of an operation; both functions get the record.
+
+        `probe(record)` looks the effect up (Found, NOT_FOUND, UNDECIDED); `resume(record)` runs the function again.
+        """
         self._recoveries[operation] = keeping.Recovery(probe, resume, tenant)
 
     def tag(self, key: str, *, tenant: str | None = None, operation: str | None = None) -> str:
-        """The hash tag of a key's record, for business keys that must share its Redis Cluster slot (R28)."""
+        """The hash tag of a key's record, for business keys that must share its Redis Cluster slot."""
         tag = getattr(self._store, "tag", None)
         if tag is None:
             raise ConfigurationError("only a Redis store has hash tags")
@@ -223,26 +269,12 @@ class Face:
         return f"<{type(self).__name__} on {type(self._store).__name__}>"
 
 
-def _readable(word: str) -> Any:
-    if word not in ("full", "masked", "none"):
-        raise ConfigurationError(f'readable must be "full", "masked" or "none", not {word!r}')
-    return word
-
-
-def _labels(labels: Mapping[Any, Any] | None) -> Mapping[str, str] | None:
-    if not labels:
-        return None
-    for name, text in labels.items():
-        if not isinstance(name, str) or not isinstance(text, str) or len(name) > 64 or len(text) > 255:
-            raise ConfigurationError(
-                f"labels are short texts (64 and 255 characters at most), not {name!r}: {text!r}"
-            )
-    return dict(labels)
-
-
-def _ring(keys: Mapping[str, bytes] | None) -> Any:
-    if keys is None:
-        return None
-    from semel.layers.encrypt import Ring
-
-    return Ring(keys)
+def _not_a_function(thing: Any) -> ConfigurationError:
+    if iscoroutine(thing):
+        thing.close()
+        return ConfigurationError(
+            "pass the function and its arguments, not the coroutine: execute(key, fn, 1), not fn(1)"
+        )
+    return ConfigurationError(
+        f"the second argument must be a function, not {type(thing).__name__}: execute(key, fn, 1), not execute(key, fn(1))"
+    )

@@ -51,7 +51,7 @@ from semel.model import (
     Verdict,
     Won,
 )
-from semel.options import NOT_FOUND, Found, Release, seconds
+from semel.options import NOT_FOUND, Found, Release, check_probe, seconds
 from semel.points import reach
 from semel.recording import TOO_LARGE, Recorder
 from semel.run import Outcome, Run, _current
@@ -281,12 +281,13 @@ class Engine:
             answer = await self.runtime.call(probe, call.args, {}, call.options.inline)
         finally:
             _current.reset(token)
+        check_probe(answer)
         if isinstance(answer, Found):
             await self.settle_found(call, record, answer)
             return ask
         if answer is NOT_FOUND and unknown.policy is Policy.PROBE:
             return msgspec.structs.replace(ask, takeover=record.nonce)
-        raise self._unknown(call, unknown)
+        raise self._unknown(call, unknown, probed=True)
 
     async def settle_found(self, call: Call, record: Record, found: Found) -> Answer:
         """A probe found the effect: write its result in the lost owner's place (a new nonce ends his rights)."""
@@ -309,7 +310,7 @@ class Engine:
             raise answer
         return answer
 
-    def _unknown(self, call: Call, unknown: Unknown) -> OutcomeUnknown:
+    def _unknown(self, call: Call, unknown: Unknown, *, probed: bool = False) -> OutcomeUnknown:
         if self.emit is not None:
             self.emit(Refused(call.scope, "unknown"))
         attempt = 0 if unknown.record is None else unknown.record.attempts
@@ -318,6 +319,8 @@ class Engine:
             if unknown.unreadable
             else f"attempt {attempt} ended without an outcome (policy {unknown.policy.value})"
         )
+        if probed:
+            why += ", and the probe did not settle it"
         return OutcomeUnknown(
             f"it is not known whether {name_of(call)} happened: {why}. Look the effect up, then call "
             "resolve(key, value=…), resolve(key, error=…) or resolve(key, release=True)",

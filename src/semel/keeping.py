@@ -14,7 +14,7 @@ from semel.flow import Engine
 from semel.guarantees import Guarantee
 from semel.keys import mask
 from semel.model import Answer, Event, Kind, Record, Settle, State
-from semel.options import NOT_FOUND, Found
+from semel.options import NOT_FOUND, Found, check_probe
 from semel.run import Run, _current
 from semel.store import Query
 
@@ -268,6 +268,7 @@ async def _probe_only(engine: Engine, call: Call, record: Record, probe: Callabl
         answer = await engine.runtime.call(probe, (record,), {}, call.options.inline)
     finally:
         _current.reset(token)
+    check_probe(answer)
     if isinstance(answer, Found):
         return "settled" if await engine.settle_found(call, record, answer) is Answer.OK else "left"
     if answer is NOT_FOUND and record.policy is not model.Policy.HOLD:

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar, overload
 from semel import keeping
 from semel.calls import Call
 from semel.claims import Claim
-from semel.decorator import decorate
+from semel.decorator import AsyncDecorator, Decorator, decorate
 from semel.errors import ConfigurationError, SemelWarning
 from semel.face import Face
 from semel.flow import Engine
@@ -28,11 +28,24 @@ from semel.within import AsyncWithin, Within, bind
 __all__ = ["AsyncSemel", "Semel"]
 
 T = TypeVar("T")
-_UNSET: Any = object()
+
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "<not given>"
+
+
+_UNSET: Any = _Unset()
 
 
 class Semel(Face):
-    """The sync face: thread-safe, connects on first use, survives fork."""
+    """Runs functions once per key, in plain code: thread-safe, connects on first use, survives fork.
+
+    `Semel("sqlite:///semel.db")`, or a URL of PostgreSQL, MariaDB/MySQL, Redis, Redis Cluster or Sentinel, or a client.
+    `lease` is how long a dead owner's key stays locked, `retention` how long a result is replayed, `wait` how long a
+    caller waits for another one; each can also be given per call. `timeout` bounds every question to the store,
+    `settle_timeout` the writing of an outcome.
+    """
 
     _colour: Colour = "sync"
 
@@ -54,11 +67,19 @@ class Semel(Face):
     def _make_engine(self) -> Engine:
         with self._lock:  # of two first callers one makes it
             if self._made is None:
+                self._check_open()
                 self._made = self._engine_for(ThreadRuntime())
             return self._made
 
     def execute(self, key: str, fn: Callable[..., T], /, *args: Any, **options: Any) -> Outcome[T]:
-        """Run `fn(*args, **kwargs)` once for this key, or give back what it gave. See docs/reference."""
+        """Run `fn(*args, **kwargs)` once for this key, or give back what it gave.
+
+        Options (all by name): `operation`, `tenant`, `request` (or `fingerprint`, `fields`), `wait`, `lease`, `retention`,
+        `tombstone`, `result_type`, `on_error`, `on_unknown`, `on_lease_lost`, `kwargs`, `labels`, `max_result`, `poll`.
+        Raises what `fn` raises; InProgress when another caller runs the key (longer than `wait`), KeyMismatch for another
+        request under the key, PreviousFailure when the stored outcome is a failure, OutcomeUnknown when it was lost and
+        may not be re-run, KeyExpired, LeaseLost, StoreUnavailable before and NotRecorded after the effect.
+        """
         call = self._call(key, _plain(fn), args, options)
         if not self.enabled:
             self._unprotected(call)
@@ -74,24 +95,36 @@ class Semel(Face):
             return True
         return not run_sync(self._engine().execute(call)).replayed
 
-    def once(self, **options: Any) -> Callable[[Any], Any]:
-        """Decorate a function, method or handler class so that it runs once per key."""
-        return decorate(self, options)
+    def once(self, *misplaced: object, **options: Any) -> Decorator:
+        """Decorate a function, method or handler class (`method="handle"`) so that it runs once per key.
+
+        `key=` and `request=` are field paths over the arguments ("cmd.request_id") or callables that get the same
+        arguments; without `key` the same arguments are the same action. Other options as in `execute`. The decorated
+        function returns the value; its `.outcome(...)` returns the Outcome.
+        """
+        decorator: Decorator = decorate(self, misplaced, options)
+        return decorator
 
     __call__ = once
 
     def claim(self, key: str, /, *, verdicts: bool = False, **options: Any) -> Claim:
-        """Own the key by hand: `with once.claim(key) as claim: …; claim.complete(value)`."""
+        """Own the key by hand: `with once.claim(key) as claim:`.
+
+        Inside: `claim.replayed` and `claim.value` when it has been done, else `claim.complete(value)` or `claim.fail(error)`.
+        """
         return Claim(self._engine(), self._call(key, None, (), options), verdicts=verdicts)
 
     def within(self, transaction: object) -> Within:
-        """The same names, bound to a caller's transaction: session, connection or Redis pipeline (R27, R28)."""
+        """The same names, bound to a caller's transaction: a session, a connection or a Redis pipeline.
+
+        Record and business rows commit or roll back together: effects inside are exactly once.
+        """
         bound: Within = bind(self, transaction)
         return bound
 
     def peek(self, key: str, /, **where: Any) -> Record | None:
-        """The key's record as it reads now, or None. Never changes anything."""
-        return run_sync(keeping.peek(self._engine(), self._call(key, None, (), where)))
+        """The key's record as it reads now, or None. Never changes anything. `where`: tenant=, operation=."""
+        return run_sync(keeping.peek(self._engine(), self._about(key, where)))
 
     def resolve(
         self,
@@ -105,17 +138,21 @@ class Semel(Face):
         reason: str = "",
         **where: Any,
     ) -> None:
-        """A person's word on an unknown or failed key; kept in the audit trail."""
+        """A person's word on an unknown or failed key: exactly one of value=, error=, release=True.
+
+        Actor and reason are kept in the audit trail (`history`). Refused for a live run and for a second word.
+        `where`: tenant=, operation=, result_type=.
+        """
         verdict = keeping.word(value, error, has_value=value is not _UNSET, release=release)
-        run_sync(keeping.resolve(self._engine(), self._call(key, None, (), where), verdict, actor, reason))
+        run_sync(keeping.resolve(self._engine(), self._about(key, where), verdict, actor, reason))
 
     def forget(self, key: str, /, *, actor: str = "anonymous", reason: str = "", **where: Any) -> bool:
         """Remove the key's record and tombstone; True if there was one. Refuses a live run."""
-        return run_sync(keeping.forget(self._engine(), self._call(key, None, (), where), actor, reason))
+        return run_sync(keeping.forget(self._engine(), self._about(key, where), actor, reason))
 
     def history(self, key: str, /, **where: Any) -> list[Event]:
         """Who changed this key by hand, when and why."""
-        return run_sync(keeping.history(self._engine(), self._call(key, None, (), where)))
+        return run_sync(keeping.history(self._engine(), self._about(key, where)))
 
     def purge(self, *, limit: int | None = None, batch: int = 1_000) -> int:
         """Remove what has expired, in batches; the count."""
@@ -131,6 +168,7 @@ class Semel(Face):
 
     def close(self) -> None:
         """Stop heartbeats, finish background writes, close what was opened. May be called twice."""
+        self._closed = True
         engine, self._made = self._made, None
         if engine is not None:
             run_sync(engine.close())
@@ -147,7 +185,13 @@ class Semel(Face):
 
 
 class AsyncSemel(Face):
-    """The async face: one engine per running loop; plain functions run in a thread pool of its own."""
+    """Runs functions once per key, in asyncio code; plain functions run in a thread pool of its own.
+
+    `AsyncSemel("sqlite:///semel.db")`, or a URL of PostgreSQL, MariaDB/MySQL, Redis, Redis Cluster or Sentinel, or a client.
+    `lease` is how long a dead owner's key stays locked, `retention` how long a result is replayed, `wait` how long a
+    caller waits for another one; each can also be given per call. `timeout` bounds every question to the store,
+    `settle_timeout` the writing of an outcome.
+    """
 
     _colour: Colour = "async"
 
@@ -170,6 +214,7 @@ class AsyncSemel(Face):
         with self._lock:
             for other in [other for other in self._engines if other.is_closed()]:
                 del self._engines[other]
+            self._check_open()
             engine = self._engines[loop] = self._engine_for(LoopRuntime(loop, self._threadpool))
         return engine
 
@@ -187,7 +232,14 @@ class AsyncSemel(Face):
     async def execute(self, key: str, fn: Callable[..., T], /, *args: Any, **options: Any) -> Outcome[T]: ...
 
     async def execute(self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Outcome[Any]:
-        """Run `fn(*args, **kwargs)` once for this key, or give back what it gave. See docs/reference."""
+        """Run `fn(*args, **kwargs)` once for this key, or give back what it gave.
+
+        Options (all by name): `operation`, `tenant`, `request` (or `fingerprint`, `fields`), `wait`, `lease`, `retention`,
+        `tombstone`, `result_type`, `on_error`, `on_unknown`, `on_lease_lost`, `kwargs`, `labels`, `max_result`, `poll`.
+        Raises what `fn` raises; InProgress when another caller runs the key (longer than `wait`), KeyMismatch for another
+        request under the key, PreviousFailure when the stored outcome is a failure, OutcomeUnknown when it was lost and
+        may not be re-run, KeyExpired, LeaseLost, StoreUnavailable before and NotRecorded after the effect.
+        """
         call = self._call(key, fn, args, options)
         if not self.enabled:
             return Outcome(await self._bare(call), replayed=False, ref=None, attempt=1)
@@ -205,24 +257,36 @@ class AsyncSemel(Face):
         self._unprotected(call)
         return await self._engine().runtime.call(call.fn, call.args, call.kwargs, call.options.inline)
 
-    def once(self, **options: Any) -> Callable[[Any], Any]:
-        """Decorate a function, method or handler class so that it runs once per key."""
-        return decorate(self, options)
+    def once(self, *misplaced: object, **options: Any) -> AsyncDecorator:
+        """Decorate a function, method or handler class (`method="handle"`) so that it runs once per key.
+
+        `key=` and `request=` are field paths over the arguments ("cmd.request_id") or callables that get the same
+        arguments; without `key` the same arguments are the same action. Other options as in `execute`. The decorated
+        function returns the value; its `.outcome(...)` returns the Outcome.
+        """
+        decorator: AsyncDecorator = decorate(self, misplaced, options)
+        return decorator
 
     __call__ = once
 
     def claim(self, key: str, /, *, verdicts: bool = False, **options: Any) -> Claim:
-        """Own the key by hand: `async with once.claim(key) as claim: …; await claim.complete(value)`."""
+        """Own the key by hand: `async with once.claim(key) as claim:`.
+
+        Inside: `claim.replayed` and `claim.value` when it has been done, else `await claim.complete(value)` or `.fail(error)`.
+        """
         return Claim(self._engine(), self._call(key, None, (), options), verdicts=verdicts)
 
     def within(self, transaction: object) -> AsyncWithin:
-        """The same names, bound to a caller's transaction: session, connection or Redis pipeline (R27, R28)."""
+        """The same names, bound to a caller's transaction: a session, a connection or a Redis pipeline.
+
+        Record and business rows commit or roll back together: effects inside are exactly once.
+        """
         bound: AsyncWithin = bind(self, transaction)
         return bound
 
     async def peek(self, key: str, /, **where: Any) -> Record | None:
-        """The key's record as it reads now, or None. Never changes anything."""
-        return await keeping.peek(self._engine(), self._call(key, None, (), where))
+        """The key's record as it reads now, or None. Never changes anything. `where`: tenant=, operation=."""
+        return await keeping.peek(self._engine(), self._about(key, where))
 
     async def resolve(
         self,
@@ -236,17 +300,21 @@ class AsyncSemel(Face):
         reason: str = "",
         **where: Any,
     ) -> None:
-        """A person's word on an unknown or failed key; kept in the audit trail."""
+        """A person's word on an unknown or failed key: exactly one of value=, error=, release=True.
+
+        Actor and reason are kept in the audit trail (`history`). Refused for a live run and for a second word.
+        `where`: tenant=, operation=, result_type=.
+        """
         verdict = keeping.word(value, error, has_value=value is not _UNSET, release=release)
-        await keeping.resolve(self._engine(), self._call(key, None, (), where), verdict, actor, reason)
+        await keeping.resolve(self._engine(), self._about(key, where), verdict, actor, reason)
 
     async def forget(self, key: str, /, *, actor: str = "anonymous", reason: str = "", **where: Any) -> bool:
         """Remove the key's record and tombstone; True if there was one. Refuses a live run."""
-        return await keeping.forget(self._engine(), self._call(key, None, (), where), actor, reason)
+        return await keeping.forget(self._engine(), self._about(key, where), actor, reason)
 
     async def history(self, key: str, /, **where: Any) -> list[Event]:
         """Who changed this key by hand, when and why."""
-        return await keeping.history(self._engine(), self._call(key, None, (), where))
+        return await keeping.history(self._engine(), self._about(key, where))
 
     async def purge(self, *, limit: int | None = None, batch: int = 1_000) -> int:
         """Remove what has expired, in batches; the count."""
@@ -262,6 +330,7 @@ class AsyncSemel(Face):
 
     async def aclose(self) -> None:
         """Stop heartbeats, finish background writes, close what was opened. May be called twice."""
+        self._closed = True
         engine = self._engines.pop(running_loop(), None)
         self._last = None
         if engine is not None:

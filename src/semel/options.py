@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from difflib import get_close_matches
 from math import inf, isnan
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ __all__ = [
     "OnError",
     "Options",
     "Release",
+    "check_probe",
     "resolve",
     "seconds",
 ]
@@ -47,6 +49,14 @@ class _Word:
 
 NOT_FOUND = _Word("NOT_FOUND")  # the effect did not happen: it may be run
 UNDECIDED = _Word("UNDECIDED")  # the probe could not tell: the key stays unknown
+
+
+def check_probe(answer: Any) -> None:
+    """A probe that answers anything else has a mistake in it, and a mistake must not pass for "could not tell"."""
+    if not isinstance(answer, Found) and answer is not NOT_FOUND and answer is not UNDECIDED:
+        raise ConfigurationError(
+            f"a probe answers Found(value), NOT_FOUND or UNDECIDED, not {answer!r}; the key stays unknown"
+        )
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -109,12 +119,22 @@ def resolve(defaults: Options, given: Mapping[str, Any]) -> Options:
     changes: dict[str, Any] = {}
     for name, value in given.items():
         if name not in Options.__struct_fields__:
-            raise ConfigurationError(
-                f"unknown option {name!r}: the options are {', '.join(Options.__struct_fields__)}; arguments for "
-                "the function go in positionally or as kwargs={...}"
-            )
+            raise _unknown_option(name)
         changes[name] = _checked(name, value)
     return msgspec.structs.replace(defaults, **changes)
+
+
+_OTHERS = ("request", "fields", "fingerprint", "kwargs", "labels")
+
+
+def _unknown_option(name: str) -> ConfigurationError:
+    known = (*Options.__struct_fields__, *_OTHERS)
+    close = get_close_matches(name, known, 1)
+    guess = f"did you mean {close[0]!r}? " if close else ""
+    return ConfigurationError(
+        f"unknown option {name!r}: {guess}The options of a call are {', '.join(known)}; arguments for the function go in "
+        "positionally or as kwargs={...}; settings of the store are given to Semel(...)"
+    )
 
 
 def _checked(name: str, value: Any) -> Any:

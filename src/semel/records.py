@@ -105,6 +105,12 @@ class Record(msgspec.Struct, frozen=True):
     secret_id: str = ""
     scope: Scope | None = None
 
+    def __repr__(self) -> str:
+        kept = f", {len(self.result)} bytes" if self.result else ""
+        ref = f", ref={self.ref!r}" if self.ref else ""
+        error = f", error={self.error.type}" if self.error else ""
+        return f"<Record {self.state.value} {self.scope!r}, attempts={self.attempts}{ref}{error}{kept}>"
+
 
 class Ask(msgspec.Struct, frozen=True):
     """A claim on its way to the store. The nonce makes it repeatable: sent twice, it is granted once."""

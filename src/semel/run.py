@@ -164,7 +164,7 @@ class Run:
         result_type: Any = None,
         on_unknown: Any = None,
     ) -> Any:
-        """Run `fn` once for this scope, whatever happens to attempts; its result is remembered (R26).
+        """Run `fn` once for this scope, whatever happens to attempts; its result is remembered.
 
         Await it in async code. `hold` and a probe as `on_unknown` leave a mark before `fn` starts.
         """

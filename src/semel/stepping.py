@@ -10,7 +10,7 @@ from semel.calls import name_of
 from semel.errors import ConfigurationError, KeyMismatch, LeaseLost, OutcomeUnknown
 from semel.keys import check_key, fingerprint
 from semel.model import Answer, Note
-from semel.options import NOT_FOUND, Found
+from semel.options import NOT_FOUND, Found, check_probe
 from semel.points import reach
 from semel.results import codec_for
 from semel.run import Run
@@ -68,6 +68,8 @@ class Stepper:
         answer = (
             await self._runtime.call(policy, args, {}, run.call.options.inline) if callable(policy) else None
         )
+        if callable(policy):
+            check_probe(answer)
         if isinstance(answer, Found):
             return answer
         if answer is NOT_FOUND:

@@ -185,7 +185,11 @@ def open_store(url: str, settings: Settings, colour: Colour) -> Store:
     scheme = urlsplit(url).scheme.partition("+")[0]
     if opener := _openers.get(scheme):
         return opener(url, settings, colour)
-    if not scheme or scheme not in _SCHEMES:
+    if not scheme:
+        raise ConfigurationError(
+            f"{url!r} is not a store URL; a file is sqlite:///{url or 'semel.db'}, others begin with their scheme"
+        )
+    if scheme not in _SCHEMES:
         known = ", ".join(sorted({*_SCHEMES, *_openers}))
         raise ConfigurationError(f"no store answers to the URL scheme {scheme!r}; known schemes: {known}")
     module: Any = import_module(_SCHEMES[scheme])

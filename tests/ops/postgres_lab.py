@@ -90,15 +90,15 @@ class Lab:
             self.runner.close()
 
 
-_databases: dict[tuple[int, str], str] = {}
+_databases: dict[tuple[str, str], str] = {}  # by the server's folder, which is never used again, and driver
 
 
 @contextmanager
 def lab(server: services.PostgresServer, kind: tuple[str, Literal["sync", "async"]]) -> Iterator[Lab]:
     """An empty database. One per server and driver, emptied after each use: making one costs eight megabytes."""
     driver, colour = kind
-    url = _databases.get((id(server), driver)) or server.database(driver=driver)
-    _databases[id(server), driver] = url
+    url = _databases.get((str(server.folder), driver)) or server.database(driver=driver)
+    _databases[str(server.folder), driver] = url
     made = Lab(url, colour)
     try:
         yield made
@@ -111,8 +111,10 @@ def lab(server: services.PostgresServer, kind: tuple[str, Literal["sync", "async
 def _empty(server: services.PostgresServer, database: str) -> None:
     server.execute(f"alter database {database} reset all")
     server.terminate_connections(database=database)
-    for statement in ("drop schema if exists app cascade", "drop schema public cascade", "create schema public"):
-        server.execute(statement, database=database)
+    for schema in ("app", "public"):
+        server.execute(f"drop schema if exists {schema} cascade", database=database)
+    server.execute("create schema public", database=database)
+    server.execute("grant usage on schema public to public", database=database)
 
 
 def database_of(url: str) -> str:

@@ -137,9 +137,26 @@ def decorated() -> None:
     def create(item: str, cents: int) -> Order:
         return Order(item, cents)
 
-    order: Order = create("book", 5)
-    again: Outcome[Order] = create.outcome("book", cents=5)
-    assert order == again.value
+    assert_type(create("book", 5), Order)
+    assert_type(create.outcome("book", cents=5), Outcome[Order])
+
+    @once(operation="handler", key="cmd", method="run")
+    class Handler:
+        def run(self, cmd: str) -> str:
+            return cmd
+
+    assert_type(Handler(), Handler)
+
+
+async def async_decorated() -> None:
+    once = AsyncSemel("memory://")
+
+    @once(operation="orders.create", key="item")
+    async def create(item: str, cents: int) -> Order:
+        return Order(item, cents)
+
+    assert_type(await create("book", 5), Order)
+    assert_type(await create.outcome("book", cents=5), Outcome[Order])
 
 
 def requests_and_ids() -> None:

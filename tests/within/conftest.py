@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +50,20 @@ def make_lab(request: pytest.FixtureRequest, driver: str, folder: Path, *, fresh
 
 
 @pytest.fixture(params=SYNC + ASYNC)
-def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lab]:
-    yield make_lab(request, request.param, tmp_path)
+def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
+    return make_lab(request, request.param, tmp_path)
 
 
 @pytest.fixture(params=FEW)
-def few(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lab]:
+def few(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
     """For what depends on the database or the colour, not on each driver."""
-    yield make_lab(request, request.param, tmp_path)
+    return make_lab(request, request.param, tmp_path)
 
 
 @pytest.fixture(params=FEW)
-def fresh_lab(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lab]:
+def fresh_lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
     """A database of its own, without semel's tables."""
-    yield make_lab(request, request.param, tmp_path, fresh=True)
+    return make_lab(request, request.param, tmp_path, fresh=True)
 
 
 @pytest.fixture

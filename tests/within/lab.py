@@ -103,7 +103,7 @@ class Sqlite3Tx(Tx):
         self.target = sqlite3.connect(lab.place, check_same_thread=False)
 
     async def run(self, sql: str) -> list[Any]:
-        return self.target.execute(sql).fetchall()
+        return list(self.target.execute(sql).fetchall())
 
     async def savepoint(self) -> None:
         if not self.target.in_transaction:

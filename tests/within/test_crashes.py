@@ -28,7 +28,7 @@ def start(lab: Lab, what: str, detail: str, seed: int = 0) -> subprocess.Popen[s
 
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize(
-    ("when", "left"), [("inside", (0, [])), ("before-commit", (0, [])), ("after-commit", (1, ["done"]))]
+    "when, left", [("inside", (0, [])), ("before-commit", (0, [])), ("after-commit", (1, ["done"]))]
 )
 def test_R27_kill_9_leaves_both_or_neither(make: Any, driver: str, when: str, left: Any) -> None:
     lab: Lab = make(driver)

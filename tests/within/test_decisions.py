@@ -265,7 +265,7 @@ async def test_R27_claim_fail_is_the_outcome_and_undoes_the_rows(few: Lab) -> No
     assert lab.orders("k1") == 0
 
 
-@pytest.mark.parametrize(("word", "state"), [("hold", "unknown"), (Release(after=60), "released")])
+@pytest.mark.parametrize("word, state", [("hold", "unknown"), (Release(after=60), "released")])
 async def test_R27_hold_and_delayed_release_are_written_after_the_rollback(
     few: Lab, word: Any, state: str
 ) -> None:

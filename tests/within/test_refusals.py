@@ -16,7 +16,6 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from semel import AsyncSemel, ConfigurationError, Semel
 from tests.within.lab import Lab, wait
 
-
 # ------------------------------------------------------------------------------------------ autocommit
 
 
@@ -128,9 +127,11 @@ def test_R27_autocommit_is_refused_on_sqlalchemy(make: Any, driver: str) -> None
     with Session(engine) as session, pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
         once.within(session).execute("k1", lambda: 1)
     per_connection = create_engine(f"{lab.dialect}+{name}://{rest}")
-    with per_connection.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
-            once.within(connection).execute("k1", lambda: 1)
+    with (
+        per_connection.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
+        pytest.raises(ConfigurationError, match="AUTOCOMMIT"),
+    ):
+        once.within(connection).execute("k1", lambda: 1)
     once.close()
     engine.dispose()
     per_connection.dispose()
@@ -166,9 +167,8 @@ def test_R27_django_outside_atomic_is_refused(make: Any, driver: str) -> None:
 
 
 def test_R27_djangos_proxy_is_the_current_connection(make: Any) -> None:
-    from django.db import transaction
+    from django.db import connections, transaction
     from django.utils.connection import ConnectionProxy
-    from django.db import connections
 
     lab: Lab = make("django-postgresql")
     alias = lab.django_alias()

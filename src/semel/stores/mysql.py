@@ -28,7 +28,7 @@ from semel.stores import mysql_verbs as verbs
 from semel.stores.mysql_address import parse
 from semel.stores.mysql_errors import Duplicate, Locked, Lost
 from semel.stores.mysql_pools import AdoptedPool, Crowded, LoopPool, Pool, ThreadPool
-from semel.stores.mysql_rows import Statements, event_from, found_in, placeholder, seconds, statements
+from semel.stores.mysql_rows import Statements, event_from, placeholder, seconds, statements
 from semel.stores.mysql_server import prepare, read_facts, schema_sql
 from semel.stores.mysql_session import Session
 from semel.stores.mysql_table import Table
@@ -279,22 +279,22 @@ async def _scan(table: Table, query: Query) -> Page:
     """Rows in scope order that may match, a page at a time, until the page is full or the table ends."""
     conditions, values = _conditions(query)
     text = table.words.scan(conditions)
-    after = _after(query)
+    after = last = _after(query)
     records: list[Record] = []
     while True:
-        rows = await table.session.query(text, {**values, "after": after, "limit": query.limit + 1})
+        now, rows = await table.find(text, {**values, "after": after, "limit": query.limit + 1})
         if not rows:
             now = seconds((await table.session.query(table.words["clock"]))[0][0])
             return Page(records=tuple(records), now=now)
-        now = seconds(rows[0][0])
-        for row in rows:
-            found = found_in(row[1:])
-            after = found.scope
-            record = found.record or placeholder(found, Scope(found.scope, row[3], row[4], row[5]), now)
-            if _matches(record, query, now):
-                if len(records) == query.limit:
-                    return Page(records=tuple(records), cursor=_hash(records[-1]).hex(), now=now)
-                records.append(record)
+        for found in rows:
+            record = found.record or placeholder(found, now)
+            if not _matches(record, query, now):
+                continue
+            if len(records) == query.limit:
+                return Page(records=tuple(records), cursor=last.hex(), now=now)
+            records.append(record)
+            last = found.scope.hash
+        after = rows[-1].scope.hash
 
 
 def _after(query: Query) -> bytes:
@@ -307,10 +307,6 @@ def _after(query: Query) -> bytes:
         raise ConfigurationError(
             f"{query.cursor!r} is not a cursor of a scan: pass the cursor of the page before, or none"
         ) from None
-
-
-def _hash(record: Record) -> bytes:
-    return record.scope.hash if record.scope else b""
 
 
 def _conditions(query: Query) -> tuple[list[str], dict[str, Any]]:

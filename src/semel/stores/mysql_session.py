@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from semel.errors import CodecError
 from semel.stores.mysql_errors import Lost, too_large, translate
 
-__all__ = ["Answers", "Probe", "Session", "Wire"]
+__all__ = ["Answers", "Parameters", "Probe", "Session", "Wire"]
 
 Row = Sequence[Any]
 Answers = list[tuple[int, Sequence[Row]]]

@@ -7,8 +7,8 @@ from typing import Any
 
 from semel.keys import Scope
 from semel.model import Event, Record
-from semel.stores.mysql_rows import Found, Statements, found_in, moment, row_of, seconds
-from semel.stores.mysql_session import Probe, Session
+from semel.stores.mysql_rows import Found, Statements, found_in, moment, row_of
+from semel.stores.mysql_session import Parameters, Probe, Session
 
 __all__ = ["Table", "Witness"]
 
@@ -47,9 +47,13 @@ class Table:
 
     async def read(self, scopes: Sequence[bytes]) -> tuple[float, dict[bytes, Found]]:
         """The store's clock, and the rows that are there, by scope."""
-        rows = await self.session.query(self.words.of("read", len(scopes)), scopes)
-        found = [found_in(row[1:]) for row in rows if row[1] is not None]
-        return seconds(rows[0][0]), {one.scope: one for one in found}
+        now, found = await self.find(self.words.of("read", len(scopes)), scopes)
+        return now, {one.scope.hash: one for one in found}
+
+    async def find(self, text: str, parameters: Parameters) -> tuple[float, list[Found]]:
+        """What a statement with the packed row finds, and the store's clock (0 when it gave no row at all)."""
+        rows = [found_in(row) for row in await self.session.query(text, parameters)]
+        return (rows[0][0] if rows else 0.0), [found for _, found in rows if found is not None]
 
     async def insert(self, rows: Sequence[Sequence[Any]]) -> bool:
         """Add rows made by `row_of`, in scope order. `Duplicate` when one of them is there: then none was added."""
@@ -60,11 +64,11 @@ class Table:
         return True
 
     async def replace(self, found: Found, record: Record, witness: Witness | None = None) -> bool:
-        parameters = [*row_of(record)[1:], found.scope, found.nonce, found.version]
+        parameters = [*row_of(record)[1:], found.scope.hash, found.nonce, found.version]
         return await self._write("replace", parameters, witness)
 
     async def delete(self, found: Found, witness: Witness | None = None) -> bool:
-        return await self._write("delete", (found.scope, found.nonce, found.version), witness)
+        return await self._write("delete", (found.scope.hash, found.nonce, found.version), witness)
 
     async def _write(self, name: str, parameters: Sequence[Any], witness: Witness | None) -> bool:
         text = self.words[name]

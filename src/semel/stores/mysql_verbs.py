@@ -182,7 +182,7 @@ async def _changed(table: Table, values: list[dict[str, Any]]) -> list[bool]:
 async def _settle_one(table: Table, end: Settle, row: Found | None, now: float) -> Tried | Answer:
     record = None if row is None else row.record
     if row is not None and record is None:
-        record = placeholder(row, end.scope, now)
+        record = placeholder(row, now)
     answer, changed = model.settle(record, end, now)
     witness = None
     if end.actor and model.view(record, now) is not None:

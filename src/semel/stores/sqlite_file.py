@@ -29,7 +29,7 @@ __all__ = ["DatabaseFile"]
 
 T = TypeVar("T")
 
-CHECKPOINT: Final = 4000
+CHECKPOINT: Final = 1000
 """Pages of log, roughly counted, after which they are moved into the database file."""
 LOG_LIMIT: Final = 64 << 20
 """Bytes of log file after which it is cut down to nothing; below that it is overwritten, which is faster."""

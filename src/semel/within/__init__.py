@@ -80,7 +80,8 @@ def _names(transaction: object) -> list[tuple[str, str]]:
 
 
 def _pipeline(face: Any, engine: Engine, pipe: Any, *, cluster: bool) -> Engine:
-    from semel.within.redis import Capture, PipelineEngine, Queue
+    from semel.within.pipelines import Capture, Queue
+    from semel.within.redis import PipelineEngine
 
     colour = "async" if any(".asyncio." in f"{kind.__module__}." for kind in type(pipe).__mro__) else "sync"
     if colour != face._colour:  # noqa: SLF001

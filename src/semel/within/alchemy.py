@@ -87,13 +87,13 @@ class _AlchemyPort:
         await self.flush()  # what is pending belongs to the caller's transaction, not to our savepoint
         self._connection = await self._connect()
         dialect = self._connection.dialect
-        known = _DIALECTS.get(dialect.name), _STYLES.get(dialect.paramstyle)
-        if known[0] is None or known[1] is None:
+        name, style = _DIALECTS.get(dialect.name), _STYLES.get(dialect.paramstyle)
+        if name is None or style is None:
             raise ConfigurationError(
                 f"within() knows PostgreSQL, MariaDB/MySQL and SQLite; this SQLAlchemy engine is for {dialect.name!r} "
                 f"(driver {dialect.driver!r})"
             )
-        self.dialect, self.style = known
+        self.dialect, self.style = name, style
         self.mariadb = bool(getattr(dialect, "is_mariadb", False))
         if not self._is_open():
             raise not_open("SQLAlchemy connection", _REMEDY)

@@ -46,7 +46,7 @@ class DjangoPort:
         from django.db import connections
 
         # `django.db.connection` is a proxy of the current thread's connection: take that one, once.
-        self._wrapper = connections[connection.alias]
+        self._wrapper: Any = connections[connection.alias]
         vendor = _VENDORS.get(self._wrapper.vendor)
         if vendor is None:
             raise ConfigurationError(

@@ -42,18 +42,12 @@ class TxEngine(Engine):
 
     def __init__(self, outer: Engine, bound: Bound, layered: Store, home: str | None) -> None:
         # Not Engine.__init__: a heart of its own would be made for every transaction, and never beat.
+        self.__dict__.update(outer.__dict__)
         self.outer = outer
         self.bound = bound
         self.store = layered
-        self.runtime = outer.runtime
-        self.secrets = outer.secrets
-        self.settle_timeout = outer.settle_timeout
-        self.emit = outer.emit
-        self.heart = outer.heart
-        self.recorder = outer.recorder
         self.stepper = _NoSteps(layered, outer.runtime)
         self.bench = self._bench = _TxBench(outer.bench)
-        self.purger = None
         self._home = home
         self._looks = False
 
@@ -76,7 +70,7 @@ class TxEngine(Engine):
         token = _current.set(run)
         try:
             reach("run.started")
-            value = await self.runtime.call(call.fn, call.args, call.kwargs, True)  # noqa: FBT003
+            value = await self.runtime.call(call.fn, call.args, call.kwargs, True)
             await self.bound.flush(run.ask.nonce)
             reach("run.returned")
         except Exception as error:

@@ -10,7 +10,7 @@ import msgspec
 from semel import keeping
 from semel.calls import Call
 from semel.claims import Claim
-from semel.decorator import decorate
+from semel.decorator import AsyncDecorator, Decorator, decorate
 from semel.errors import ConfigurationError
 from semel.flow import Engine
 from semel.loop import is_async
@@ -75,9 +75,10 @@ class Within(_Bound):
             return True
         return not run_sync(self._tx.execute(call)).replayed
 
-    def once(self, **options: Any) -> Callable[[Any], Any]:
+    def once(self, *misplaced: object, **options: Any) -> Decorator:
         """Decorate a function for the life of this transaction."""
-        return decorate(self, options)  # type: ignore[arg-type]
+        decorator: Decorator = decorate(self, misplaced, options)  # type: ignore[arg-type]
+        return decorator
 
     __call__ = once
 
@@ -87,7 +88,7 @@ class Within(_Bound):
 
     def peek(self, key: str, /, **where: Any) -> Record | None:
         """The record as this transaction sees it, its own uncommitted one included."""
-        return run_sync(keeping.peek(self._tx, self._call(key, None, (), where)))
+        return run_sync(keeping.peek(self._tx, self._face._about(key, where)))
 
 
 class AsyncWithin(_Bound):
@@ -119,9 +120,10 @@ class AsyncWithin(_Bound):
             return True
         return not (await self._tx.execute(call)).replayed
 
-    def once(self, **options: Any) -> Callable[[Any], Any]:
+    def once(self, *misplaced: object, **options: Any) -> AsyncDecorator:
         """Decorate a function for the life of this transaction."""
-        return decorate(self, options)  # type: ignore[arg-type]
+        decorator: AsyncDecorator = decorate(self, misplaced, options)  # type: ignore[arg-type]
+        return decorator
 
     __call__ = once
 
@@ -131,7 +133,7 @@ class AsyncWithin(_Bound):
 
     async def peek(self, key: str, /, **where: Any) -> Record | None:
         """The record as this transaction sees it, its own uncommitted one included."""
-        return await keeping.peek(self._tx, self._call(key, None, (), where))
+        return await keeping.peek(self._tx, self._face._about(key, where))
 
 
 def _plain(fn: Callable[..., T]) -> Callable[..., T]:

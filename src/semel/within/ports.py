@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Protocol
 
 from semel.errors import ConfigurationError
 
-__all__ = ["Dialect", "Port", "Row", "Savepoint", "SqlSavepoint", "Style", "bound", "not_open"]
+__all__ = ["Dialect", "Port", "Row", "Savepoint", "SqlPort", "SqlSavepoint", "Style", "bound", "not_open"]
 
 Dialect = Literal["postgresql", "mysql", "sqlite"]
 Style = Literal["dollar", "format", "qmark"]

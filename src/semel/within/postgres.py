@@ -117,10 +117,15 @@ class PostgresWords:
             "{row:r}": _row("r."),
         }
         changes = ", ".join(_assignment(name, at) for at, name in enumerate(rows.COLUMNS, 1) if at > 1)
-        texts = (_ENTER, _LOCK, _LOOK, _FINISH, f"update {{table}} set {changes} where scope = $1::bytea")
-        for word, value in words.items():
-            texts = tuple(text.replace(word, value) for text in texts)  # type: ignore[assignment]
-        self._enter, self._lock, self._look, self._finish, self._write = texts
+        write = f"update {{table}} set {changes} where scope = $1::bytea"
+
+        def made(text: str) -> str:
+            for word, value in words.items():
+                text = text.replace(word, value)
+            return text
+
+        self._enter, self._lock, self._look = made(_ENTER), made(_LOCK), made(_LOOK)
+        self._finish, self._write = made(_FINISH), made(write)
 
     async def enter(self, port: Port, ask: Ask, patience: float) -> Entry:
         scope = ask.scope

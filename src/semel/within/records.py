@@ -16,11 +16,22 @@ import msgspec
 from semel import model
 from semel.errors import ConfigurationError, OutcomeUnknown
 from semel.keys import Scope, mask
-from semel.model import Answer, Ask, Kind, Policy, Record, Settle, Unknown, Verdict, Won
+from semel.model import Answer, Ask, Kind, Policy, Record, Settle, Unknown, Verdict
 from semel.stores import rows
 from semel.within.ports import Port, Row, bound
 
-__all__ = ["Entry", "Unreadable", "Words", "claim", "identifier", "peek", "query", "settle"]
+__all__ = [
+    "Entry",
+    "Unreadable",
+    "Words",
+    "claim",
+    "guarded",
+    "identifier",
+    "peek",
+    "query",
+    "record_of",
+    "settle",
+]
 
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _UNREADABLE: Final = Unknown(None, Policy.HOLD, unreadable=True)
@@ -78,13 +89,13 @@ async def claim(words: Words, port: Port, ask: Ask, patience: float) -> Verdict:
                     continue  # purged or forgotten meanwhile
                 verdict, changed = model.claim(found.record, ask, found.now)
             if changed is not None:
-                await words.write(port, _guarded(changed))
+                await words.write(port, guarded(changed))
             return verdict
     except Unreadable:
         return _UNREADABLE
 
 
-def _guarded(record: Record) -> Record:
+def guarded(record: Record) -> Record:
     return msgspec.structs.replace(record, policy=Policy.HOLD, expires=inf)
 
 
@@ -109,10 +120,6 @@ async def peek(words: Words, port: Port, scope: Scope) -> tuple[Record | None, f
             unreadable=True,
         ) from error
     return found.record, found.now
-
-
-def won(verdict: Verdict) -> bool:
-    return isinstance(verdict, Won)
 
 
 async def query(port: Port, sql: str, args: Sequence[Any]) -> Sequence[Row]:

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
-from inspect import isawaitable
 from typing import Any, Final
 
 from semel import model, steps
@@ -24,13 +22,13 @@ from semel.calls import Call, failure_of, name_of
 from semel.errors import ConfigurationError, LeaseLost, StoreUnavailable
 from semel.flow import Engine
 from semel.hooks import Executed, Unrecorded
-from semel.keys import Scope
-from semel.model import Answer, Ask, Kind, Note, Policy, Record, Renewal, Settle, State, Verdict
+from semel.model import Answer, Kind, Policy, Settle, State
 from semel.points import reach
 from semel.run import Outcome, Run, _current
-from semel.store import Capabilities, Colour, Facts, Page, Query, Store, Unwatch
+from semel.store import Store
+from semel.within.pipelines import Capture, Queue, waited
 
-__all__ = ["Capture", "PipelineEngine", "Queue"]
+__all__ = ["PipelineEngine"]
 
 # The settle's reply carries a nonce and a hash; a client with decode_responses=True could not read it. Its letter suffices.
 _LETTER_ONLY: Final = """local function settle()
@@ -40,61 +38,6 @@ local reply = settle()
 if type(reply) == 'table' then return reply end
 return string.sub(reply, -1)"""
 _PAUSE: Final = 0.02
-
-
-class Queue:
-    """The caller's pipeline while a function queues commands on it."""
-
-    def __init__(self, pipe: Any, *, cluster: bool) -> None:
-        self._pipe = pipe
-        self._cluster = cluster
-        self._shut = False
-
-    def __len__(self) -> int:
-        return len(self._pipe)
-
-    def shut(self) -> None:
-        """The function is to queue only: executing is refused meanwhile (where the pipeline lets itself be changed)."""
-        with suppress(AttributeError):
-            self._pipe.execute = _refused
-            self._shut = True
-
-    def open(self) -> None:
-        if self._shut:
-            del self._pipe.execute
-            self._shut = False
-
-    def take(self) -> tuple[list[tuple[Any, Any]], set[Any]]:
-        """What was queued, as arguments and options, and the scripts that redis-py loads before; the pipeline is empty."""
-        pipe = self._pipe
-        if self._cluster:
-            strategy = pipe._execution_strategy  # noqa: SLF001 - redis-py shows a cluster pipeline's commands nowhere else
-            commands = [
-                (each.args, getattr(each, "options", None) or getattr(each, "kwargs", {}))
-                for each in strategy._command_queue
-            ]  # noqa: SLF001
-            strategy._command_queue = []  # noqa: SLF001
-            return commands, set()
-        commands, pipe.command_stack = list(pipe.command_stack), []
-        return commands, set(pipe.scripts)
-
-    def sender(self, key: bytes) -> Any:
-        """The pipeline for the transaction: the caller's own; in a cluster, one on the node that has the record."""
-        if not self._cluster:
-            return self._pipe
-        client = getattr(self._pipe, "cluster_client", self._pipe)
-        node = client.nodes_manager.get_node_from_slot(client.keyslot(key))
-        if getattr(node, "redis_connection", None) is not None:
-            return node.redis_connection.pipeline(transaction=True)
-        import redis.asyncio
-
-        pool = redis.asyncio.ConnectionPool(connection_class=node.connection_class, **node.connection_kwargs)
-        return redis.asyncio.Redis.from_pool(pool).pipeline(transaction=True)
-
-    async def done_with(self, sender: Any) -> None:
-        await _wait(sender.reset())
-        if self._cluster and hasattr(sender, "aclose"):
-            await sender.connection_pool.aclose()
 
 
 class PipelineEngine(Engine):
@@ -125,7 +68,7 @@ class PipelineEngine(Engine):
         self._queue.shut()
         try:
             reach("run.started")
-            value = await self.runtime.call(call.fn, call.args, call.kwargs, True)  # noqa: FBT003
+            value = await self.runtime.call(call.fn, call.args, call.kwargs, True)
             reach("run.returned")
         except Exception as error:
             await self.fail(run, error)
@@ -206,10 +149,10 @@ class PipelineEngine(Engine):
         from redis.exceptions import RedisError, WatchError
         from redis.exceptions import TimeoutError as Late
 
-        await _wait(pipe.reset())
+        await waited(pipe.reset())
         keys = self._raw.settle_keys(end)
-        await _wait(pipe.watch(keys[0]))
-        there = await _wait(pipe.exists(keys[0]))
+        await waited(pipe.watch(keys[0]))
+        there = await waited(pipe.exists(keys[0]))
         if await self._is_done(run, there=bool(there)):
             return True
         pipe.multi()
@@ -217,7 +160,7 @@ class PipelineEngine(Engine):
         pipe.execute_command("EVAL", _LETTER_ONLY % _source(), len(keys), *keys, *self._raw.settle_args(end))
         reach("settle.sent")
         try:
-            replies = await _wait(pipe.execute(raise_on_error=False))
+            replies = await waited(pipe.execute(raise_on_error=False))
         except WatchError:
             return False
         except (Lost, Late):
@@ -302,46 +245,6 @@ class _NothingApplied(Exception):
         self.error = error
 
 
-class Capture:
-    """A store at the bottom of the layers that keeps what they made of a settle: sealed, and in its namespace."""
-
-    def __init__(self, colour: Colour, capabilities: Capabilities) -> None:
-        self.colour: Colour = colour
-        self.capabilities = capabilities
-        self.end: Any = None
-
-    async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
-        (self.end,) = ends
-        return [Answer.OK]
-
-    async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
-        raise NotImplementedError
-
-    async def renew(self, renewals: Sequence[Renewal]) -> list[Answer | Exception]:
-        raise NotImplementedError
-
-    async def note(self, note: Note) -> Answer:
-        raise NotImplementedError
-
-    async def peek(self, scope: Scope) -> tuple[Record | None, float]:
-        raise NotImplementedError
-
-    async def watch(self, scope: Scope, wake: Any) -> Unwatch:
-        raise NotImplementedError
-
-    async def scan(self, query: Query) -> Page:
-        raise NotImplementedError
-
-    async def purge(self, limit: int) -> int:
-        raise NotImplementedError
-
-    async def facts(self) -> Facts:
-        raise NotImplementedError
-
-    async def aclose(self) -> None:
-        """Nothing was opened."""
-
-
 def _lost() -> type[Exception]:
     from redis.exceptions import ConnectionError as Lost
 
@@ -352,15 +255,3 @@ def _source() -> str:
     from semel.stores.redis_record import SETTLE
 
     return SETTLE.source
-
-
-async def _wait(thing: Any) -> Any:
-    # A pipeline is awaitable itself (asyncio's initialises): only coroutines are meant.
-    return await thing if isawaitable(thing) and not hasattr(thing, "command_stack") else thing
-
-
-def _refused(*_: Any, **__: Any) -> Any:
-    raise ConfigurationError(
-        "the function executed the pipeline that within() was given: let it queue commands only; they are sent together with "
-        "the record's settle when it returns"
-    )

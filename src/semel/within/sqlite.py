@@ -16,9 +16,9 @@ from semel.keys import Scope
 from semel.model import Ask, Record, Settle
 from semel.stores import rows
 from semel.within.ports import Port
-from semel.within.records import Entry, Unreadable, _guarded, identifier, query, record_of
+from semel.within.records import Entry, Unreadable, guarded, identifier, query, record_of
 
-__all__ = ["SqliteWords", "sqlite_words", "with_patience"]
+__all__ = ["SqliteWords", "restore_patience", "sqlite_words", "with_patience"]
 
 _LONGEST: Final = 2**31 - 1  # milliseconds
 _FIXED: Final = 4  # scope, tenant, operation, key: never change once a row is there
@@ -61,7 +61,7 @@ class SqliteWords:
         assert fresh is not None  # noqa: S101 - an absent key is always won
         before = await with_patience(port, patience)
         try:
-            inserted = await query(port, self._insert, rows.to_row(_guarded(fresh)))
+            inserted = await query(port, self._insert, rows.to_row(guarded(fresh)))
         finally:
             await restore_patience(port, before)
         if inserted:

@@ -14,12 +14,12 @@
 --    its least; there `probe` goes ahead of every write in the same packet and fails at once.
 -- 6. No statement depends on sql_mode: names are in backticks, texts in single quotes, nothing is truncated silently.
 --
--- {table} {audit} {schema}  the table names       {columns} all columns of a record, from r, in the order of rows.COLUMNS
--- {names}  the same without r                     {changes} `name` = %s for each of them but scope
+-- {table} {audit} {schema}  the table names       {row} the clock, the version and all columns of r, packed (mysql_rows.py)
+-- {names}  the columns, as in rows.COLUMNS        {changes} `name` = %s for each of them but scope
 
 -- name: read
 -- One row per scope that is there, or a single row of NULLs when none is. A plain read: no lock, no write.
-SELECT {now}, r.`version`, {columns}
+SELECT {row}
 FROM (SELECT 1) AS one LEFT JOIN {table} AS r ON r.`scope` IN (:scopes)
 
 -- name: insert
@@ -99,7 +99,7 @@ ORDER BY a.`id`
 
 -- name: scan
 -- A superset of a page, in scope order, never a record that reads as absent; Python applies model.view and the rest.
-SELECT {now}, r.`version`, {columns}
+SELECT {row}
 FROM {table} AS r
 WHERE r.`scope` > %(after)s
   AND (r.`purge_after` IS NULL OR r.`purge_after` > {now}

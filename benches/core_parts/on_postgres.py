@@ -1,0 +1,224 @@
+"""PostgreSQL with fsync and synchronous_commit on: the public API against bare statements of the same driver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+
+from benches.core_parts.measure import (
+    Contestant,
+    Effort,
+    Figure,
+    Term,
+    closed_loop,
+    compare_crowds,
+    compare_latencies,
+    work,
+    work_sync,
+)
+from semel import AsyncSemel
+from semel.keys import make_scope
+from semel.layers.layer import Layer
+from semel.results import codec_for
+from semel.store import Capabilities, Settings, open_store
+from semel.testing import services
+
+__all__ = ["bench", "durable_server"]
+
+CALLERS = 64
+_numbers = itertools.count()
+
+
+def durable_server() -> services.PostgresServer:
+    return services.postgres(fsync=True, config={"synchronous_commit": "on"})
+
+
+def fresh_keys(count: int) -> list[str]:
+    return [f"first-{next(_numbers)}" for _ in range(count)]
+
+
+def done_keys(count: int) -> list[str]:
+    return [f"done-{number % 1000}" for number in range(count)]
+
+
+def done_scopes(count: int) -> list[bytes]:
+    return [make_scope("semel", "default", "default", key, "full").hash for key in done_keys(count)]
+
+
+def rows(count: int) -> list[tuple[bytes, bytes]]:
+    result = codec_for(work, None).encode(work_sync(), compress_over=None)
+    return [(os.urandom(16), result) for _ in range(count)]
+
+
+class Unbatched(Layer):
+    """The same store, saying that batches are not worth it: no batch layer is put above it."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        import msgspec
+
+        return msgspec.structs.replace(self.inner.capabilities, batches=False)
+
+
+@contextlib.asynccontextmanager
+async def unbatched(url: str) -> AsyncIterator[AsyncSemel]:
+    store = Unbatched(open_store(url, Settings(), "async"))
+    async with AsyncSemel(store) as once:
+        yield once
+    await store.aclose()
+
+
+def ours(once: AsyncSemel, suffix: str = "") -> tuple[Contestant, Contestant]:
+    async def call(key: str) -> None:
+        await once.execute(key, work)
+
+    return Contestant("first" + suffix, fresh_keys, call), Contestant("replay" + suffix, done_keys, call)
+
+
+def bench(effort: Effort) -> list[Figure]:
+    with durable_server() as server:
+        return asyncio.run(_bench(server, effort))
+
+
+async def _bench(server: services.PostgresServer, effort: Effort) -> list[Figure]:
+    url = server.database(driver="asyncpg")
+    address = url.replace("+asyncpg", "")
+    connection = await asyncpg.connect(address)
+    try:
+        await connection.execute("create table bare (id bytea primary key, body bytea not null)")
+        async with AsyncSemel(f"{url}?pool=16") as once:
+            await closed_loop(ours(once)[1].call, done_keys(1000), CALLERS)
+            return [
+                *await _against_statements(once, connection, effort),
+                await _wal(once, connection),
+                *await _within(once, connection, effort),
+                *await _batches(once, url, effort),
+            ]
+    finally:
+        await connection.close()
+
+
+async def _against_statements(once: AsyncSemel, connection: Any, effort: Effort) -> list[Figure]:
+    first, replay = ours(once)
+
+    async def select(scope: bytes) -> None:
+        await connection.fetchrow("select state, result from semel where scope = $1", scope)
+
+    async def insert(row: tuple[bytes, bytes]) -> None:
+        await connection.execute("insert into bare values ($1, $2)", *row)
+
+    contest = [
+        Contestant("select", done_scopes, select),
+        replay,
+        Contestant("insert", rows, insert),
+        first,
+    ]
+    p50 = await compare_latencies(contest, effort.rounds * 2)
+    return [
+        Figure(
+            "1 caller, replay: p50",
+            Term("replay", p50["replay"], "µs"),
+            Term("select by key", p50["select"], "µs"),
+            "≤",
+            1.6,
+        ),
+        Figure(
+            "1 caller, first execution: p50",
+            Term("first", p50["first"], "µs"),
+            Term("one bare committed insert", p50["insert"], "µs"),
+            "≤",
+            2.7,
+        ),
+    ]
+
+
+async def _wal(once: AsyncSemel, connection: Any) -> Figure:
+    """What 200 replays add to the log. The server's own writes (a running-transactions record) may fall into a window."""
+    replay = ours(once)[1]
+    lowest = None
+    for _ in range(5):
+        before = await connection.fetchval("select pg_current_wal_insert_lsn()")
+        await closed_loop(replay.call, replay.prepare(200), 1)
+        grown = int(await connection.fetchval("select pg_current_wal_insert_lsn() - $1::pg_lsn", before))
+        lowest = grown if lowest is None else min(lowest, grown)
+    return Figure("WAL written by 200 replays", Term("bytes", float(lowest or 0), "bytes"), None, "=", 0)
+
+
+async def _within(once: AsyncSemel, connection: Any, effort: Effort) -> list[Figure]:
+    insert = "insert into bare values ($1, $2)"
+
+    async def alone(row: tuple[bytes, bytes]) -> None:
+        async with connection.transaction():
+            await connection.execute(insert, *row)
+
+    async def within(row: tuple[bytes, bytes]) -> None:
+        async def effect() -> dict[str, Any]:
+            await connection.execute(insert, *row)
+            return work_sync()
+
+        async with connection.transaction():
+            await once.within(connection).execute(row[0].hex(), effect)
+
+    contest = [Contestant("alone", rows, alone), Contestant("within", rows, within)]
+    p50 = await compare_latencies(contest, effort.rounds * 2)
+    commits = await _commits(connection, within)
+    return [
+        Figure(
+            "within: p50",
+            Term("business insert and record in one transaction", p50["within"], "µs"),
+            Term("business transaction alone", p50["alone"], "µs"),
+            "≤",
+            2,
+        ),
+        Figure("within: commits per call", Term("commits per call", commits, ""), None, "=", 1),
+    ]
+
+
+async def _commits(connection: Any, call: Any) -> float:
+    """Commit records in the server's own log: what is committed for nothing but reading leaves none."""
+    count = 50
+    await connection.execute("create extension if not exists pg_walinspect")
+    before = await connection.fetchval("select pg_current_wal_insert_lsn()")
+    for row in rows(count):
+        await call(row)
+    counted: int = await connection.fetchval(
+        "select count(*) from pg_get_wal_records_info($1::pg_lsn, pg_current_wal_insert_lsn())"
+        " where resource_manager = 'Transaction' and record_type like 'COMMIT%'",
+        before,
+    )
+    return counted / count
+
+
+async def _batches(once: AsyncSemel, url: str, effort: Effort) -> list[Figure]:
+    figures = []
+    async with unbatched(f"{url}?pool=16") as plain:
+        for mine, bare, goal in zip(ours(once), ours(plain), (4.0, 0.0), strict=True):
+            contest = [
+                Contestant("batched", mine.prepare, mine.call),
+                Contestant("unbatched", bare.prepare, bare.call),
+            ]
+            crowd = await compare_crowds(contest, effort, CALLERS)
+            alone = await compare_crowds(contest, effort.smaller(10), 1)
+            figures += [
+                _rates(f"64 callers, {mine.name}: throughput", crowd, goal, "CPU"),
+                _rates(f"1 caller, {mine.name}: throughput", alone, 0.95 if goal else 0.0, "CPU"),
+            ]
+    return figures
+
+
+def _rates(what: str, rates: dict[str, Any], goal: float, word: str) -> Figure:
+    batched, plain = rates["batched"], rates["unbatched"]
+    return Figure(
+        what,
+        Term("batched", batched.per_second, "/s"),
+        Term("unbatched", plain.per_second, "/s"),
+        "≥" if goal else "",
+        goal,
+        note=f"{word} {batched.cpu:.0f} against {plain.cpu:.0f} µs",
+    )

@@ -1,0 +1,78 @@
+"""What a face is told when it is made, checked so that a mistake is named at once and not at the first call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from semel.errors import ConfigurationError
+from semel.store import Settings
+
+__all__ = [
+    "checked_hooks",
+    "checked_labels",
+    "checked_readable",
+    "checked_ring",
+    "checked_store_settings",
+    "count",
+]
+
+_REDIS_ONLY = {"acks": "a number of replicas to wait for", "index": "an index for look-ups"}
+
+
+def count(name: str, value: Any, *, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigurationError(f"{name} must be a whole number, {least} or more, not {value!r}")
+    return value
+
+
+def checked_hooks(hooks: Any) -> tuple[Callable[[object], object], ...]:
+    given: tuple[Any, ...] = tuple(hooks) if isinstance(hooks, Iterable) else (None,)
+    if not all(map(callable, given)):
+        raise ConfigurationError(
+            f"hooks must be a list of callables, such as hooks=[log_events], not {hooks!r}"
+        )
+    return given
+
+
+def checked_readable(word: Any) -> Any:
+    if word not in ("full", "masked", "none"):
+        raise ConfigurationError(f'readable must be "full", "masked" or "none", not {word!r}')
+    return word
+
+
+def checked_store_settings(settings: Settings, source: object, index: Any) -> Settings:
+    """Options that only some stores know are refused by the others, not dropped in silence."""
+    if isinstance(index, str) or not all(isinstance(each, str) for each in index):
+        raise ConfigurationError(f"index must be a set of names, such as index={{'ref'}}, not {index!r}")
+    scheme = source.partition(":")[0].partition("+")[0] if isinstance(source, str) else ""
+    if scheme and scheme not in ("redis", "rediss", "valkey", "valkeys", "unix"):
+        for name, meaning in _REDIS_ONLY.items():
+            if getattr(settings, name):
+                raise ConfigurationError(
+                    f"{name} is {meaning} on Redis; a {scheme} store does not know it: leave it out"
+                )
+    return settings
+
+
+def checked_ring(keys: Any) -> Any:
+    if keys is None:
+        return None
+    if not isinstance(keys, Mapping):
+        raise ConfigurationError(
+            "encrypt must map key names to 32-byte keys: encrypt={'2026-a': os.urandom(32)}"
+        )
+    from semel.layers.encrypt import Ring  # needs an extra
+
+    return Ring(keys)
+
+
+def checked_labels(labels: Any) -> Mapping[str, str]:
+    if not isinstance(labels, Mapping):
+        raise ConfigurationError(f"labels must be a mapping of short texts, not {type(labels).__name__}")
+    for name, text in labels.items():
+        if not isinstance(name, str) or not isinstance(text, str) or len(name) > 64 or len(text) > 255:
+            raise ConfigurationError(
+                f"labels are short texts (64 and 255 characters at most), not {name!r}: {text!r}"
+            )
+    return dict(labels)

@@ -1,0 +1,172 @@
+"""What must come of each cell of the core: the guarantee table, made exact by where the fault strikes.
+
+The table promises a word per mode and kind of fault. A named point is an exact place, so the word becomes one verdict:
+"at least once" is doubled when the point lies after the effect, and exactly once before it.
+`permitted` says which verdicts a promise allows; a test holds every cell against it.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Final
+
+import msgspec
+
+from semel.guarantees import FAULTS, TABLE, Mode, Promise
+from semel.testing.chaos.cells import Cell, Heir, Verdict
+
+__all__ = ["filled", "kind_of", "not_applicable", "permitted"]
+
+# Where a point lies in the life of a call whose effect is outside.
+_BEFORE: Final = {"claim.sent", "wait.parked"}
+_CLAIMED: Final = {"claim.won", "run.started"}
+_MADE: Final = {"effect.made", "run.returned", "settle.sent", "renew.sent"}
+_WIRE: Final = {"reset-before", "reset-after", "stall"}
+
+_Pair = tuple[Verdict, Heir]
+_RAN: Final[_Pair] = (Verdict.ONCE, Heir.RAN)
+_REPLAYED: Final[_Pair] = (Verdict.ONCE, Heir.REPLAYED)
+_UNKNOWN: Final[_Pair] = (Verdict.UNKNOWN, Heir.UNKNOWN)
+_TWICE: Final[_Pair] = (Verdict.DOUBLED, Heir.RAN)
+
+
+def kind_of(fault: str) -> str:
+    """Which column of the guarantee table a fault belongs to."""
+    if fault == "zombie":
+        return "zombie"
+    return "loss" if fault in {"power-loss", "failover"} else "crash"
+
+
+def permitted(cell: Cell) -> set[Verdict]:
+    """What the published table allows for this cell, whatever its point is."""
+    promise = TABLE[Mode(cell.mode)][FAULTS.index(kind_of(cell.fault))]
+    return {
+        Promise.EXACTLY_ONCE: {Verdict.ONCE},
+        Promise.AT_LEAST_ONCE: {Verdict.ONCE, Verdict.DOUBLED},
+        Promise.AT_MOST_ONCE: {Verdict.ONCE, Verdict.UNKNOWN},
+        Promise.AS_STEPS: {Verdict.ONCE, Verdict.DOUBLED},  # its steps here are of mode retry
+        Promise.MAY_BE_LOST: {Verdict.ONCE, Verdict.LOST},
+        Promise.MAY_REPEAT: {Verdict.ONCE, Verdict.UNKNOWN, Verdict.DOUBLED},
+        Promise.NOTHING: set(Verdict),
+    }[promise]
+
+
+def filled(cell: Cell) -> Cell:
+    verdict, heir = _expected(cell)
+    return msgspec.structs.replace(cell, expected=verdict, heir=heir)
+
+
+def _expected(cell: Cell) -> _Pair:
+    mode, fault, point = cell.mode, cell.fault, cell.point
+    if point == "wait.parked":
+        return _REPLAYED  # somebody else runs it; what happens to one who waits changes nothing
+    if mode == "tx":
+        return _tx(cell)
+    if fault in _WIRE or fault == "store-kill":
+        return _REPLAYED  # the worker lives: it repeats the request with the same nonce, unseen by its caller
+    if mode == "steps":
+        return _steps(fault, point)
+    match fault:
+        case "kill":
+            return _killed(mode, point)
+        case "zombie":
+            return _zombie(mode, point)
+    return _stopped(mode, fault, point)
+
+
+def _killed(mode: str, point: str) -> _Pair:
+    if point in _BEFORE:
+        return _RAN
+    if point == "settle.stored":
+        return _REPLAYED
+    if mode == "hold":
+        return _UNKNOWN
+    if point in _CLAIMED or mode == "keyed":
+        return _RAN
+    return _REPLAYED if mode == "probe" else _TWICE
+
+
+def _zombie(mode: str, point: str) -> _Pair:
+    """It wakes when its heir is done. What it had not done it then does."""
+    if point in _CLAIMED and mode == "probe":
+        return _TWICE
+    if point in _CLAIMED and mode == "retry":
+        return _TWICE
+    return _killed(mode, point)
+
+
+def _stopped(mode: str, fault: str, point: str) -> _Pair:
+    """Cancelled or interrupted: the worker itself says that the outcome is lost, and what is recorded stays so."""
+    if point in {"settle.sent", "settle.stored"} or (fault == "cancel" and point == "run.returned"):
+        return _REPLAYED  # the record is written on a path that the caller cannot cancel
+    return _killed(mode, point)
+
+
+def _steps(fault: str, point: str) -> _Pair:
+    name, _, number = point.partition("#")
+    if point == "settle.stored":
+        return _REPLAYED
+    if fault in {"cancel", "interrupt"} and point == "settle.sent":
+        return _REPLAYED
+    if fault == "cancel" and point == "run.returned":
+        return _REPLAYED
+    if name == "step.returned":
+        # Cancelled after its effect, before its note: the note is not written.
+        return _TWICE
+    if fault == "zombie" and (point in _CLAIMED or name == "step.started" or (name == "step.stored" and number == "1")):
+        return _TWICE  # it wakes and makes the next step's effect, whose note is then refused
+    return _RAN
+
+
+def _tx(cell: Cell) -> _Pair:
+    """Exactly once, always. A zombie holds its row lock: the heir is refused until it wakes, except in Redis."""
+    redis = cell.store in {"redis", "cluster"}
+    point, fault = cell.point, cell.fault
+    stored = {"commit.done"} | ({"settle.stored"} if redis else set())
+    if point in stored:
+        return _REPLAYED
+    if fault == "zombie" and point != "claim.sent" and not redis:
+        return Verdict.ONCE, Heir.BUSY
+    if fault in _WIRE:
+        return _tx_wire(cell, redis=redis)
+    if fault in {"cancel", "interrupt"} and (point == "commit.sent" or (redis and point in {"run.returned", "settle.sent"})):
+        return Verdict.ONCE, Heir.ANY  # it may have been committed or not
+    return (Verdict.ONCE, Heir.ANY) if fault == "store-kill" and redis else _RAN
+
+
+def _tx_wire(cell: Cell, *, redis: bool) -> _Pair:
+    if redis or cell.point == "claim.sent":
+        return Verdict.ONCE, Heir.ANY
+    if cell.point == "commit.sent":
+        return _REPLAYED if cell.fault == "reset-after" else _RAN
+    return _RAN
+
+
+_NO_AIOSQLITE: Final = "the async colour of a SQLite transaction needs the package aiosqlite"
+
+
+def not_applicable(store: str, colour: str, mode: str, fault: str, point: str) -> str:
+    """Why a cell cannot be; empty when it can."""
+    redis = store in {"redis", "cluster"}
+    if fault == "cancel" and colour == "sync":
+        return "a thread cannot be cancelled: `interrupt` is its fault"
+    if fault == "interrupt" and colour == "async":
+        return "an event loop turns Ctrl-C into a cancellation: `cancel` is its fault"
+    if fault in {"cancel", "interrupt"} and point == "renew.sent":
+        return "a heartbeat has no caller who could be cancelled"
+    if mode == "tx":
+        if redis and point.startswith("commit."):
+            return "a Redis pipeline has no commit of the caller's: semel sends the EXEC (settle.sent)"
+        if point == "wait.parked":
+            return "a caller inside a transaction waits for a row lock, not on a seat"
+        if fault == "stall":
+            return "the connection is the caller's, and so is its time limit"
+        if store == "sqlite" and colour == "async" and find_spec("aiosqlite") is None:
+            return _NO_AIOSQLITE
+    if fault in _WIRE and store == "sqlite":
+        return "SQLite has no network"
+    if fault in _WIRE and store == "cluster":
+        return "the nodes name each other's addresses, so a proxy in front of one is passed by; the wire is that of redis/"
+    if fault == "store-kill" and store == "sqlite":
+        return "SQLite has no server process: its death is the worker's (kill)"
+    return ""

@@ -1,0 +1,122 @@
+"""The caller's redis-py pipeline: what a function queued on it, and which connection sends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from inspect import isawaitable
+from typing import Any
+
+from semel.errors import ConfigurationError
+from semel.keys import Scope
+from semel.model import Answer, Ask, Note, Record, Renewal, Settle, Verdict
+from semel.store import Capabilities, Colour, Facts, Page, Query, Unwatch
+
+__all__ = ["Capture", "Queue", "waited"]
+
+
+class Queue:
+    """The caller's pipeline while a function queues commands on it."""
+
+    def __init__(self, pipe: Any, *, cluster: bool) -> None:
+        self._pipe = pipe
+        self._cluster = cluster
+        self._shut = False
+
+    def __len__(self) -> int:
+        return len(self._pipe)
+
+    def shut(self) -> None:
+        """The function is to queue only: executing is refused meanwhile (where the pipeline lets itself be changed)."""
+        with suppress(AttributeError):
+            self._pipe.execute = _refused
+            self._shut = True
+
+    def open(self) -> None:
+        if self._shut:
+            del self._pipe.execute
+            self._shut = False
+
+    def take(self) -> tuple[list[tuple[Any, Any]], set[Any]]:
+        """What was queued, as arguments and options, and the scripts that redis-py loads before; the pipeline is empty."""
+        pipe = self._pipe
+        if self._cluster:
+            # redis-py shows the commands of a cluster's pipeline nowhere else.
+            queue = pipe._execution_strategy._command_queue  # noqa: SLF001
+            commands = [
+                (each.args, getattr(each, "options", None) or getattr(each, "kwargs", {})) for each in queue
+            ]
+            queue.clear()
+            return commands, set()
+        commands, pipe.command_stack = list(pipe.command_stack), []
+        return commands, set(pipe.scripts)
+
+    def sender(self, key: bytes) -> Any:
+        """The pipeline for the transaction: the caller's own; in a cluster, one on the node that has the record."""
+        if not self._cluster:
+            return self._pipe
+        client = getattr(self._pipe, "cluster_client", self._pipe)
+        node = client.nodes_manager.get_node_from_slot(client.keyslot(key))
+        if getattr(node, "redis_connection", None) is not None:
+            return node.redis_connection.pipeline(transaction=True)
+        import redis.asyncio
+
+        pool = redis.asyncio.ConnectionPool(connection_class=node.connection_class, **node.connection_kwargs)
+        return redis.asyncio.Redis.from_pool(pool).pipeline(transaction=True)
+
+    async def done_with(self, sender: Any) -> None:
+        await waited(sender.reset())
+        if self._cluster and hasattr(sender, "aclose"):
+            await sender.connection_pool.aclose()
+
+
+class Capture:
+    """A store at the bottom of the layers that keeps what they made of a settle: sealed, and in its namespace."""
+
+    def __init__(self, colour: Colour, capabilities: Capabilities) -> None:
+        self.colour: Colour = colour
+        self.capabilities = capabilities
+        self.end: Any = None
+
+    async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
+        (self.end,) = ends
+        return [Answer.OK]
+
+    async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
+        raise NotImplementedError
+
+    async def renew(self, renewals: Sequence[Renewal]) -> list[Answer | Exception]:
+        raise NotImplementedError
+
+    async def note(self, note: Note) -> Answer:
+        raise NotImplementedError
+
+    async def peek(self, scope: Scope) -> tuple[Record | None, float]:
+        raise NotImplementedError
+
+    async def watch(self, scope: Scope, wake: Any) -> Unwatch:
+        raise NotImplementedError
+
+    async def scan(self, query: Query) -> Page:
+        raise NotImplementedError
+
+    async def purge(self, limit: int) -> int:
+        raise NotImplementedError
+
+    async def facts(self) -> Facts:
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """Nothing was opened."""
+
+
+async def waited(thing: Any) -> Any:
+    # A pipeline is awaitable itself (asyncio's initialises): only coroutines are meant.
+    return await thing if isawaitable(thing) and not hasattr(thing, "command_stack") else thing
+
+
+def _refused(*_: Any, **__: Any) -> Any:
+    raise ConfigurationError(
+        "the function executed the pipeline that within() was given: let it queue commands only; they are sent together with "
+        "the record's settle when it returns"
+    )
