@@ -182,10 +182,10 @@ class Face:
     ) -> Call:
         kwargs = labels = None
         print_ = b""
-        if fn is not None and not callable(fn):
-            raise _not_a_function(fn)
         if callable(key):
             raise InvalidKey("the key comes first, then the function: execute(key, fn, *arguments)")
+        if fn is not None and not callable(fn):
+            raise _not_a_function(fn)
         if given:
             kwargs, labels = given.pop("kwargs", None), given.pop("labels", None)
             print_ = self._fingerprint(

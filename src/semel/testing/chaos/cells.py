@@ -74,6 +74,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     lease: float
     role: str = "victim"
     """`victim` meets the fault, `heir` is the next caller, `judge` looks at the end, `owner` holds the key meanwhile."""
+    last: bool = False
+    """Nobody comes after this heir: it looks at the end as well."""
     wait: float = 8.0
     settings: dict[str, Any] = {}
 
@@ -82,15 +84,16 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """What a part of the product brings: its cells, and how one attempt at one of them is made.
 
     `attempt(plan)` runs in a forked worker. It arms the fault (`traps.arm`), does the work once, and writes what happened
-    into the ledger. `schedule(cell, stage)` runs in the driver, for faults that need more than the usual order
-    (victim, heir, judge); None takes the usual one.
+    into the ledger: the worker's `plan.role` says who it is.
     """
 
     name: str
     cells: Callable[[], Iterable[Cell]]
     attempt: Callable[[Plan], None]
+    wanted: Callable[[Cell], tuple[str, ...]] = lambda _: ("effect",)
+    """The names of the effects that each key of a cell must have, each of them once."""
     schedules: dict[str, Callable[..., Any]] = {}
-    """By fault: another order of events than victim, heir, judge."""
+    """By fault: a function of a `driver.Stage`, for another order of events than victim, heir, judge."""
 
 
 # Modules that register a part when they are imported. `semel chaos` loads all of them.

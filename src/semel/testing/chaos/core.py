@@ -86,9 +86,10 @@ async def _attempt(plan: Plan) -> None:
             await worker.prepare(once)
             task = asyncio.current_task() if plan.cell.colour == "async" else None
             traps.arm(plan, worker.ledger, task=task)
-        await worker.call(once)
+        if plan.role != "judge":
+            await worker.call(once)
         traps.disarm()
-        if plan.role in ("heir", "judge"):
+        if plan.role == "judge" or (plan.role == "heir" and plan.last):
             await worker.judge(once)
     finally:
         traps.disarm()
@@ -239,4 +240,4 @@ async def _nothing_async() -> None:
     """What a warm-up runs."""
 
 
-register(Part(name="core", cells=core_cells, attempt=attempt))
+register(Part(name="core", cells=core_cells, attempt=attempt, wanted=wanted))

@@ -111,8 +111,7 @@ def _steps(fault: str, point: str) -> _Pair:
     if fault == "cancel" and point == "run.returned":
         return _REPLAYED
     if name == "step.returned":
-        # Cancelled after its effect, before its note: the note is not written.
-        return _TWICE
+        return _RAN if fault == "cancel" else _TWICE  # a note, too, is written on a path that the caller cannot cancel
     if fault == "zombie" and (point in _CLAIMED or name == "step.started" or (name == "step.stored" and number == "1")):
         return _TWICE  # it wakes and makes the next step's effect, whose note is then refused
     return _RAN
@@ -158,7 +157,7 @@ def not_applicable(store: str, colour: str, mode: str, fault: str, point: str) -
         if redis and point.startswith("commit."):
             return "a Redis pipeline has no commit of the caller's: semel sends the EXEC (settle.sent)"
         if point == "wait.parked":
-            return "a caller inside a transaction waits for a row lock, not on a seat"
+            return "one who waits has no transaction yet: as in mode retry" if redis else "waits for a row lock, not on a seat"
         if fault == "stall":
             return "the connection is the caller's, and so is its time limit"
         if store == "sqlite" and colour == "async" and find_spec("aiosqlite") is None:

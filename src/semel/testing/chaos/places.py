@@ -1,0 +1,153 @@
+"""The stores of the matrix: shared servers that nobody breaks, and private ones for drivers that break them."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from semel import Semel
+from semel.testing import services
+from semel.testing.chaos.cells import Cell
+from semel.testing.chaos.transactions import TABLE
+from semel.testing.services.server import Server
+
+__all__ = ["Addresses", "Places", "Private", "shared_servers"]
+
+_SCHEMES = {
+    ("postgres", "sync"): "postgresql+psycopg",
+    ("postgres", "async"): "postgresql+asyncpg",
+    ("mariadb", "sync"): "mysql+pymysql",
+    ("mariadb", "async"): "mysql+asyncmy",
+}
+_DDL = {
+    "postgres": f"CREATE TABLE {TABLE} (id serial PRIMARY KEY, k text NOT NULL, made_by text, made_at double precision)",
+    "mariadb": f"CREATE TABLE {TABLE} (id INT AUTO_INCREMENT PRIMARY KEY, k VARCHAR(255) NOT NULL, made_by VARCHAR(20),"
+    " made_at DOUBLE, KEY (k)) ENGINE=InnoDB",
+    "sqlite": f"CREATE TABLE {TABLE} (id INTEGER PRIMARY KEY, k TEXT NOT NULL, made_by TEXT, made_at REAL)",
+}
+
+
+class Addresses(msgspec.Struct):
+    """Where the shared servers are: host, port and URL by store."""
+
+    urls: dict[str, str] = {}
+    folder: str = ""
+
+
+@contextlib.contextmanager
+def shared_servers(stores: set[str], folder: Path) -> Iterator[Addresses]:
+    """Start what the chosen cells need; a program that is missing raises ServerMissing with its remedy."""
+    with contextlib.ExitStack() as stack:
+        found = Addresses(folder=str(folder))
+        for store in sorted(stores - {"sqlite"}):
+            server: Any = stack.enter_context(_open(store))
+            found.urls[store] = _with_tables(store, server)
+        yield found
+
+
+def _open(store: str) -> Any:
+    match store:
+        case "redis":
+            return services.redis(appendonly="always")
+        case "postgres":
+            return services.postgres()
+        case "mariadb":
+            return services.mariadb()
+    return services.redis_cluster()
+
+
+def _with_tables(store: str, server: Any) -> str:
+    """A database with semel's tables and the callers' one; the URL without a driver."""
+    if store in {"redis", "cluster"}:
+        return str(server.url)
+    url = str(server.database())
+    server.execute(_DDL[store], database=url.rpartition("/")[2])
+    with Semel(_coloured(url, store, "sync")) as once:
+        once.peek("first")
+    return url
+
+
+def _coloured(url: str, store: str, colour: str) -> str:
+    scheme = _SCHEMES.get((store, colour))
+    return url if scheme is None else f"{scheme}://{url.partition('://')[2]}"
+
+
+class Private:
+    """A server that belongs to this driver alone, and may be killed."""
+
+    def __init__(self, store: str) -> None:
+        self.store = store
+        self.server: Any = services.redis_cluster(appendonly="always") if store == "cluster" else _open(store)
+        self.url = _with_tables(store, self.server)
+        self._down: Server | None = None
+
+    def kill(self, cell: Cell, key: str) -> None:
+        """SIGKILL; of a cluster the node that has the key."""
+        self._down = self.server
+        if self.store == "cluster":
+            with Semel(self.url, tenant="chaos") as once:
+                self._down = self.server.master_of(once.tag(key))
+        assert self._down is not None
+        del cell
+        self._down.kill()
+
+    def start(self) -> None:
+        assert self._down is not None
+        self._down.start()
+        if self.store == "cluster":
+            self.server.wait_healthy()
+
+    def close(self) -> None:
+        self.server.close()
+
+
+class Places:
+    """Which URL a cell's workers use. One per driver; its SQLite file is its own, so that drivers do not queue for it."""
+
+    def __init__(self, addresses: Addresses, number: int) -> None:
+        self.folder = Path(addresses.folder) / f"driver-{number}"
+        self.folder.mkdir()
+        self._urls = addresses.urls
+        self._private: dict[str, Private] = {}
+        self._sqlite = ""
+
+    def url(self, cell: Cell) -> str:
+        if cell.store == "sqlite":
+            return self._sqlite_url()
+        base = self.private(cell).url if cell.lane else self._urls[cell.store]
+        return _coloured(base, cell.store, cell.colour)
+
+    def private(self, cell: Cell) -> Private:
+        if cell.lane not in self._private:
+            self._private[cell.lane] = Private(cell.store)
+        return self._private[cell.lane]
+
+    def address(self, cell: Cell) -> tuple[str, int]:
+        place = self._urls[cell.store].partition("://")[2].rpartition("@")[2].partition("/")[0]
+        host, _, port = place.partition(":")
+        return host, int(port)
+
+    def through(self, cell: Cell, port: int) -> str:
+        """The same database, by way of a proxy."""
+        host, real = self.address(cell)
+        return self.url(cell).replace(f"{host}:{real}", f"{host}:{port}")
+
+    def _sqlite_url(self) -> str:
+        if not self._sqlite:
+            file = self.folder / "semel.db"
+            self._sqlite = f"sqlite:///{file}"
+            with Semel(self._sqlite) as once:
+                once.peek("first")
+            with contextlib.closing(sqlite3.connect(file)) as connection:
+                connection.execute(_DDL["sqlite"])
+                connection.commit()
+        return self._sqlite
+
+    def close(self) -> None:
+        for server in self._private.values():
+            server.close()

@@ -1,0 +1,69 @@
+"""The process that imports everything once and forks the drivers. Started by the runner with a socket for each driver.
+
+It has no threads and no connections, and neither have its drivers: what they fork begins clean.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import NoReturn
+
+import msgspec
+
+from semel.testing.chaos.cells import PARTS, load
+from semel.testing.chaos.driver import Job, run
+from semel.testing.chaos.frames import receive, send
+from semel.testing.chaos.places import Addresses, Places
+
+__all__ = ["main"]
+
+_DRIVERS = (
+    "asyncio", "sqlite3", "redis", "redis.asyncio", "redis.asyncio.cluster", "hiredis", "psycopg", "asyncpg", "pymysql",
+    "asyncmy", "sqlalchemy.ext.asyncio", "sqlalchemy.dialects.sqlite.aiosqlite", "aiosqlite",
+    "semel.stores.sqlite", "semel.stores.redis", "semel.stores.postgres", "semel.stores.postgres_asyncpg",
+    "semel.stores.postgres_psycopg", "semel.stores.mysql", "semel.within.drivers", "semel.within.alchemy",
+    "semel.within.redis", "semel.stores.redis_loops", "semel.stores.redis_threads", "semel.stores.mysql_pools",
+)  # fmt: skip
+
+
+def main() -> None:
+    addresses = msgspec.json.decode(sys.argv[1], type=Addresses)
+    PARTS[:] = msgspec.json.decode(sys.argv[2], type=list[str])
+    numbers = [int(word) for word in sys.argv[3:]]
+    load()
+    for name in _DRIVERS:
+        with suppress(ImportError):  # a driver that is not installed has no cells that run
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # what is there now is not looked at again in each child: its pages stay shared
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner ends us by closing our sockets
+    for number in numbers:
+        if os.fork() == 0:
+            for other in numbers:
+                if other != number:
+                    os.close(other)
+            _drive(socket.socket(fileno=number), addresses)
+    for number in numbers:
+        os.close(number)
+    for _ in numbers:
+        os.wait()
+
+
+def _drive(line: socket.socket, addresses: Addresses) -> NoReturn:
+    places = Places(addresses, line.fileno())
+    try:
+        while (text := receive(line)) is not None:
+            send(line, msgspec.json.encode(run(msgspec.json.decode(text, type=Job), places)))
+    finally:
+        places.close()
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
