@@ -184,11 +184,11 @@ async def _commits(connection: Any, call: Any) -> float:
     """Commit records in the server's own log: what is committed for nothing but reading leaves none."""
     count = 50
     await connection.execute("create extension if not exists pg_walinspect")
-    before = await connection.fetchval("select pg_current_wal_insert_lsn()")
+    before = await connection.fetchval("select pg_current_wal_flush_lsn()")
     for row in rows(count):
         await call(row)
     counted: int = await connection.fetchval(
-        "select count(*) from pg_get_wal_records_info($1::pg_lsn, pg_current_wal_insert_lsn())"
+        "select count(*) from pg_get_wal_records_info($1::pg_lsn, pg_current_wal_flush_lsn())"
         " where resource_manager = 'Transaction' and record_type like 'COMMIT%'",
         before,
     )

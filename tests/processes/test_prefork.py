@@ -38,7 +38,7 @@ def url_of(request: pytest.FixtureRequest, store: str, folder: Path, schemes: di
     if store == "redis":
         return str(request.getfixturevalue("redis_server").url)
     server = request.getfixturevalue("postgres_server" if store == "postgres" else "mariadb_server")
-    return schemes[store] + "://" + server.database().partition("://")[2]
+    return f"{schemes[store]}://{server.database().partition('://')[2]}"
 
 
 @pytest.fixture(params=STORES)
@@ -79,8 +79,24 @@ def running(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Pope
 def test_R29_gunicorn_with_preload(url: str, kind: str, tmp_path: Path) -> None:
     effects = tmp_path / "effects"
     port = free_port()
-    command = [sys.executable, "-m", "gunicorn", "--preload", "-w", "2", "-k", kind, "-b", f"127.0.0.1:{port}"]
-    command += ["--log-level", "warning", *(["--threads", "4"] if kind == "gthread" else []), "tests.processes.web"]
+    command = [
+        sys.executable,
+        "-m",
+        "gunicorn",
+        "--preload",
+        "-w",
+        "2",
+        "-k",
+        kind,
+        "-b",
+        f"127.0.0.1:{port}",
+    ]
+    command += [
+        "--log-level",
+        "warning",
+        *(["--threads", "4"] if kind == "gthread" else []),
+        "tests.processes.web",
+    ]
     keys = [f"k{number}" for number in range(10)]
     with running(command, environment(url, effects, SEMEL_WARM="" if kind == "gevent" else "1")):
         wait_for_port(port)
@@ -96,7 +112,18 @@ def test_R29_celery_prefork(redis_server: Any, tmp_path: Path) -> None:
     effects = tmp_path / "effects"
     broker = redis_server.url.rpartition("/")[0] + "/7"
     env = environment(redis_server.url, effects, SEMEL_BROKER=broker)
-    command = [sys.executable, "-m", "celery", "-A", "tests.processes.tasks", "worker", "-c", "2", "-l", "warning"]
+    command = [
+        sys.executable,
+        "-m",
+        "celery",
+        "-A",
+        "tests.processes.tasks",
+        "worker",
+        "-c",
+        "2",
+        "-l",
+        "warning",
+    ]
     with running([*command, "--without-gossip", "--without-mingle"], env):
         keys = [f"k{number}" for number in range(8)]
         code = (
@@ -202,7 +229,9 @@ def test_R30_behind_pgbouncer_in_transaction_mode(pgbouncer: Any, colour: str) -
     tenant = uuid.uuid4().hex
     if colour == "sync":
         with Semel(f"postgresql+psycopg://{address}", tenant=tenant) as once, ThreadPoolExecutor(8) as pool:
-            outcomes = list(pool.map(lambda n: once.execute(f"k{n % 5}", time.sleep, 0.01, wait=20), range(40)))
+            outcomes = list(
+                pool.map(lambda n: once.execute(f"k{n % 5}", time.sleep, 0.01, wait=20), range(40))
+            )
     else:
 
         async def main() -> list[Any]:

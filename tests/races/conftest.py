@@ -89,7 +89,7 @@ def url_of(request: pytest.FixtureRequest, store: str, colour: str, folder: Path
     if store == "redis":
         return str(request.getfixturevalue("redis_server").url)
     server = request.getfixturevalue("postgres_server" if store == "postgres" else "mariadb_server")
-    return SCHEMES[store, colour] + "://" + server.database().partition("://")[2]
+    return f"{SCHEMES[store, colour]}://{server.database().partition('://')[2]}"
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import signal
 import time
 import uuid
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from .conftest import SCHEMES, Crew, Ledger, wait_for
 KEYS = [f"key-{number}" for number in range(20)]
 
 
-def test_four_processes_racing_for_the_same_keys_make_one_effect_each(crew: Crew, colour: str, ledger: Ledger) -> None:
+def test_four_processes_racing_for_the_same_keys_make_one_effect_each(
+    crew: Crew, colour: str, ledger: Ledger
+) -> None:
     tenant = uuid.uuid4().hex
     for _ in range(4):
         crew.start(colour=colour, tenant=tenant, keys=KEYS, rounds=3, work=0.002)
@@ -62,7 +65,9 @@ def test_a_result_that_was_stored_survives_its_owner(crew: Crew, colour: str, le
 
 def test_a_zombie_is_told_that_it_lost_and_changes_nothing(crew: Crew, colour: str, ledger: Ledger) -> None:
     tenant, lease = uuid.uuid4().hex, 0.5
-    zombie = crew.start(colour=colour, tenant=tenant, keys=["k"], lease=lease, point="run.returned", fault="stop")
+    zombie = crew.start(
+        colour=colour, tenant=tenant, keys=["k"], lease=lease, point="run.returned", fault="stop"
+    )
     wait_for(lambda: _stopped(zombie.pid))
     heir = crew.start(colour=colour, tenant=tenant, keys=["k"], lease=lease)
     heir.wait(20)
@@ -80,7 +85,11 @@ def test_R16_a_store_restart_between_effect_and_settle_ends_with_one_execution(
 ) -> None:
     server: Any
     with {"redis": _redis, "postgres": services.postgres, "mysql": services.mariadb}[store]() as server:
-        url = server.url if store == "redis" else SCHEMES[store, colour] + "://" + server.database().partition("://")[2]
+        url = (
+            server.url
+            if store == "redis"
+            else SCHEMES[store, colour] + "://" + server.database().partition("://")[2]
+        )
         crew = Crew(url, ledger)
         try:
             tenant = uuid.uuid4().hex
@@ -103,5 +112,5 @@ def _redis() -> Any:
 
 
 def _stopped(pid: int) -> bool:
-    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
-        return stat.read().rpartition(")")[2].split()[0] == "T"
+    stat = Path(f"/proc/{pid}/stat").read_text("ascii")
+    return stat.rpartition(")")[2].split()[0] == "T"

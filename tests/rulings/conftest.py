@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,8 @@ def colour(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=STORES)
-def lab(request: pytest.FixtureRequest, colour: str, tmp_path: Path) -> Iterator[Lab]:
-    yield Lab(colour, url_of(request, request.param, colour, tmp_path))
+def lab(request: pytest.FixtureRequest, colour: str, tmp_path: Path) -> Lab:
+    return Lab(colour, url_of(request, request.param, colour, tmp_path))
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def url_of(request: pytest.FixtureRequest, store: str, colour: str, folder: Path
     if store == "redis":
         return str(request.getfixturevalue("redis_server").url)
     server = request.getfixturevalue("postgres_server" if store == "postgres" else "mariadb_server")
-    return SCHEMES[store, colour] + "://" + server.url.partition("://")[2]
+    return f"{SCHEMES[store, colour]}://{server.url.partition('://')[2]}"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -109,7 +109,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     names = pyfuncitem._fixtureinfo.argnames
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    lab: Lab | None = arguments.get("lab") or arguments.get("light_lab")
+    lab: Any = arguments.get("lab") or arguments.get("light_lab")
     sync = lab is not None and lab.colour == "sync"
     (run_sync if sync else asyncio.run)(_closing(pyfuncitem.obj(**arguments), lab))
     return True

@@ -53,7 +53,10 @@ async def test_R1_an_unknown_option_is_refused_by_name(light_lab: Lab) -> None:
 
 async def test_R1_consume_takes_every_option_of_execute_and_raises_as_it_does(lab: Lab) -> None:
     once = lab.face()
-    assert await lab.do(once.consume("k", lab.effect(), request={"a": 1}, retention=60, labels={"scene": "mq"})) is True
+    assert (
+        await lab.do(once.consume("k", lab.effect(), request={"a": 1}, retention=60, labels={"scene": "mq"}))
+        is True
+    )
     assert await lab.do(once.consume("k", lab.effect(), request={"a": 1})) is False
     with pytest.raises(KeyMismatch):
         await lab.do(once.consume("k", lab.effect(), request={"a": 2}))
@@ -138,7 +141,9 @@ def test_R4_a_plain_function_on_async_semel_runs_in_a_thread_and_outlives_its_ca
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.sleep(0.5)  # beyond the lease: it must still be renewed, never released under the thread
+        await asyncio.sleep(
+            0.5
+        )  # beyond the lease: it must still be renewed, never released under the thread
         with pytest.raises(InProgress):
             await once.execute("k", work)
         finish.set()

@@ -109,7 +109,9 @@ async def test_R10_an_interrupt_inside_the_function_is_a_lost_outcome_decided_at
             once.execute("h", light_lab.raising(SystemExit(1)), on_unknown="hold")
     else:
         for key, on_unknown in (("k", "retry"), ("h", "hold")):
-            task = asyncio.create_task(once.execute(key, light_lab.fn(lambda: asyncio.sleep(30)), on_unknown=on_unknown))
+            task = asyncio.create_task(
+                once.execute(key, light_lab.fn(lambda: asyncio.sleep(30)), on_unknown=on_unknown)
+            )
             await asyncio.sleep(0.05)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -181,7 +183,9 @@ async def test_R13_resolve_takes_exactly_one_word_and_only_once(lab: Lab) -> Non
     with pytest.raises(ConfigurationError):
         await lab.do(once.resolve("k", value=2, actor="bob"))
     events = await lab.do(once.history("k"))
-    assert [(event.actor, event.reason, event.state) for event in events] == [("ann", "looked it up", "unknown")]
+    assert [(event.actor, event.reason, event.state) for event in events] == [
+        ("ann", "looked it up", "unknown")
+    ]
 
 
 async def test_R13_resolve_by_error_and_release(lab: Lab) -> None:
@@ -248,7 +252,9 @@ async def test_R14_with_steps_a_released_record_keeps_its_fingerprint_and_counts
     assert (outcome.value, outcome.attempt, done) == ("ch_1", 2, ["charged"])
 
 
-async def test_R15_an_unreadable_result_is_unknown_never_rerun_and_repaired_by_resolve(light_lab: Lab) -> None:
+async def test_R15_an_unreadable_result_is_unknown_never_rerun_and_repaired_by_resolve(
+    light_lab: Lab,
+) -> None:
     store = MemoryStore()
     once = _over(light_lab, store)
     await light_lab.do(once.execute("k", light_lab.effect({"a": 1})))
@@ -292,7 +298,9 @@ class Stuck(Layer):
         return await self.inner.settle(ends)
 
 
-async def test_R16_a_settle_that_cannot_be_stored_is_not_recorded_and_goes_on_in_the_background(light_lab: Lab) -> None:
+async def test_R16_a_settle_that_cannot_be_stored_is_not_recorded_and_goes_on_in_the_background(
+    light_lab: Lab,
+) -> None:
     alarms: list[Any] = []
     store = Stuck(MemoryStore())
     once = _over(light_lab, store, settle_timeout=0.2, lease=0.3, hooks=[alarms.append])
@@ -409,5 +417,3 @@ def _over(lab: Lab, store: Any, **settings: Any) -> Any:
     face = (Semel if lab.colour == "sync" else AsyncSemel)(store, **settings)
     lab._faces.append(face)
     return face
-
-

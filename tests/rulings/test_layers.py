@@ -60,7 +60,8 @@ def test_R31_64_callers_of_one_key_in_one_loop_cost_at_most_2_claims() -> None:
         store.calls.clear()
         await asyncio.gather(*(once.execute("k", work) for _ in range(64)))
         assert store.calls["claim"] <= 2  # replays asked for at the same time share one claim too
-        assert once._engine().store._flights == {}
+        layer: Any = once._engine().store
+        assert layer._flights == {}
         await once.aclose()
 
     asyncio.run(main())
@@ -135,7 +136,8 @@ async def test_R31_a_failed_leader_promotes_a_follower(light_lab: Lab) -> None:
     with pytest.raises(OSError, match="down"):
         async with owned(light_lab, once, "k"):
             waiting = [
-                meanwhile(light_lab, 0, lambda: once.execute("k", light_lab.effect("second"), wait=10)) for _ in range(4)
+                meanwhile(light_lab, 0, lambda: once.execute("k", light_lab.effect("second"), wait=10))
+                for _ in range(4)
             ]
             await until(light_lab, lambda: sum(once._engine().bench._waiting.values()) == 4)
             raise OSError("down")

@@ -19,9 +19,9 @@ from .tools import meanwhile, owned, pause, until
 
 
 async def test_R17_a_renewed_lease_outlives_itself(lab: Lab) -> None:
-    once, other = lab.face(lease=0.15), lab.face()
+    once, other = lab.face(lease=0.5), lab.face()
     async with owned(lab, once, "k") as claim:
-        await pause(lab, 0.6)
+        await pause(lab, 1.2)
         with pytest.raises(InProgress):
             await lab.do(other.execute("k", lab.effect()))
         await lab.do(claim.complete("mine"))
@@ -122,8 +122,12 @@ async def test_R17_a_record_that_vanished_is_claimed_again_and_settled(light_lab
 
 async def test_R18_retention_counts_from_the_settle(lab: Lab) -> None:
     once = lab.face(retention=0.3)
-    slow = lab.fn(lambda: time.sleep(0.4) or "slow")
-    assert (await lab.do(once.execute("k", slow))).value == "slow"
+
+    def slow() -> str:
+        time.sleep(0.4)
+        return "slow"
+
+    assert (await lab.do(once.execute("k", lab.fn(slow)))).value == "slow"
     assert (await lab.do(once.execute("k", lab.effect()))).replayed
     await pause(lab, 0.4)
     assert (await lab.do(once.execute("k", lab.effect("again")))).value == "again"

@@ -13,10 +13,10 @@ import pytest
 from semel import (
     CodecError,
     ConfigurationError,
+    Found,
     InvalidKey,
     KeyMismatch,
     OutcomeUnknown,
-    Found,
     current_run,
     fingerprint,
     parse_id,
@@ -84,7 +84,12 @@ async def test_R21_keys_are_checked_and_the_message_names_the_part(light_lab: La
 
 async def test_R21_tenant_operation_and_prefix_keep_scopes_apart(lab: Lab) -> None:
     once = lab.face()
-    options: list[dict[str, Any]] = [{}, {"operation": "b"}, {"tenant": lab.tenant + "2"}, {"operation": "a:b"}]
+    options: list[dict[str, Any]] = [
+        {},
+        {"operation": "b"},
+        {"tenant": lab.tenant + "2"},
+        {"operation": "a:b"},
+    ]
     for index, each in enumerate(options):
         assert (await lab.do(once.execute("k", lab.effect(index), **each))).value == index
     assert (await lab.do(lab.face(prefix="other").execute("k", lab.effect("p")))).value == "p"
@@ -151,14 +156,18 @@ async def test_R23_a_replay_has_the_type_of_the_annotation(lab: Lab, make: Any) 
     assert type(again.value) is type(first.value)
 
 
-async def test_R23_what_the_annotation_shows_to_be_unstorable_is_refused_before_the_effect(light_lab: Lab) -> None:
+async def test_R23_what_the_annotation_shows_to_be_unstorable_is_refused_before_the_effect(
+    light_lab: Lab,
+) -> None:
     once = light_lab.face()
     with pytest.raises(CodecError):
         await light_lab.do(once.execute("k", light_lab.fn(make_socket)))
     assert await light_lab.do(once.peek("k")) is None
 
 
-async def test_R23_over_max_result_the_caller_gets_its_value_and_the_record_a_marker_and_ref(lab: Lab) -> None:
+async def test_R23_over_max_result_the_caller_gets_its_value_and_the_record_a_marker_and_ref(
+    lab: Lab,
+) -> None:
     once = lab.face(max_result=100)
 
     def big() -> str:
@@ -229,7 +238,12 @@ async def test_R25_a_new_id_is_minted_once_per_scope_and_survives_failure_and_ta
 async def test_R26_steps_are_done_once_and_remembered_over_a_takeover(lab: Lab) -> None:
     dead, heir = lab.face(lease=0.05), lab.face()
     done: list[str] = []
-    step = lab.fn(lambda name: done.append(name) or {"step": name})
+
+    def one_step(name: str) -> dict[str, str]:
+        done.append(name)
+        return {"step": name}
+
+    step = lab.fn(one_step)
     claim = dead.claim("k")
     await lab.do(claim.__enter__() if lab.colour == "sync" else claim.__aenter__())
     assert await lab.do(claim.run.step("one", step, "one")) == {"step": "one"}
@@ -284,7 +298,12 @@ async def test_R26_a_started_step_under_hold_is_unknown_and_a_probe_may_find_it(
     _stop_heart(dead, lab)
     await pause(lab, 0.12)
     calls: list[Any] = []
-    step = lab.fn(lambda: calls.append(1) or "charged")
+
+    def charge() -> str:
+        calls.append(1)
+        return "charged"
+
+    step = lab.fn(charge)
 
     def work(policy: Any) -> Any:
         def plain() -> Any:
@@ -335,7 +354,9 @@ async def test_R26_reconcile_probes_resumes_and_reports_what_is_left(lab: Lab) -
     _stop_heart(dead, lab)
     await pause(lab, 0.12)
     once = lab.face()
-    once.recovery("probed", probe=lab.fn(lambda record: Found(f"found {record.scope.key}")), tenant=lab.tenant)
+    once.recovery(
+        "probed", probe=lab.fn(lambda record: Found(f"found {record.scope.key}")), tenant=lab.tenant
+    )
     once.recovery("resumed", resume=lab.fn(lambda record: f"resumed {record.scope.key}"), tenant=lab.tenant)
     report = await lab.do(once.reconcile())
     assert (report.settled, report.resumed) == (1, 1)

@@ -53,7 +53,8 @@ def test_an_outage_starts_no_thread_per_call() -> None:
         async def claim(self, asks: Any) -> Any:
             raise StoreUnavailable("down")
 
-        settle = claim
+        async def settle(self, ends: Any) -> Any:
+            raise StoreUnavailable("down")
 
     before = threading.active_count()
     once = Semel(Down(MemoryStore()))

@@ -13,7 +13,7 @@ from semel.runtime import run_sync
 from .conftest import Lab
 
 
-class owned:  # noqa: N801 - reads as a phrase: `async with owned(lab, once, "k") as claim`
+class owned:
     """`async with` for a claim of either colour."""
 
     def __init__(self, lab: Lab, once: Any, key: str, **options: Any) -> None:
@@ -23,7 +23,7 @@ class owned:  # noqa: N801 - reads as a phrase: `async with owned(lab, once, "k"
     async def __aenter__(self) -> Any:
         return await enter(self._lab, self._claim)
 
-    async def __aexit__(self, *error: Any) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._lab.colour == "sync":
             self._claim.__exit__(*error)
         else:

@@ -16,7 +16,15 @@ from semel.testing.simulation.runner import explore
 
 MODE = os.environ.get("SEMEL_TEST", "full")
 SCHEDULES = {"quick": 1_000, "full": 40_000, "long": 100_000}[MODE]
-WINDOWS = ("claim.won", "run.started", "run.returned", "settle.sent", "settle.stored", "renew.sent", "step.returned")
+WINDOWS = (
+    "claim.won",
+    "run.started",
+    "run.returned",
+    "settle.sent",
+    "settle.stored",
+    "renew.sent",
+    "step.returned",
+)
 TRACES = (
     "import hashlib, os\n"
     "from semel.testing.simulation import World, plan_of\n"
@@ -30,15 +38,24 @@ TRACES = (
 def test_no_promise_is_broken_and_every_window_is_reached() -> None:
     report = explore(0, SCHEDULES)
     print(f"\n{report.schedules} schedules, {report.schedules / report.seconds:.0f} a second")
-    replays = [f"python -m semel.testing.simulation --seed {seed} --shrink --trace: {broken}" for seed, broken in report.failures]
+    replays = [
+        f"python -m semel.testing.simulation --seed {seed} --shrink --trace: {broken}"
+        for seed, broken in report.failures
+    ]
     assert not replays, "\n".join(replays[:10])
     # A run that reached nothing proves nothing.
-    assert MODE == "quick" or not [name for name in WINDOWS if not report.reached.get(f"kill-at-point@{name}")]
-    assert MODE == "quick" or not [name for name in WINDOWS if not report.reached.get(f"pause-at-point@{name}")]
+    assert MODE == "quick" or not [
+        name for name in WINDOWS if not report.reached.get(f"kill-at-point@{name}")
+    ]
+    assert MODE == "quick" or not [
+        name for name in WINDOWS if not report.reached.get(f"pause-at-point@{name}")
+    ]
     assert report.answered_well / report.answered > 0.9
     # Modes that promise less show it, or the faults did not bite.
     assert report.doubled["retry"] > 0
-    assert report.doubled.get("keyed", 0) == report.doubled.get("tx", 0) == report.doubled.get("steps", 0) == 0
+    assert (
+        report.doubled.get("keyed", 0) == report.doubled.get("tx", 0) == report.doubled.get("steps", 0) == 0
+    )
 
 
 def test_a_seed_gives_the_same_trace_twice() -> None:
@@ -66,9 +83,15 @@ def test_a_world_in_which_everybody_waits_is_a_deadlock() -> None:
 
 def _traces(python: str) -> str:
     root = Path(__file__).parents[2]
-    paths = os.pathsep.join([str(root / "src"), *(path for path in sys.path if path.endswith("site-packages"))])
+    paths = os.pathsep.join(
+        [str(root / "src"), *(path for path in sys.path if path.endswith("site-packages"))]
+    )
     done = subprocess.run(
-        [python, "-c", TRACES], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths}, check=False
+        [python, "-c", TRACES],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths},
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.strip()) == hashlib.sha256().digest_size * 2
@@ -76,8 +99,14 @@ def _traces(python: str) -> str:
 
 
 def _python(version: str) -> str:
-    for folder in (*os.environ["PATH"].split(os.pathsep), *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin"))):
+    for folder in (
+        *os.environ["PATH"].split(os.pathsep),
+        *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin")),
+    ):
         candidate = Path(folder) / f"python{version}"
-        if candidate.exists() and subprocess.run([candidate, "-c", "import msgspec"], check=False).returncode == 0:
+        if (
+            candidate.exists()
+            and subprocess.run([candidate, "-c", "import msgspec"], check=False).returncode == 0
+        ):
             return str(candidate)
     pytest.skip(f"SERVER MISSING: no Python {version} with msgspec on this machine")
