@@ -9,7 +9,7 @@ docs/bench is left alone. The exit code does not depend on the figures: only a b
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
 import os
 import platform
 import sys
@@ -51,7 +51,9 @@ def _options() -> argparse.Namespace:
         prog="./bench core", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("section", nargs="*", help=f"{', '.join(SECTIONS)}; default: all")
-    parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; figures mean nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="seconds instead of minutes; figures mean nothing"
+    )
     parser.add_argument("--write", action="store_true", help="write docs/bench also after some sections")
     parser.add_argument("--into", type=Path, default=page.FOLDER, help="write there instead of docs/bench")
     options = parser.parse_args()
@@ -72,7 +74,7 @@ def _run(name: str, effort: Effort) -> page.Section:
     for missing, why in left_out.items():
         print(f"left out: {missing}: {why}")
     return page.Section(
-        date=datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d"),
+        date=dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d"),
         command=f"./bench core {name}{' --quick' if effort.quick else ''}",
         load=f"{before:.1f} before, {os.getloadavg()[0]:.1f} after, {os.cpu_count()} cores",
         versions={

@@ -40,7 +40,12 @@ ORDER: dict[str, Any] = {
     "state": "accepted",
     "customer": {"id": 81_723, "name": "Ada Lovelace", "email": "ada@example.org", "since": "2019-04-01"},
     "lines": [
-        {"sku": f"SKU-{number:05}", "title": f"Article number {number} in its box", "count": 2, "price": 1_999}
+        {
+            "sku": f"SKU-{number:05}",
+            "title": f"Article number {number} in its box",
+            "count": 2,
+            "price": 1_999,
+        }
         for number in range(10)
     ],
     "total": 39_980,
@@ -108,7 +113,9 @@ class Figure(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         terms = str(self.ours) if self.theirs is None else f"{self.ours}; {self.theirs}"
-        return f"{self.what:66} {self.value:8.3g}  {self.goal:12} {self.verdict:7} {terms}  {self.note}".rstrip()
+        return (
+            f"{self.what:66} {self.value:8.3g}  {self.goal:12} {self.verdict:7} {terms}  {self.note}".rstrip()
+        )
 
 
 class Effort(msgspec.Struct, frozen=True):
@@ -213,7 +220,9 @@ def compare_threadless(contestants: Sequence[Contestant], effort: Effort) -> dic
     return _medians(rounds)
 
 
-async def compare_latencies(contestants: Sequence[Contestant], rounds: int, block: int = 50) -> dict[str, float]:
+async def compare_latencies(
+    contestants: Sequence[Contestant], rounds: int, block: int = 50
+) -> dict[str, float]:
     """The median time of one call, in µs: blocks of calls, one contestant after the other, one caller."""
     seen: dict[str, list[float]] = {one.name: [] for one in contestants}
     clock = time.perf_counter

@@ -77,7 +77,7 @@ def ping_on(once: AsyncSemel) -> Contestant:
         now = asyncio.get_running_loop().time()
         return await wire.send(_PING, now, 1.0, now + 2.0)
 
-    return Contestant("PING", lambda count: range(count), ping)
+    return Contestant("PING", range, ping)
 
 
 def ours(once: AsyncSemel) -> tuple[Contestant, Contestant]:
@@ -114,7 +114,11 @@ def bench(effort: Effort) -> list[Figure]:
 async def _async_figures(server: services.RedisServer, effort: Effort) -> list[Figure]:
     async with AsyncSemel(server.url) as once:
         await closed_loop(ours(once)[1].call, done_keys(1000), CALLERS)
-        return [*await _latency(once, effort), *await _crowd(once, server, effort), *await _trips(once, server)]
+        return [
+            *await _latency(once, effort),
+            *await _crowd(once, server, effort),
+            *await _trips(once, server),
+        ]
 
 
 async def _latency(once: AsyncSemel, effort: Effort) -> list[Figure]:
@@ -134,7 +138,10 @@ async def _crowd(once: AsyncSemel, server: services.RedisServer, effort: Effort)
         pairs = zip(ours(once), through_redis_py(store, pool), (3, 2.5), strict=True)
         for mine, bare, goal in pairs:
             name = mine.name
-            contest = [Contestant("semel", mine.prepare, mine.call), Contestant("pool", bare.prepare, bare.call)]
+            contest = [
+                Contestant("semel", mine.prepare, mine.call),
+                Contestant("pool", bare.prepare, bare.call),
+            ]
             rates = await compare_crowds(contest, effort, CALLERS)
             mine_rate, bare_rate = rates["semel"], rates["pool"]
             figures += [

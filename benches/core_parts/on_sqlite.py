@@ -12,7 +12,16 @@ from typing import Any
 
 import aiosqlite
 
-from benches.core_parts.measure import Contestant, Effort, Figure, Term, closed_loop, compare_crowds, work, work_sync
+from benches.core_parts.measure import (
+    Contestant,
+    Effort,
+    Figure,
+    Term,
+    closed_loop,
+    compare_crowds,
+    work,
+    work_sync,
+)
 from semel import AsyncSemel
 from semel.results import codec_for
 

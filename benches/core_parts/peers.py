@@ -62,12 +62,13 @@ def _environment() -> Path:
     say("installing requirements/bench.txt into .venv/peers")
     uv = Path(sys.executable).parent / "uv"
     environment = {**os.environ, "UV_PYTHON_DOWNLOADS": "never"}
-    install = [uv, "pip", "install", "-q", "-p", python]
-    for command in (
+    install: list[str | Path] = [uv, "pip", "install", "-q", "-p", python]
+    steps: list[list[str | Path]] = [
         [uv, "venv", "-q", "--clear", "-p", sys.executable, HOME],
         [*install, "--require-hashes", "-r", LOCK],
         [*install, "--no-deps", "--no-build-isolation", "-e", ROOT],
-    ):
+    ]
+    for command in steps:
         subprocess.run(command, check=True, env=environment)
     stamp.write_text(digest, "utf-8")
     return python

@@ -4,6 +4,9 @@ Each peer is used as its own documentation shows, with a lease where it has one.
 the reason is told.
 """
 
+# mypy: disable-error-code="import-not-found,no-any-return"
+# The peers are installed in an environment of their own, not where mypy looks.
+
 from __future__ import annotations
 
 import asyncio
@@ -17,7 +20,17 @@ from typing import Any
 
 import msgspec
 
-from benches.core_parts.measure import ORDER, Contestant, Effort, Figure, Term, closed_loop, compare_crowds, say, work
+from benches.core_parts.measure import (
+    ORDER,
+    Contestant,
+    Effort,
+    Figure,
+    Term,
+    closed_loop,
+    compare_crowds,
+    say,
+    work,
+)
 from benches.core_parts.page import versions
 from benches.core_parts.peers import Result
 from semel import AsyncSemel
@@ -57,7 +70,7 @@ async def idemkit_redis(url: str) -> AsyncIterator[Call]:
         return ORDER
 
     yield call
-    await backend.close()
+    await backend.aclose()
 
 
 @contextlib.asynccontextmanager
@@ -73,17 +86,17 @@ async def idemkit_postgres(url: str) -> AsyncIterator[Call]:
         return ORDER
 
     yield call
-    await backend.close()
+    await backend.aclose()
 
 
 @contextlib.asynccontextmanager
 async def idempotency_kit(url: str) -> AsyncIterator[Call]:
     from idempotency_kit import AsyncIdempotencyCoordinator, IdempotencyDomainService, JsonResultAdapter
-    from idempotency_kit.infra.storage.redis.aio.repository import AsyncIdempotencyRedisRepository
+    from idempotency_kit.infra.storage.redis.aio.repository import RedisAsyncIdempotencyRepository
     from redis.asyncio import Redis
 
     async with Redis.from_url(url) as client:
-        repository = AsyncIdempotencyRedisRepository(client)
+        repository = RedisAsyncIdempotencyRepository(client)
         coordinator = AsyncIdempotencyCoordinator(repository, IdempotencyDomainService())
         adapter = JsonResultAdapter()
         yield lambda key: coordinator.coordinate("order.create", key, None, adapter, work)
@@ -199,7 +212,11 @@ async def one_peer(name: str, opener: Opener, url: str, ours: str, effort: Effor
 
 def main() -> None:
     redis, first_db, second_db, third_db, folder, length = sys.argv[1:]
-    effort = Effort(rounds=2, calls=64, quick=True) if length == "quick" else Effort(rounds=9, calls=640, quick=False)
+    effort = (
+        Effort(rounds=2, calls=64, quick=True)
+        if length == "quick"
+        else Effort(rounds=9, calls=640, quick=False)
+    )
     slow, slowest = effort.smaller(3), effort.smaller(10)
     ours_pg = second_db.replace("postgresql:", "postgresql+asyncpg:")
     file = f"sqlite:///{Path(folder) / 'semel.db'}"
@@ -221,7 +238,9 @@ def main() -> None:
             result.figures += asyncio.run(one_peer(name, opener, url, ours, length_))
         except Exception as error:  # noqa: BLE001 - whatever breaks in a peer is its entry in the page
             said = str(error).splitlines() or [""]
-            result.left_out[name] = f"{type(error).__name__}: {said[0].partition(' (/')[0]}"  # no path of this machine
+            result.left_out[name] = (
+                f"{type(error).__name__}: {said[0].partition(' (/')[0]}"  # no path of this machine
+            )
     sys.stdout.write("\n" + msgspec.json.encode(result).decode() + "\n")
 
 

@@ -178,5 +178,9 @@ def _claims(server: services.RedisServer) -> Figure:
     asyncio.run(crowd())
     calls = server.info("commandstats")["cmdstat_evalsha"]["calls"] - 1  # the settle
     return Figure(
-        "Redis: claims of 64 callers of one key in one process", Term("claims", float(calls), ""), None, "≤", 2
+        "Redis: claims of 64 callers of one key in one process",
+        Term("claims", float(calls), ""),
+        None,
+        "≤",
+        2,
     )

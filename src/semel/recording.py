@@ -45,9 +45,9 @@ class Recorder:
     async def record(self, run: Run, end: Settle, value: Any) -> None:
         """Store the end of a run. Raises LeaseLost or NotRecorded, never leaves it undecided in silence."""
         run.settling = True
-        reach("settle.sent")
         answer: Answer | Exception
         try:
+            reach("settle.sent")
             answer = (await self._store.settle((end,)))[0]
         except Exception as error:  # noqa: BLE001 - whatever the store's trouble is, the effect has happened
             answer = error

@@ -57,7 +57,15 @@ class Stepper:
         reach("step.started")
         value = await self._runtime.call(fn, args, kwargs, run.call.options.inline)
         reach("step.returned")
-        await self._note(run, steps.Step(name, "done", run.clock(), codec.encode(value), wanted))
+        done = steps.Step(name, "done", run.clock(), codec.encode(value), wanted)
+        try:
+            await self._note(run, done)
+        except Exception:
+            raise
+        except BaseException:
+            # Cancelled in the middle of the write: the effect has happened. A note that is sent twice is harmless.
+            await self._runtime.protect(self._note(run, done))
+            raise
         reach("step.stored")
         return value
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from semel import __version__
+from semel.cli.doctor import doctor
 from semel.store import Settings, schema_sql
 
 __all__ = ["app"]
@@ -14,6 +15,7 @@ __all__ = ["app"]
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look after keys that run once.")
 schema = typer.Typer(no_args_is_help=True, help="The tables that SQL stores need.")
 app.add_typer(schema, name="schema")
+app.command("doctor")(doctor)
 
 Url = Annotated[str, typer.Argument(help="A store URL, such as postgresql://host/db or sqlite:///semel.db")]
 Table = Annotated[str, typer.Option(help="The table= that the program uses.")]

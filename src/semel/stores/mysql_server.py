@@ -90,11 +90,13 @@ async def read_facts(session: Session) -> Facts:
 
 
 async def _replicas(session: Session) -> int:
-    """How many replicas follow. MariaDB counts them; in MySQL the threads that serve them tell, if they may be seen."""
+    """How many replicas follow: as the server counts them, or by the threads that serve them, if they may be seen."""
     marks = ", ".join(["%s"] * len(_REPLICAS))
     rows = await session.query(f"SHOW GLOBAL STATUS WHERE Variable_name IN ({marks})", _REPLICAS)
-    threads = await session.query("SHOW PROCESSLIST")
-    serving = sum(str(thread[4]).startswith("Binlog Dump") for thread in threads)
+    # MySQL warns of information_schema's list, MariaDB has no other.
+    schema = "information_schema" if session.wire.mariadb else "performance_schema"
+    threads = await session.query(f"SELECT command FROM {schema}.processlist")
+    serving = sum(str(command).startswith("Binlog Dump") for (command,) in threads)
     return max(serving, *(int(value) for _, value in rows), 0)
 
 

@@ -142,9 +142,10 @@ class _Link:
 class _Ear:
     """Notifications arrive by callback; None in the queue means that the connection is gone."""
 
-    def __init__(self, connection: Any, give_back: Callable[[Any], Any]) -> None:
+    def __init__(self, connection: Any, give_back: Callable[[Any], Any], *, longest: float = inf) -> None:
         self._connection = connection
         self._give_back = give_back
+        self._longest = longest
         self._queue: asyncio.Queue[str | None] = asyncio.Queue()
         self._channel = ""
 
@@ -162,7 +163,7 @@ class _Ear:
 
     async def hear(self, timeout: float) -> list[str]:
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(min(timeout, self._longest)):
                 heard = [await self._queue.get()]
         except TimeoutError:
             await self._still_there()
@@ -293,7 +294,9 @@ class AsyncpgLoans:
         if self._lender.size < 2:
             return None
         connection = await self._borrow(timeout)
-        return await _listening(_Ear(connection, self._lender.take_back), connection, channel, timeout)
+        # Its owner cannot close the pool while we hold a connection: look often whether it is still needed.
+        ear = _Ear(connection, self._lender.take_back, longest=0.5)
+        return await _listening(ear, connection, channel, timeout)
 
 
 async def _listening(ear: _Ear, connection: Any, channel: str, timeout: float) -> _Ear:

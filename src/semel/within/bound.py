@@ -173,17 +173,22 @@ class Bound:
 
     async def peek(self, scope: Scope) -> tuple[Record | None, float]:
         await self.port.prepare()
-        began = await self._begin()
-        point = await self.port.savepoint(f"semel_{scope.hash[:6].hex()}")
-        place = _Place(point, began, (0, b""))
+        # An error ends a PostgreSQL transaction, unless there is a savepoint. SQLite needs none, and no lock to read.
+        point = (
+            None
+            if self.port.dialect == "sqlite"
+            else await self.port.savepoint(f"semel_{scope.hash[:6].hex()}")
+        )
         try:
             found = await records.peek(self.words, self.port, scope)
         except BaseException as error:
-            await self._runtime.protect(self._leave_after(place, error))
+            if point is not None:
+                await self._runtime.protect(self._leave_after(_Place(point, False, (0, b"")), error))
             if is_missing_table(error, self.port.dialect):
                 raise MissingTables(self.port, self.table) from error
             raise
-        await self._leave(place)
+        if point is not None:
+            await point.rollback()
         return found
 
     async def watch(self, scope: Scope, wake: Callable[[], None]) -> Unwatch:

@@ -88,7 +88,7 @@ class Within(_Bound):
 
     def peek(self, key: str, /, **where: Any) -> Record | None:
         """The record as this transaction sees it, its own uncommitted one included."""
-        return run_sync(keeping.peek(self._tx, self._face._about(key, where)))
+        return run_sync(keeping.peek(self._tx, self._face._about(key, where)))  # noqa: SLF001
 
 
 class AsyncWithin(_Bound):
@@ -133,7 +133,7 @@ class AsyncWithin(_Bound):
 
     async def peek(self, key: str, /, **where: Any) -> Record | None:
         """The record as this transaction sees it, its own uncommitted one included."""
-        return await keeping.peek(self._tx, self._face._about(key, where))
+        return await keeping.peek(self._tx, self._face._about(key, where))  # noqa: SLF001
 
 
 def _plain(fn: Callable[..., T]) -> Callable[..., T]:

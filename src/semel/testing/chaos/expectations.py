@@ -108,8 +108,8 @@ def _steps(fault: str, point: str) -> _Pair:
         return _REPLAYED
     if fault in {"cancel", "interrupt"} and point == "settle.sent":
         return _REPLAYED
-    if fault == "cancel" and point == "run.returned":
-        return _REPLAYED
+    if fault == "cancel" and point in {"step.stored#2", "run.returned"}:
+        return _REPLAYED  # there is nothing more to wait for, until the record is written
     if name == "step.returned":
         return _RAN if fault == "cancel" else _TWICE  # a note, too, is written on a path that the caller cannot cancel
     if fault == "zombie" and (point in _CLAIMED or name == "step.started" or (name == "step.stored" and number == "1")):
@@ -128,8 +128,10 @@ def _tx(cell: Cell) -> _Pair:
         return Verdict.ONCE, Heir.BUSY
     if fault in _WIRE:
         return _tx_wire(cell, redis=redis)
-    if fault in {"cancel", "interrupt"} and (point == "commit.sent" or (redis and point in {"run.returned", "settle.sent"})):
-        return Verdict.ONCE, Heir.ANY  # it may have been committed or not
+    if fault == "cancel" and point in {"run.returned", "settle.sent", "settle.stored", "commit.sent"}:
+        return Verdict.ONCE, Heir.ANY  # it strikes at the next wait, which may be the commit itself: done, or not
+    if fault == "interrupt" and redis and point == "settle.sent":
+        return Verdict.ONCE, Heir.ANY
     return (Verdict.ONCE, Heir.ANY) if fault == "store-kill" and redis else _RAN
 
 

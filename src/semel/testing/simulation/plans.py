@@ -7,25 +7,30 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["FAULTS", "MODES", "Fault", "Op", "Plan", "plan_of"]
+__all__ = ["FAULTS", "MODES", "NETWORK", "Fault", "Mode", "Op", "Plan", "plan_of"]
 
 Mode = Literal["retry", "hold", "probe", "keyed", "tx", "steps"]
 MODES: tuple[Mode, ...] = ("retry", "hold", "probe", "keyed", "tx", "steps")
-FAULTS = (
-    "kill",
-    "kill-at-point",
-    "pause",
-    "pause-at-point",
-    "cancel",
-    "lose-request",
-    "lose-reply",
-    "double",
-    "late",
-    "store-down",
-    "failover",
-    "clock",
-)
-NETWORK = frozenset({"lose-request", "lose-reply", "double", "late"})
+# Kind of fault → how often it is drawn.
+FAULTS: dict[str, int] = {
+    "kill": 8,
+    "kill-at-point": 12,
+    "pause": 6,
+    "pause-at-point": 10,
+    "cancel": 4,
+    "cancel-at-point": 8,
+    "cancel-at-await": 6,
+    "lose-request": 6,
+    "lose-reply": 8,
+    "reset-request": 5,
+    "reset-reply": 8,
+    "double": 8,
+    "late": 8,
+    "store-down": 6,
+    "failover": 4,
+    "clock": 4,
+}
+NETWORK = frozenset({"lose-request", "lose-reply", "reset-request", "reset-reply", "double", "late"})
 POINTS = (
     "claim.sent",
     "claim.won",
@@ -34,8 +39,23 @@ POINTS = (
     "settle.sent",
     "settle.stored",
     "renew.sent",
+    "step.started",
     "step.returned",
+    "step.stored",
+    "wait.parked",
 )
+_SHAPES: dict[str, int] = {"plain": 56, "storm": 10, "repair": 16, "names": 8, "brief": 10}
+_PLAIN: dict[str, int] = {"execute": 72, "consume": 8, "claim": 8, "purge": 4, "reconcile": 4, "peek": 4}
+_REPAIR: dict[str, int] = {
+    "execute": 52,
+    "claim": 6,
+    "resolve": 18,
+    "forget": 10,
+    "reconcile": 6,
+    "purge": 8,
+}
+# Scopes that meet when a part is left out, or when parts are joined by a separator.
+_NAMES = (("t", "x", "k"), ("u", "x", "k"), ("t", "x", "y:k"), ("t", "x:y", "k"))
 
 
 class Op(msgspec.Struct, frozen=True):
@@ -47,11 +67,21 @@ class Op(msgspec.Struct, frozen=True):
     wait: float
     request: int = 0
     fails: bool = False
-    kind: Literal["execute", "consume", "claim", "forget", "reconcile", "purge"] = "execute"
+    kind: str = "execute"
+    tenant: str = "default"
+    operation: str = "default"
+    policy: str = ""
+    """This call's own `on_unknown`, where it is not the world's."""
+    word: Literal["value", "error", "release"] = "value"
+    """What a resolver says."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.tenant}/{self.operation}/{self.key}"
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What goes wrong: `worker` is hit at virtual time `at`, at the `nth` store call, or at the `nth` pass of `point`."""
+    """What goes wrong: `worker` is hit at virtual time `at`, at its `nth` store call, pass of `point`, or await."""
 
     kind: str
     worker: int = 0
@@ -62,12 +92,19 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
+    """A whole world: `batches`, `cache` and `notifies` switch layers and abilities of the simulated store."""
+
     seed: int
     mode: Mode
     lease: float
     latency: float
     workers: tuple[tuple[Op, ...], ...]
     faults: tuple[Fault, ...]
+    retention: float | None = None
+    batches: bool = False
+    cache: bool = False
+    notifies: bool = True
+    workload: str = "core"
 
     @property
     def lossy(self) -> bool:
@@ -75,43 +112,95 @@ class Plan(msgspec.Struct, frozen=True):
         return any(fault.kind == "failover" for fault in self.faults)
 
     @property
-    def clocked(self) -> bool:
-        return any(fault.kind == "clock" for fault in self.faults)
+    def kinds(self) -> set[str]:
+        return {fault.kind for fault in self.faults}
 
 
 def plan_of(seed: int) -> Plan:
+    """The plan of the core workload for this seed."""
     rng = Random(f"plan/{seed}")  # noqa: S311 - repeatable on purpose
     mode = MODES[seed % len(MODES)]
     lease = rng.choice((0.5, 1.0, 2.0))
-    keys = [f"k{number}" for number in range(rng.choice((1, 1, 2)))]
-    workers = tuple(
-        tuple(_op(rng, keys, lease, mode) for _ in range(rng.randint(1, 3))) for _ in range(rng.randint(2, 3))
-    )
+    shape = _drawn(rng, _SHAPES)
+    workers = _workers(rng, shape, lease, mode)
     faults = tuple(_fault(rng, len(workers), lease) for _ in range(rng.choice((0, 1, 1, 2, 2, 3))))
-    return Plan(seed, mode, lease, rng.choice((0.001, 0.01, 0.05)), workers, faults)
+    return Plan(
+        seed=seed,
+        mode=mode,
+        lease=lease,
+        latency=rng.choice((0.001, 0.01, 0.05)),
+        workers=workers,
+        faults=faults,
+        retention=rng.choice((0.5, 1.5)) * lease if shape == "brief" else None,
+        batches=rng.random() < 0.2,
+        cache=rng.random() < 0.2,
+        notifies=rng.random() < 0.8,
+    )
 
 
-def _op(rng: Random, keys: list[str], lease: float, mode: Mode) -> Op:
-    kind = rng.choices(("execute", "consume", "claim", "purge", "reconcile"), (70, 10, 10, 5, 5))[0]
+def _drawn(rng: Random, weights: dict[str, int]) -> str:
+    return rng.choices(tuple(weights), tuple(weights.values()))[0]
+
+
+def _workers(rng: Random, shape: str, lease: float, mode: Mode) -> tuple[tuple[Op, ...], ...]:
+    if shape == "storm":
+        # Many callers of one key at once: coalescing inside a worker, waiters in all of them.
+        return tuple(
+            tuple(_storm_op(rng, lease, mode) for _ in range(rng.randint(3, 6)))
+            for _ in range(rng.randint(1, 2))
+        )
+    names = [("default", "default", f"k{number}") for number in range(rng.choice((1, 1, 2)))]
+    if shape == "names":
+        names = rng.sample(_NAMES, 3)
+    most = 4 if shape in ("names", "brief", "repair") else 3
+    return tuple(
+        tuple(_op(rng, shape, names, lease, mode) for _ in range(rng.randint(1, most)))
+        for _ in range(rng.randint(2, 3))
+    )
+
+
+def _op(rng: Random, shape: str, names: list[tuple[str, str, str]], lease: float, mode: Mode) -> Op:
+    tenant, operation, key = rng.choice(names)
+    kind = _drawn(rng, _REPAIR if shape == "repair" else _PLAIN)
+    late = kind in ("resolve", "forget", "purge", "reconcile") or shape == "brief"
+    after = rng.expovariate(4) if rng.random() < 0.7 else 0.0
     return Op(
-        key=rng.choice(keys),
-        after=rng.expovariate(4) if rng.random() < 0.7 else 0.0,
+        key=key,
+        after=after + (rng.uniform(0, 4 * lease) if late else 0.0),
         work=rng.choice((0.0, 0.01, lease * 0.5, lease * 1.5)),
         wait=rng.choice((0.0, lease, 10 * lease)),
-        request=1 if rng.random() < 0.08 else 0,
+        request=1 if rng.random() < (0.3 if shape == "brief" else 0.08) else 0,
         fails=rng.random() < 0.12 and mode not in ("hold", "probe"),
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
+        tenant=tenant,
+        operation=operation,
+        policy="hold" if mode == "retry" and rng.random() < 0.1 else "",
+        word=rng.choice(("value", "error", "release")) if kind == "resolve" else "value",
+    )
+
+
+def _storm_op(rng: Random, lease: float, mode: Mode) -> Op:
+    return Op(
+        key="k0",
+        after=rng.uniform(0, 0.02) if rng.random() < 0.6 else rng.uniform(0, lease),
+        work=rng.choice((0.01, lease * 0.5, lease * 1.5)),
+        wait=rng.choice((0.0, 10 * lease, 10 * lease, 10 * lease)),
+        request=1 if rng.random() < 0.15 else 0,
+        fails=rng.random() < 0.15 and mode not in ("hold", "probe"),
+        kind="execute" if rng.random() < 0.8 else "claim",
     )
 
 
 def _fault(rng: Random, workers: int, lease: float) -> Fault:
-    kind = rng.choices(FAULTS, (8, 12, 6, 10, 8, 8, 12, 8, 8, 6, 4, 4))[0]
+    kind = _drawn(rng, FAULTS)
     worker, at = rng.randrange(workers), rng.uniform(0, 3 * lease)
     match kind:
         case "kill" | "cancel":
-            return Fault(kind, worker, at)
-        case "kill-at-point":
+            return Fault(kind, worker, at, nth=rng.randint(1, 3))
+        case "kill-at-point" | "cancel-at-point":
             return Fault(kind, worker, nth=rng.randint(1, 2), point=rng.choice(POINTS))
+        case "cancel-at-await":
+            return Fault(kind, worker, nth=rng.randint(1, 12))
         case "pause":
             return Fault(kind, worker, at, rng.uniform(0.5, 4) * lease)
         case "pause-at-point":
@@ -122,9 +211,7 @@ def _fault(rng: Random, workers: int, lease: float) -> Fault:
                 nth=rng.randint(1, 2),
                 point=rng.choice(POINTS),
             )
-        case "store-down":
-            return Fault(kind, at=at, span=rng.uniform(0.1, 2) * lease)
-        case "failover":
+        case "store-down" | "failover":
             return Fault(kind, at=at, span=rng.uniform(0.1, 2) * lease)
         case "clock":
             return Fault(kind, at=at, span=rng.choice((-1, 1)) * rng.uniform(0.5, 3) * lease)

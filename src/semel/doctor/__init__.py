@@ -1,0 +1,123 @@
+"""What a store's live settings are worth: the rows of the guarantee table that hold, and what would strengthen them.
+
+`examine(url)` only reads: no table is made, no setting changed, no file created. It answers also where semel's tables are
+not there yet. `once.guarantee()` gives the same `guarantee` to a program that has a face open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from semel.doctor.advice import advice_for, hindrances, unread
+from semel.doctor.looks import Attention, Schema, count, look
+from semel.errors import ConfigurationError
+from semel.guarantees import Facts, Guarantee, grade
+from semel.runtime import run_sync
+from semel.store import Colour, Settings, open_store
+
+__all__ = ["Attention", "Checkup", "Requirement", "Schema", "Verdict", "examine", "examine_async", "judge"]
+
+Requirement = Literal["exactly-once", "durable"]
+# Drivers that only one colour has; everything else is read by an event loop.
+_SYNC_DRIVERS: Final = frozenset({"psycopg", "pymysql"})
+
+
+class Checkup(msgspec.Struct, frozen=True):
+    """What was found. `guarantee.warnings` is what weakens the promise, each with the setting that mends it."""
+
+    url: str
+    """Without its password."""
+    guarantee: Guarantee
+    exactly_once: bool
+    """Mode tx is exactly once under every fault that these settings allow."""
+    durable: bool
+    """An acknowledged write survives a power loss, and the store drops no record by itself."""
+    schema: Schema
+    attention: Attention
+    advice: tuple[str, ...] = ()
+    """What weakens nothing by itself, and is worth knowing."""
+    unread: tuple[str, ...] = ()
+    """Settings that this user may not read: without them nothing can be promised."""
+    problems: tuple[str, ...] = ()
+    """Why semel would not work here at all."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The exit code of `semel doctor` and its reason: 0 fine, 1 weaker than required, 2 cannot tell or cannot work."""
+
+    code: int
+    text: str
+
+
+def examine(url: str, settings: Settings | None = None) -> Checkup:
+    """Read everything; StoreUnavailable or ConfigurationError when the store cannot be reached or the URL is wrong."""
+    driver = urlsplit(url).scheme.partition("+")[2]
+    if driver in _SYNC_DRIVERS:
+        return run_sync(_examine(url, settings or Settings(), "sync"))
+    return asyncio.run(_examine(url, settings or Settings(), "async"))
+
+
+async def examine_async(url: str, settings: Settings | None = None) -> Checkup:
+    """The same inside a running event loop; a URL that names a sync driver is refused."""
+    return await _examine(url, settings or Settings(), "async")
+
+
+async def _examine(url: str, settings: Settings, colour: Colour) -> Checkup:
+    settings = msgspec.structs.replace(settings, create=False)
+    found = await look(url, settings, colour)
+    facts, schema, attention = found.facts, found.schema, found.attention
+    problems: list[str] = [] if schema.usable else [schema.text]
+    if facts is None or (attention is None and schema.readable):
+        store = open_store(url, settings, colour)
+        try:
+            facts = await store.facts()
+            attention = await count(store.scan)
+        except ConfigurationError as error:
+            if facts is None:
+                raise
+            problems.append(str(error))
+        finally:
+            await store.aclose()
+    return _checkup(url, facts, schema, attention or Attention(read=False), problems)
+
+
+def _checkup(url: str, facts: Facts, schema: Schema, attention: Attention, problems: list[str]) -> Checkup:
+    guarantee = grade(facts)
+    return Checkup(
+        url=_without_password(url),
+        guarantee=guarantee,
+        exactly_once=guarantee.exactly_once,
+        durable=facts.durable_writes and not facts.evicts,
+        schema=schema,
+        attention=attention,
+        advice=tuple(advice_for(facts)),
+        unread=tuple(unread(facts)),
+        problems=(*problems, *hindrances(facts)),
+    )
+
+
+def judge(checkup: Checkup, require: Requirement | None = None) -> Verdict:
+    """Whether this store is as strong as required; without a requirement, whether semel would work on it at all."""
+    if checkup.unread:
+        return Verdict(2, f"cannot tell: {checkup.unread[0]}")
+    if require == "exactly-once" and not checkup.exactly_once:
+        return Verdict(1, "refused: effects in the same transaction are not exactly once with these settings")
+    if require == "durable" and not checkup.durable:
+        return Verdict(1, "refused: acknowledged writes do not survive with these settings")
+    if checkup.problems:
+        return Verdict(2, f"semel cannot work here: {checkup.problems[0]}")
+    if require is not None:
+        return Verdict(0, f"{require} holds with these settings")
+    word = "exactly once" if checkup.exactly_once else "weaker than exactly once"
+    return Verdict(0, f"effects in the same transaction are {word} with these settings")
+
+
+def _without_password(url: str) -> str:
+    """For people and logs; a password may also stand in the query."""
+    hidden = re.sub(r"^([^/]*://[^/?#@:]*):[^/?#]*@", r"\1:***@", url)
+    return re.sub(r"([?&][^=&]*pass[^=&]*=)[^&#]*", r"\1***", hidden, flags=re.IGNORECASE)

@@ -1,0 +1,65 @@
+"""What settings mean beyond the guarantee: what is worth knowing, what could not be read, what stops semel. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from semel.guarantees import Facts
+
+__all__ = ["advice_for", "hindrances", "unread"]
+
+
+def advice_for(facts: Facts) -> Iterator[str]:
+    settings = facts.settings
+    match facts.store:
+        case "redis" | "valkey":
+            yield from _redis(facts)
+        case "postgresql":
+            if settings.get("max_prepared_transactions") == "0":
+                yield "max_prepared_transactions = 0: two-phase sinks cannot prepare here; set it to 16 if you use them"
+            if int(settings.get("standbys", "0")) and settings.get("synchronous_standby_names"):
+                yield "a cancelled wait for the standby is told as unknown, never as stored"
+        case "mariadb" | "mysql":
+            if settings.get("log_bin", "OFF").upper() in ("OFF", "0"):
+                yield "log_bin = OFF: no replica can follow and no point in time be restored; correct for a single server"
+        case "sqlite":
+            if settings.get("journal_mode") != "wal":
+                yield f"journal_mode is {settings.get('journal_mode')}: semel switches the file to wal at its first use"
+            yield (
+                "a within(connection) commits on your connection: keep its PRAGMA synchronous at FULL, Python's default"
+            )
+        case _:
+            return
+
+
+def _redis(facts: Facts) -> Iterator[str]:
+    settings = facts.settings
+    if int(settings.get("connected-slaves", "0")) and settings.get("min-replicas-to-write", "0") == "0":
+        yield (
+            "min-replicas-to-write is 0: a master cut off from its replicas goes on acknowledging writes that a failover "
+            "forgets; CONFIG SET min-replicas-to-write 1 and min-replicas-max-lag 1 bound that time"
+        )
+    if settings.get("cluster-enabled") == "1":
+        yield "cluster: tx holds within one hash slot; name your keys with once.tag(key)"
+    if settings.get("aof-enabled") == "0":
+        yield "appendonly yes alone still loses up to a second of writes: CONFIG SET appendfsync always as well"
+    if facts.durable_writes:
+        yield "appendfsync always: each write waits for the disk, calls in one tick share it"
+
+
+def unread(facts: Facts) -> Iterator[str]:
+    """Without these the promise is a guess, and the worst is assumed."""
+    if facts.store in ("redis", "valkey"):
+        if "aof-enabled" not in facts.settings:
+            yield "this user may not run INFO; allow +info"
+        elif "appendfsync" not in facts.settings and facts.settings["aof-enabled"] == "1":
+            yield "this user may not run CONFIG GET; allow +config|get"
+
+
+def hindrances(facts: Facts) -> Iterator[str]:
+    """Settings under which semel cannot write."""
+    settings = facts.settings
+    if settings.get("in_recovery") == "true" or settings.get("default_transaction_read_only") == "on":
+        yield "the server is read-only: point the URL to the primary"
+    if settings.get("read_only", "OFF").upper() in ("ON", "1"):
+        yield "read_only = ON: this is a replica; the URL must name the writer"

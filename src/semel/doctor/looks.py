@@ -1,0 +1,229 @@
+"""Reading a store that may have no tables yet: settings, schema version, records that need attention. Nothing is written.
+
+A store's own verbs refuse to work without their tables, and opening an SQLite file as a store would switch it to the
+write-ahead log. So the families with tables are read here on a connection of the doctor's own.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from semel import model
+from semel.errors import StoreUnavailable
+from semel.model import State
+from semel.runtime import run_sync
+from semel.store import Colour, Facts, Page, Query, Settings
+
+__all__ = ["Attention", "Look", "Schema", "count", "look"]
+
+_PAGE: Final = 500
+_MOST: Final = 10_000
+"""Records that are counted; a store with more of them to look after is told as "more than"."""
+
+
+class Schema(msgspec.Struct, frozen=True):
+    """The tables. `state` is none (this kind of store has none), present, missing, newer or older."""
+
+    state: str = "none"
+    version: int | None = None
+    known: int | None = None
+    text: str = ""
+
+    @property
+    def readable(self) -> bool:
+        return self.state in ("none", "present")
+
+    @property
+    def usable(self) -> bool:
+        """Missing tables are made at the first use, or by hand."""
+        return self.state in ("none", "present", "missing")
+
+
+class Attention(msgspec.Struct, frozen=True):
+    """How many records somebody should look at. `more`: there are more than were counted."""
+
+    unknown: int = 0
+    failed: int = 0
+    abandoned: int = 0
+    """Runs whose owner is gone; the next caller of the key takes over."""
+    running: int = 0
+    """Runs within their lease: no concern."""
+    more: bool = False
+    read: bool = True
+
+    @property
+    def total(self) -> int:
+        return self.unknown + self.failed + self.abandoned
+
+
+class Look(msgspec.Struct, frozen=True):
+    """None: the store itself is to be asked."""
+
+    facts: Facts | None = None
+    schema: Schema = Schema()
+    attention: Attention | None = None
+
+
+async def look(url: str, settings: Settings, colour: Colour) -> Look:
+    reader = _READERS.get(urlsplit(url).scheme.partition("+")[0])
+    return Look() if reader is None else await reader(url, settings, colour)
+
+
+async def count(scan: Callable[[Query], Awaitable[Page]]) -> Attention:
+    found: dict[str, int] = {}
+    query = Query(limit=_PAGE)
+    seen, more = 0, True
+    while more and seen < _MOST:
+        page = await scan(query)
+        for record in page.records:
+            state = model.view(record, page.now)
+            name = "abandoned" if state is State.RUNNING and record.lease_until <= page.now else str(state)
+            found[name] = found.get(name, 0) + 1
+        seen += len(page.records)
+        more = bool(page.cursor)
+        query = msgspec.structs.replace(query, cursor=page.cursor)
+    return Attention(
+        unknown=found.get("unknown", 0),
+        failed=found.get("failed", 0),
+        abandoned=found.get("abandoned", 0),
+        running=found.get("running", 0),
+        more=more,
+    )
+
+
+def _schema(version: int | None, known: int, table: str) -> Schema:
+    if version is None:
+        return Schema(
+            "missing",
+            None,
+            known,
+            f"the tables {table}… are not there: semel makes them at its first use, or run what `semel schema sql` prints",
+        )
+    if version > known:
+        text = f"the tables {table}… are of schema version {version}, this semel knows {known}: upgrade semel"
+        return Schema("newer", version, known, text)
+    if version < known:
+        text = f"the tables {table}… are of schema version {version}, this semel needs {known}: migrate them"
+        return Schema("older", version, known, text)
+    return Schema("present", version, known, f"the tables {table}… are of schema version {version}")
+
+
+# ---------------------------------------------------------------------------------------------------- SQLite
+async def _look_sqlite(url: str, settings: Settings, colour: Colour) -> Look:
+    del colour
+    from semel.stores import sqlite
+
+    sqlite.open_url(url, settings, "sync")  # refuses a URL that is none, touches nothing
+    return _read_sqlite(url.removeprefix("sqlite:///"), settings.table)
+
+
+def _read_sqlite(path: str, table: str) -> Look:
+    from semel.stores.sqlite_errors import explain
+    from semel.stores.sqlite_facts import read_facts
+    from semel.stores.sqlite_records import Records
+
+    path = os.path.realpath(path)
+    if not Path(path).exists():
+        raise StoreUnavailable(f"there is no file {path!r} yet: semel makes it at its first use")
+    try:
+        with closing(sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True, isolation_level=None)) as db:
+            db.execute(
+                "PRAGMA synchronous = FULL"
+            )  # as semel's own connections have it; not stored in the file
+            schema = _sqlite_schema(db, table)
+            records = Records(table)
+
+            async def scan(query: Query) -> Page:
+                return records.scan(db, query)
+
+            attention = run_sync(count(scan)) if schema.readable else Attention(read=False)
+            return Look(read_facts(db, path), schema, attention)
+    except sqlite3.Error as error:
+        raise explain(error, path) from error
+
+
+def _sqlite_schema(db: sqlite3.Connection, table: str) -> Schema:
+    from semel.stores.sqlite_schema import VERSION
+
+    named = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+    version = None
+    if db.execute(named, (f"{table}_schema",)).fetchall():
+        ((version,),) = db.execute(f'SELECT max(version) FROM "{table}_schema"').fetchall()
+    return _schema(version, VERSION, table)
+
+
+# ------------------------------------------------------------------------------------------------ PostgreSQL
+async def _look_postgres(url: str, settings: Settings, colour: Colour) -> Look:
+    from semel.stores import postgres_url
+    from semel.stores.postgres_errors import Trouble, unreachable
+    from semel.stores.postgres_facts import facts_of
+    from semel.stores.postgres_link import NotReached
+    from semel.stores.postgres_sql import SCHEMA_VERSION, statements
+
+    address = postgres_url.parse(url, colour)
+    source = postgres_url.source(address, colour)
+    sql = statements(settings.table)
+    try:
+        link = await source.open(settings.timeout)
+    except NotReached as error:
+        cause = error.__cause__ or error
+        raise unreachable(cause, source.where, proven=False)[0] from cause
+    try:
+        pid, known = (await link.fetch(sql["hello"], (), settings.timeout))[0]
+        rows = await link.fetch(sql["version"], (), settings.timeout) if known else ()
+        found = await link.fetch(sql["facts"], (), settings.timeout)
+    except Trouble as error:
+        raise error.told(source.where) from error
+    finally:
+        await link.quit()
+    pooled = address.pgbouncer or pid != link.greeted
+    facts = facts_of(dict(sorted((name, value) for name, value in found)), pooled=pooled)
+    return Look(facts, _schema(rows[0][0] if rows else None, SCHEMA_VERSION, settings.table))
+
+
+# ------------------------------------------------------------------------------------------- MariaDB, MySQL
+async def _look_mysql(url: str, settings: Settings, colour: Colour) -> Look:
+    from semel.stores.mysql_address import parse
+    from semel.stores.mysql_errors import Lost
+    from semel.stores.mysql_pools import LoopPool, Pool, ThreadPool
+    from semel.stores.mysql_rows import statements
+    from semel.stores.mysql_server import SCHEMA_VERSION, read_facts
+    from semel.stores.mysql_wires import need
+
+    address = parse(url, colour)
+    need(address.driver)
+    pool: Pool = LoopPool(address) if address.driver == "asyncmy" else ThreadPool(address)
+    until = time.monotonic() + settings.timeout
+    words = statements(settings.table)
+    name = words["create_schema"].split("`", 2)[1]
+    there = "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = %s"
+    try:
+        session = await pool.take(until, fresh=True)
+        try:
+            rows = await session.query(words["version"]) if await session.query(there, (name,)) else ()
+            facts = await read_facts(session)
+        finally:
+            await pool.give(session)
+    except (Lost, TimeoutError) as error:
+        raise StoreUnavailable(f"{pool.where} did not answer within {settings.timeout:g} s") from error
+    finally:
+        await pool.aclose()
+    return Look(facts, _schema(int(rows[0][0]) if rows else None, SCHEMA_VERSION, settings.table))
+
+
+_READERS: Final[Mapping[str, Callable[[str, Settings, Colour], Awaitable[Look]]]] = {
+    "sqlite": _look_sqlite,
+    "postgresql": _look_postgres,
+    "postgres": _look_postgres,
+    "mysql": _look_mysql,
+    "mariadb": _look_mysql,
+}

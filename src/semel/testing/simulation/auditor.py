@@ -1,0 +1,241 @@
+"""Watches every change of the server's records and says which promise it breaks, without asking `model`.
+
+It keeps its own few facts about each key (who was granted it last, until when, under which policy, what was settled), so
+that a mistake in the model is seen as well as one in a store.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import msgspec
+
+from semel import steps
+from semel.keys import Scope
+from semel.model import (
+    Answer,
+    Ask,
+    Busy,
+    Expired,
+    Kind,
+    Mismatch,
+    Note,
+    Policy,
+    Record,
+    Renewal,
+    Replay,
+    Settle,
+    Verdict,
+    Won,
+)
+
+__all__ = ["Auditor", "Grant", "name_of"]
+
+_STRICT = {Policy.RETRY: 0, Policy.PROBE: 1, Policy.HOLD: 2}
+_STEP = msgspec.msgpack.Decoder(steps.Step).decode
+
+
+def name_of(scope: Scope) -> str:
+    return f"{scope.tenant}/{scope.operation}/{scope.key}"
+
+
+class Grant(msgspec.Struct):
+    """What is known of a key from the grants and ends that were accepted."""
+
+    nonce: bytes
+    lease_until: float
+    policy: Policy
+    fingerprint: bytes
+    ended: Kind | None = None
+    """None while it runs; UNKNOWN when its owner said so."""
+    resolved: bool = False
+    result: bytes = b""
+    known_until: float = inf
+    keeps: bool = False
+    """Steps were noted: a release binds the next caller to the same request."""
+
+
+class Auditor:
+    def __init__(self) -> None:
+        self.grants: dict[bytes, Grant] = {}
+        self.noted: dict[bytes, frozenset[str]] = {}
+        self.broken: list[str] = []
+        self.owners: dict[str, set[bytes]] = {}
+        """Every nonce that ever held a key, by name."""
+        self.freed: set[str] = set()
+        """Keys that a person forgot or released: they may rightly run again."""
+        self.failed: set[str] = set()
+        """Keys that a person declared as failed."""
+        self.words: set[bytes] = set()
+        """Results that a person gave."""
+        self.forgotten: dict[tuple[str, bytes], float] = {}
+        """Outcomes that were forgotten or replaced, by name and result, and when."""
+        self.settled: dict[tuple[str, bytes], float] = {}
+
+    def save(self) -> Any:
+        return {key: msgspec.structs.replace(grant) for key, grant in self.grants.items()}, dict(self.noted)
+
+    def restore(self, saved: Any) -> None:
+        self.grants = {key: msgspec.structs.replace(grant) for key, grant in saved[0].items()}
+        self.noted = dict(saved[1])
+
+    def _say(self, name: str, text: str, scope: Scope) -> None:
+        self.broken.append(f"{name}: {text} ({name_of(scope)})")
+
+    # ---------------------------------------------------------------------------------------------------- claims
+
+    def claimed(self, ask: Ask, verdict: Verdict | Exception, now: float) -> None:
+        grant = self.grants.get(ask.scope.hash)
+        if isinstance(verdict, Won):
+            self._won(ask, verdict, grant, now)
+        elif grant is not None:
+            self._refused(ask, verdict, grant, now)
+        elif isinstance(verdict, Busy | Replay):
+            self._say("I4", f"{type(verdict).__name__} for a key that nobody was granted", ask.scope)
+
+    def _won(self, ask: Ask, won: Won, grant: Grant | None, now: float) -> None:
+        key = ask.scope.hash
+        self.owners.setdefault(name_of(ask.scope), set()).add(ask.nonce)
+        policy, fingerprint, keeps = ask.policy, ask.fingerprint, False
+        if grant is not None and now < grant.known_until:
+            self._check_takeover(ask, grant, now)
+            if grant.ended is None or grant.ended is Kind.UNKNOWN or grant.keeps:
+                policy = max(ask.policy, grant.policy, key=_STRICT.__getitem__)
+                fingerprint, keeps = grant.fingerprint or ask.fingerprint, grant.keeps
+        if won.record.attempts == 1:
+            self.noted.pop(key, None)
+        self.grants[key] = Grant(ask.nonce, now + ask.lease, policy, fingerprint, keeps=keeps)
+
+    def _check_takeover(self, ask: Ask, grant: Grant, now: float) -> None:
+        if grant.nonce == ask.nonce:
+            if grant.ended is not None:
+                self._say("I5", "a claim that had ended was granted again", ask.scope)
+            return
+        if grant.ended in (Kind.DONE, Kind.FAILED):
+            self._say("I1", f"granted although it is {grant.ended.value}", ask.scope)
+        elif grant.ended is None and now < grant.lease_until:
+            self._say("I4", "granted to a second owner within the lease of the first", ask.scope)
+        elif grant.ended is None or grant.ended is Kind.UNKNOWN:
+            cleared = ask.takeover == grant.nonce and grant.policy is not Policy.HOLD
+            free = grant.ended is None and grant.policy is ask.policy is Policy.RETRY
+            if not (cleared or free):
+                self._say("I10", f"a lost run under {grant.policy.value} was granted to the next", ask.scope)
+        if self._differs(ask, grant) and (grant.ended is not Kind.RELEASED or grant.keeps):
+            self._say("I6", "granted to another request", ask.scope)
+
+    def _refused(self, ask: Ask, verdict: Verdict | Exception, grant: Grant, now: float) -> None:
+        if isinstance(verdict, Busy) and grant.ended is None and grant.nonce == ask.nonce:
+            self._say("R16", "a claim that was sent again was refused to its own sender", ask.scope)
+        if isinstance(verdict, Replay):
+            if grant.ended not in (Kind.DONE, Kind.FAILED) or verdict.record.result != grant.result:
+                self._say("I3", "a replay of what was never settled", ask.scope)
+            if self._differs(ask, grant):
+                self._say("I6", "a replay for another request", ask.scope)
+        if isinstance(verdict, Busy) and self._differs(ask, grant) and grant.ended is not Kind.RELEASED:
+            self._say("I6", "another request was told to wait for this one", ask.scope)
+        if now >= grant.known_until and isinstance(verdict, Replay | Mismatch | Expired):
+            self._say("I11", f"{type(verdict).__name__} for a key whose time was over", ask.scope)
+
+    @staticmethod
+    def _differs(ask: Ask, grant: Grant) -> bool:
+        return bool(ask.fingerprint and grant.fingerprint and ask.fingerprint != grant.fingerprint)
+
+    # ---------------------------------------------------------------------------------------------------- writes
+
+    def renewed(self, renewal: Renewal, answer: Answer | Exception, changed: bool, now: float) -> None:
+        grant = self.grants.get(renewal.scope.hash)
+        mine = grant is not None and grant.nonce == renewal.nonce
+        if changed and not mine:
+            self._say("I5", "a fenced owner changed the record by renew", renewal.scope)
+        if answer is Answer.LOST and mine:
+            self._say("R17", "the owner was told that its lease is lost", renewal.scope)
+        if changed and grant is not None and mine:
+            grant.lease_until = now + renewal.lease
+            grant.known_until = inf
+
+    def noted_down(self, note: Note, changed: bool) -> None:
+        grant = self.grants.get(note.scope.hash)
+        if not changed:
+            return
+        if grant is None or grant.nonce != note.nonce:
+            self._say("I5", "a fenced owner changed the record by note", note.scope)
+            return
+        grant.keeps = True
+        step = _STEP(note.entry[4:])
+        if step.phase == "done":
+            known = self.noted.get(note.scope.hash, frozenset())
+            self.noted[note.scope.hash] = known | {step.name}
+
+    def settled_by(
+        self, end: Settle, answer: Answer | Exception, before: Record | None, after: Record | None, now: float
+    ) -> bool:
+        """True when this very end took effect."""
+        if end.kind is Kind.FORGOTTEN:
+            if answer is Answer.OK and before is not None:
+                self._forgot(end, before, now)
+            return False
+        if answer is not Answer.OK or after is before:
+            return False
+        grant = self.grants.get(end.scope.hash)
+        if grant is None:
+            self._say("I5", "a key that nobody was granted was settled", end.scope)
+            return True
+        if end.new_nonce:
+            self._check_word(end, grant, now)
+        elif grant.nonce != end.nonce:
+            self._say("I5", "a fenced owner changed the record by settle", end.scope)
+        elif grant.ended not in (None, Kind.UNKNOWN):
+            self._say("I5", "an outcome was overwritten", end.scope)
+        self._ends(end, grant, now)
+        return True
+
+    def _check_word(self, end: Settle, grant: Grant, now: float) -> None:
+        live = grant.ended is None and now < grant.lease_until
+        if live or grant.ended in (Kind.DONE, Kind.RELEASED) or (end.actor and grant.resolved):
+            self._say("R13", "a word was taken on a key that is live, done or resolved", end.scope)
+
+    def _ends(self, end: Settle, grant: Grant, now: float) -> None:
+        name = name_of(end.scope)
+        if grant.ended in (Kind.DONE, Kind.FAILED):
+            self.forgotten[name, grant.result] = now
+        if end.new_nonce and end.kind is Kind.DONE:
+            self.words.add(end.result)
+        if end.actor and end.kind is Kind.RELEASED:
+            self.freed.add(name)
+        if end.actor and end.kind is Kind.FAILED:
+            self.failed.add(name)
+        if end.new_nonce:
+            self.owners.setdefault(name, set()).add(end.new_nonce)
+        if end.kind is Kind.DONE:
+            self.settled[name, end.result] = now
+        grant.nonce = end.new_nonce or grant.nonce
+        grant.ended, grant.result = end.kind, end.result
+        grant.resolved = bool(end.actor) or grant.resolved
+        grant.policy = end.policy or grant.policy
+        grant.known_until = inf if end.kind is Kind.UNKNOWN else now + end.retention
+        if end.kind is Kind.RELEASED and grant.keeps:
+            # Steps live one retention after the last of them: later than this at no time.
+            grant.known_until = now + end.retention
+
+    def _forgot(self, end: Settle, before: Record, now: float) -> None:
+        grant = self.grants.pop(end.scope.hash, None)
+        self.noted.pop(end.scope.hash, None)
+        name = name_of(end.scope)
+        self.freed.add(name)
+        self.forgotten[name, before.result] = now
+        if grant is not None and grant.ended is None and now < grant.lease_until:
+            self._say("R7", "a live run was forgotten", end.scope)
+
+    def purged(self, gone: dict[bytes, Record], now: float) -> None:
+        """I14: what is swept away is over, whoever held it."""
+        for key, record in gone.items():
+            grant = self.grants.pop(key, None)
+            self.noted.pop(key, None)
+            if grant is None or record.scope is None:
+                continue
+            lost = grant.ended is Kind.UNKNOWN or (grant.ended is None and grant.policy is not Policy.RETRY)
+            live = grant.ended is None and now < grant.lease_until
+            kept = grant.ended in (Kind.DONE, Kind.FAILED) and now < grant.known_until
+            if lost or live or kept:
+                self._say("I14", "a purge removed a record that was not over", record.scope)
