@@ -115,9 +115,12 @@ class Debts:
             return True
 
     async def close(self, timeout: float) -> None:
-        """Stop the ticker, after what is owed was offered for `timeout` seconds more."""
+        """Stop the ticker, after outcomes were offered for `timeout` seconds more, and lost claims released if possible."""
         self._ticker.stop()
         until = self._runtime.now() + timeout
+        if self._owed:
+            # One try for claims, too: under hold or probe one that nobody ran would stay unknown until a person looks.
+            await self._pay()
         while any(debt.run is not None for debt in self._owed.values()) and self._runtime.now() < until:
             await self._pay()
             await self._runtime.sleep(_FIRST)

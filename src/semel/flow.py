@@ -81,7 +81,7 @@ class Engine:
         self.recorder = Recorder(
             store, runtime, self.heart, self.debts, settle_timeout=settle_timeout, emit=emit
         )
-        self.stepper = Stepper(store, runtime)
+        self.stepper = Stepper(store, runtime, settle_timeout=settle_timeout)
         self.bench = Bench(store, runtime, emit)
         self.purger: Ticker | None = None
 

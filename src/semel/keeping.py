@@ -25,6 +25,7 @@ __all__ = [
     "Reconciled",
     "Recovery",
     "Word",
+    "create",
     "forget",
     "guarantee",
     "history",
@@ -70,6 +71,11 @@ def word(value: Any, error: BaseException | str | None, *, has_value: bool, rele
     if release:
         return Word(Kind.RELEASED)
     return Word(Kind.FAILED, error=error) if error is not None else Word(Kind.DONE, value=value)
+
+
+async def create(engine: Engine, call: Call) -> None:
+    """Stores make their tables before they answer the first question: so ask one."""
+    await engine.store.peek(call.scope)
 
 
 async def peek(engine: Engine, call: Call) -> Record | None:

@@ -122,6 +122,10 @@ class Semel(Face):
         bound: Within = bind(self, transaction)
         return bound
 
+    def create(self) -> None:
+        """Make the tables now, on a connection of our own, instead of at the first call. Safe to repeat."""
+        run_sync(keeping.create(self._engine(), self._about("create", {})))
+
     def peek(self, key: str, /, **where: Any) -> Record | None:
         """The key's record as it reads now, or None. Never changes anything. `where`: tenant=, operation=."""
         return run_sync(keeping.peek(self._engine(), self._about(key, where)))
@@ -283,6 +287,10 @@ class AsyncSemel(Face):
         """
         bound: AsyncWithin = bind(self, transaction)
         return bound
+
+    async def create(self) -> None:
+        """Make the tables now, on a connection of our own, instead of at the first call. Safe to repeat."""
+        await keeping.create(self._engine(), self._about("create", {}))
 
     async def peek(self, key: str, /, **where: Any) -> Record | None:
         """The key's record as it reads now, or None. Never changes anything. `where`: tenant=, operation=."""

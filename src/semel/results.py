@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from semel.codec import Codec, check_encodable, encoder_for, return_type
@@ -12,16 +14,30 @@ __all__ = ["codec_for"]
 _MOST = 4096  # types made in a loop must not fill memory
 _checked: dict[Any, Codec] = {}
 _UNTYPED = encoder_for(None)
+# By the function's id; the weak reference tells whether the id still means that function. Two functions may share code
+# and annotation text and yet mean two classes, so nothing less than the function itself will do.
+_by_function: dict[int, tuple[weakref.ref[Any], Codec]] = {}
 
 
 def codec_for(fn: Callable[..., Any] | None, result_type: Any = None) -> Codec:
     """Raises CodecError when the annotation tells that the result could never be stored: before any effect."""
-    if result_type is None:
-        annotations = getattr(fn, "__annotations__", None)
-        if annotations is not None and "return" not in annotations and not hasattr(fn, "__wrapped__"):
-            return _UNTYPED
-        # Looked up on every call: two functions may share code and annotation text and yet mean two classes.
-        result_type = return_type(fn) if fn is not None else None
+    if result_type is not None:
+        return _codec_of_type(result_type)
+    known = _by_function.get(id(fn))
+    if known is not None and known[0]() is fn:
+        return known[1]
+    annotations = getattr(fn, "__annotations__", None)
+    if annotations is not None and "return" not in annotations and not hasattr(fn, "__wrapped__"):
+        return _UNTYPED
+    codec = _codec_of_type(return_type(fn) if fn is not None else None)
+    if type(fn) is FunctionType:  # a bound method is a new object at every call
+        if len(_by_function) >= _MOST:
+            _by_function.clear()
+        _by_function[id(fn)] = (weakref.ref(fn), codec)
+    return codec
+
+
+def _codec_of_type(result_type: Any) -> Codec:
     try:
         codec = _checked.get(result_type)
     except TypeError:  # an annotation that cannot be hashed

@@ -7,7 +7,7 @@ from typing import Any
 
 from semel import ids, steps
 from semel.calls import name_of
-from semel.errors import ConfigurationError, KeyMismatch, LeaseLost, OutcomeUnknown
+from semel.errors import ConfigurationError, KeyMismatch, LeaseLost, OutcomeUnknown, StoreUnavailable
 from semel.keys import check_key, fingerprint
 from semel.model import Answer, Note
 from semel.options import NOT_FOUND, Found, check_probe
@@ -21,9 +21,10 @@ __all__ = ["Stepper"]
 
 
 class Stepper:
-    def __init__(self, store: Store, runtime: Runtime) -> None:
+    def __init__(self, store: Store, runtime: Runtime, *, settle_timeout: float = 0.0) -> None:
         self._store = store
         self._runtime = runtime
+        self._settle_timeout = settle_timeout
 
     async def step(
         self,
@@ -59,15 +60,28 @@ class Stepper:
         reach("step.returned")
         done = steps.Step(name, "done", run.clock(), codec.encode(value), wanted)
         try:
-            await self._note(run, done)
+            await self._keep(run, done)
         except Exception:
             raise
         except BaseException:
             # Cancelled in the middle of the write: the effect has happened. A note that is sent twice is harmless.
-            await self._runtime.protect(self._note(run, done))
+            await self._runtime.protect(self._keep(run, done))
             raise
         reach("step.stored")
         return value
+
+    async def _keep(self, run: Run, done: steps.Step) -> None:
+        """The step's effect has happened: offer its note until the store takes it, or `settle_timeout` is over."""
+        until = self._runtime.now() + self._settle_timeout
+        pause = 0.02
+        while True:
+            try:
+                return await self._note(run, done)
+            except StoreUnavailable:
+                if self._runtime.now() >= until:
+                    raise
+            await self._runtime.sleep(min(pause, max(0.0, until - self._runtime.now())))
+            pause = min(pause * 2, 0.5)
 
     async def _probe_step(self, run: Run, name: str, policy: Any, args: Sequence[Any]) -> Found | None:
         """A step was started by an attempt that was lost: Found, None to run it (again), or OutcomeUnknown."""

@@ -300,6 +300,13 @@ async def test_R7_peek_forget_purge_and_history(lab: Lab) -> None:
     assert [(event.actor, event.reason, event.kind) for event in events] == [("ann", "test", "forgotten")]
 
 
+async def test_R45_create_makes_the_tables_before_the_first_call(lab: Lab) -> None:
+    once = lab.face(table="made_early")
+    await lab.do(once.create())
+    await lab.do(once.create())
+    assert (await lab.do(lab.face(table="made_early", create=False).execute("k", lab.effect()))).value == "done"
+
+
 async def test_R7_forget_refuses_a_live_run(lab: Lab) -> None:
     once = lab.face()
     async with owned(lab, once, "k") as claim:

@@ -14,11 +14,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from semel.doctor.advice import advice_for, hindrances, unread
-from semel.doctor.looks import Attention, Schema, count, look
+from semel.doctor.looks import Attention, Look, Schema, count, look
 from semel.errors import ConfigurationError
 from semel.guarantees import Facts, Guarantee, grade
 from semel.runtime import run_sync
-from semel.store import Colour, Settings, open_store
+from semel.settings import checked_store_settings
+from semel.store import Colour, Settings, Store, open_store
 
 __all__ = ["Attention", "Checkup", "Requirement", "Schema", "Verdict", "examine", "examine_async", "judge"]
 
@@ -68,21 +69,27 @@ async def examine_async(url: str, settings: Settings | None = None) -> Checkup:
 
 
 async def _examine(url: str, settings: Settings, colour: Colour) -> Checkup:
-    settings = msgspec.structs.replace(settings, create=False)
-    found = await look(url, settings, colour)
+    settings = msgspec.structs.replace(checked_store_settings(settings, url, ()), create=False)
+    store = open_store(url, settings, colour)  # connects to nothing yet
+    try:
+        found = await look(url, settings, colour)
+        return await _asked(store, found, url)
+    finally:
+        await store.aclose()
+
+
+async def _asked(store: Store, found: Look, url: str) -> Checkup:
+    """Complete with the store's own words what could be seen without it."""
     facts, schema, attention = found.facts, found.schema, found.attention
     problems: list[str] = [] if schema.usable else [schema.text]
     if facts is None or (attention is None and schema.readable):
-        store = open_store(url, settings, colour)
+        facts = await store.facts()
         try:
-            facts = await store.facts()
             attention = await count(store.scan)
-        except ConfigurationError as error:
-            if facts is None:
-                raise
+        except (
+            ConfigurationError
+        ) as error:  # what a face would hear as well: an eviction policy, an old version
             problems.append(str(error))
-        finally:
-            await store.aclose()
     return _checkup(url, facts, schema, attention or Attention(read=False), problems)
 
 

@@ -120,9 +120,6 @@ def _schema(version: int | None, known: int, table: str) -> Schema:
 # ---------------------------------------------------------------------------------------------------- SQLite
 async def _look_sqlite(url: str, settings: Settings, colour: Colour) -> Look:
     del colour
-    from semel.stores import sqlite
-
-    sqlite.open_url(url, settings, "sync")  # refuses a URL that is none, touches nothing
     return _read_sqlite(url.removeprefix("sqlite:///"), settings.table)
 
 

@@ -49,6 +49,8 @@ class _Flight:
         self.watchers: list[Callable[[], None]] = []
 
     def wake(self) -> None:
+        if not self.asking and not self.watchers:
+            return
         asking, self.asking = self.asking, []
         for parker in asking:
             parker.wake()

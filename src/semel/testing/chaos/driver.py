@@ -174,7 +174,7 @@ def _on_the_wire(stage: Stage) -> None:
     """Reset or stall: the victim stands still at its point while the proxy learns which request to break: the next one."""
     line = Line.of(str(stage.folder)).make()
     with Wire(*stage.places.address(stage.cell), stage.cell.fault, resp=stage.cell.store == "redis") as wire:
-        victim = stage.start("victim", url=stage.places.through(stage.cell, wire.port), lease=6.0, settings={"timeout": 1.0})
+        victim = stage.start("victim", url=stage.places.through(stage.cell, wire.port), lease=9.0)
         if line.asked(victim.pid, timeout=PATIENCE):
             wire.arm()
             line.reply()

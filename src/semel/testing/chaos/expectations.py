@@ -62,6 +62,8 @@ def _expected(cell: Cell) -> _Pair:
         return _REPLAYED  # somebody else runs it; what happens to one who waits changes nothing
     if mode == "tx":
         return _tx(cell)
+    if fault == "stall" and point == "claim.sent":
+        return Verdict.ONCE, Heir.ANY  # its caller may be told StoreUnavailable: then nothing ran and the key is free
     if fault in _WIRE or fault == "store-kill":
         return _REPLAYED  # the worker lives: it repeats the request with the same nonce, unseen by its caller
     if mode == "steps":

@@ -7,6 +7,7 @@ import os
 import sys
 
 from semel.testing.simulation.runner import Report, dump, explore, replay
+from semel.testing.simulation.workloads import workloads
 
 
 def main() -> int:
@@ -15,6 +16,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seconds", type=float, help="stop after so many seconds")
     parser.add_argument("--seed", type=int, help="replay this one seed")
+    parser.add_argument("--workload", default="core", help=f"one of {', '.join(workloads())}")
     parser.add_argument(
         "--shrink", action="store_true", help="with --seed: find the smallest plan that still fails"
     )
@@ -26,7 +28,7 @@ def main() -> int:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    plan, broken, world = replay(options.seed, smaller=options.shrink)
+    plan, broken, world = replay(options.seed, smaller=options.shrink, workload=options.workload)
     print(dump(plan))
     if options.trace:
         print("\n".join(world.trace))
@@ -35,7 +37,13 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _explore(options: argparse.Namespace) -> int:
-    report = explore(options.first, options.schedules, seconds=options.seconds, progress=_progress)
+    report = explore(
+        options.first,
+        options.schedules,
+        seconds=options.seconds,
+        progress=_progress,
+        workload=options.workload,
+    )
     print()
     print(
         f"{report.schedules} schedules in {report.seconds:.1f} s ({report.schedules / report.seconds:.0f} a second)"

@@ -54,6 +54,7 @@ class Grant(msgspec.Struct):
     known_until: float = inf
     keeps: bool = False
     """Steps were noted: a release binds the next caller to the same request."""
+    noted_at: float = 0.0
 
 
 class Auditor:
@@ -105,7 +106,17 @@ class Auditor:
                 fingerprint, keeps = grant.fingerprint or ask.fingerprint, grant.keeps
         if won.record.attempts == 1:
             self.noted.pop(key, None)
-        self.grants[key] = Grant(ask.nonce, now + ask.lease, policy, fingerprint, keeps=keeps)
+        noted_at = grant.noted_at if grant is not None and keeps else 0.0
+        known = now + ask.lease + ask.retention if policy is Policy.RETRY else inf
+        self.grants[key] = Grant(
+            ask.nonce,
+            now + ask.lease,
+            policy,
+            fingerprint,
+            keeps=keeps,
+            noted_at=noted_at,
+            known_until=known,
+        )
 
     def _check_takeover(self, ask: Ask, grant: Grant, now: float) -> None:
         if grant.nonce == ask.nonce:
@@ -152,16 +163,17 @@ class Auditor:
             self._say("R17", "the owner was told that its lease is lost", renewal.scope)
         if changed and grant is not None and mine:
             grant.lease_until = now + renewal.lease
-            grant.known_until = inf
+            retried = grant.policy is Policy.RETRY
+            grant.known_until = now + renewal.lease + renewal.retention if retried else inf
 
-    def noted_down(self, note: Note, changed: bool) -> None:
+    def noted_down(self, note: Note, changed: bool, now: float) -> None:
         grant = self.grants.get(note.scope.hash)
         if not changed:
             return
         if grant is None or grant.nonce != note.nonce:
             self._say("I5", "a fenced owner changed the record by note", note.scope)
             return
-        grant.keeps = True
+        grant.keeps, grant.noted_at = True, now
         step = _STEP(note.entry[4:])
         if step.phase == "done":
             known = self.noted.get(note.scope.hash, frozenset())
@@ -215,8 +227,7 @@ class Auditor:
         grant.policy = end.policy or grant.policy
         grant.known_until = inf if end.kind is Kind.UNKNOWN else now + end.retention
         if end.kind is Kind.RELEASED and grant.keeps:
-            # Steps live one retention after the last of them: later than this at no time.
-            grant.known_until = now + end.retention
+            grant.known_until = grant.noted_at + end.retention  # after the last step, not after the release (R14)
 
     def _forgot(self, end: Settle, before: Record, now: float) -> None:
         grant = self.grants.pop(end.scope.hash, None)

@@ -1,23 +1,55 @@
-"""What must hold in every world, by the names of the reliability goals (docs/concepts/guarantees.md)."""
+"""What must hold in every world, by the names of the reliability goals (I…), the rulings (R…) and the history check (H1).
+
+The server's auditor finds what one change of a record breaks; here is what only the whole world shows.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from semel.testing.simulation.world import World
+from semel.codec import CodecError
+from semel.layers.cache import MOST_SECONDS
+from semel.results import codec_for
+from semel.testing.simulation.history import inexplicable
+from semel.testing.simulation.world import Answered, World
+from semel.testing.simulation.workloads import workload_of
 
-__all__ = ["violations"]
+__all__ = ["CHECKS", "doubled", "violations"]
 
-_ONCE = frozenset({"keyed", "tx", "steps", "probe"})
+CHECKS = {
+    "I1": "at most one effect per key where the mode promises it; in any mode without a fault to blame",
+    "I2": "no acknowledged result without its effect",
+    "I3": "everybody who is told a result is told the same one",
+    "I4": "no second owner within the lease of the first, by the store's clock",
+    "I5": "a fenced owner changes nothing; an outcome is never overwritten",
+    "I6": "of two requests under one key one is executed, and nobody is told the other's result",
+    "I7": "nobody is told a result of another tenant, operation or key",
+    "I9": "after the faults every key is answered, or says that it is unknown; the world comes to rest",
+    "I10": "a lost run under hold or probe never becomes a success, a failure or a re-run by time alone",
+    "I11": "nothing is told of a key whose time is over",
+    "I14": "a purge removes nothing that is not over",
+    "R7": "a live run is never forgotten",
+    "R13": "a person's word is taken on unknown or failed keys only, once",
+    "R16": "a lost message locks no key: not against its own sender, not for good",
+    "R17": "a lease is lost only to another owner",
+    "R26": "a step that was noted is not run again",
+    "R31": "a forgotten outcome is replayed from a cache for a second at most",
+    "H1": "some order of atomic decisions explains what every client was told",
+}
+_TOLD = ("execute", "claim")
+_CODEC = codec_for(None, str)
+HISTORY_EVERY = 4  # the history check is the dearest one: one seed of so many
 
 
 def violations(world: World) -> list[str]:
     """Every broken promise of this world, in words; empty when all is well."""
-    found = list(world.server.broken)
-    found += _effects(world)
-    found += _answers(world)
-    found += _mismatches(world)
-    found += _liveness(world)
+    found = [*world.server.auditor.broken, *world.broken]
+    for check in (_effects, _answers, _strangers, _requests, _losses, _stale, _liveness):
+        found += check(world)
+    for check in workload_of(world.plan.workload).checks:
+        found += check(world)
+    if not found and not world.plan.lossy and world.plan.seed % HISTORY_EVERY == 0:
+        found += inexplicable(world.server.history)
     return found
 
 
@@ -28,74 +60,178 @@ def doubled(world: World) -> int:
 
 def _counts(world: World) -> Counter[str]:
     if world.plan.mode == "tx":
-        scopes = Counter(key for key, _ in world.server.effects)
-        return Counter({key.hex(): count for key, count in scopes.items()})
-    return Counter(effect.key for effect in world.effects)
+        return Counter(name for name, _ in world.server.effects)
+    return Counter(effect.name for effect in world.effects)
 
 
 def _effects(world: World) -> list[str]:
-    """I1: at most one effect per key where that is promised; no effect twice without a fault to blame."""
-    plan, counts = world.plan, _counts(world)
-    if not plan.faults or _is_once(world):
-        return [
-            f"I1: {count} effects for {key} in mode {plan.mode}" for key, count in counts.items() if count > 1
-        ]
-    return []
-
-
-def _is_once(world: World) -> bool:
-    plan = world.plan
-    kinds = {fault.kind for fault in plan.faults}
-    if plan.mode == "probe":
-        # Authoritative, but a zombie may act between the look and the re-run; so may a store that forgot the claim.
-        return not (kinds & {"pause", "pause-at-point", "failover", "clock", "late", "store-down", "cancel"})
-    if plan.mode == "hold":
-        return not plan.lossy
-    return plan.mode in ("keyed", "tx", "steps")
-
-
-def _answers(world: World) -> list[str]:
-    """I2: no acknowledged result without its effect. I3: all who are told a result are told the same one."""
-    found: list[str] = []
-    values: dict[str, set[str]] = defaultdict(set)
-    for answer in world.answers:
-        if answer.value is not None and answer.kind in ("execute", "claim"):
-            values[answer.key].add(answer.value)
-    made = {effect.value for effect in world.effects}
-    for key, told in values.items():
-        if len(told) > 1 and not world.plan.lossy:
-            found.append(f"I3: callers of {key} were told {sorted(told)}")
-        if world.plan.mode != "tx" and not told <= made:
-            found.append(f"I2: {sorted(told - made)} was told without an effect")
-    return found
-
-
-def _mismatches(world: World) -> list[str]:
-    """I6: of two requests under one key only one is ever executed."""
-    if world.plan.lossy:
-        return []
-    requests: dict[str, set[int]] = defaultdict(set)
-    for effect in world.effects:
-        requests[effect.key].add(effect.request)
-    # A released failure without steps accepts another request (R14): then both may have run, one of them in vain.
-    lenient = any(op.fails for ops in world.plan.workers for op in ops) or any(
-        fault.kind == "cancel" for fault in world.plan.faults
-    )
+    """I1. A key that a person freed, or whose retention is over, may rightly run again; a peer's key outlives that."""
+    plan, freed = world.plan, world.server.auditor.freed
+    outlives = plan.mode in ("keyed", "steps")
     return [
-        f"I6: two requests ran under {key}" for key, seen in requests.items() if len(seen) > 1 and not lenient
+        f"I1: {count} effects for {name} in mode {plan.mode}"
+        for name, count in _counts(world).items()
+        if count > 1 and _is_once(world) and (outlives or (name not in freed and plan.retention is None))
     ]
 
 
+def _is_once(world: World) -> bool:
+    plan, kinds = world.plan, world.plan.kinds
+    if plan.mode in ("keyed", "tx", "steps") or not kinds:
+        return True
+    if plan.mode == "hold":
+        return not plan.lossy
+    if plan.mode == "probe":
+        # Authoritative, but a zombie may act between the look and the re-run; so may a store that forgot the claim.
+        return kinds <= {"kill", "kill-at-point", "lose-request", "lose-reply", "double"} and len(kinds) < 2
+    # One lost message is repeated while the lease lasts: unseen, in every mode (R16, R17).
+    quick = plan.lease >= 2 and plan.latency <= 0.01
+    return quick and len(plan.faults) == 1 and kinds <= {"lose-request", "lose-reply", "double", "late"}
+
+
+def _answers(world: World) -> list[str]:
+    """I2 and I3."""
+    found: list[str] = []
+    told: dict[str, set[str]] = defaultdict(set)
+    for answer in world.answers:
+        if answer.error or answer.op.kind not in _TOLD:
+            continue
+        if answer.value is None:
+            found.append(f"I2: a caller of {answer.op.name} was told of an outcome without a value")
+        else:
+            told[answer.op.name].add(answer.value)
+    made = _made(world)
+    for name, values in told.items():
+        again = name in world.server.auditor.freed or world.plan.retention is not None
+        if len(values) > 1 and not world.plan.lossy and not again:
+            found.append(f"I3: callers of {name} were told {sorted(values)}")
+        if not values <= made:
+            found.append(f"I2: {sorted(values - made)} was told without an effect")
+    return found
+
+
+def _made(world: World) -> set[str]:
+    """Every value that an effect, or a person's word, stands behind."""
+    made = {effect.value for effect in world.effects}
+    results = set(world.server.auditor.words)
+    if world.plan.mode == "tx":
+        results |= {result for _, result in world.server.auditor.settled}
+    return made | {value for value in map(_decoded, results) if value is not None}
+
+
+def _decoded(result: bytes) -> str | None:
+    try:
+        value: str = _CODEC.decode(result)
+    except CodecError:
+        return None
+    return value
+
+
+def _strangers(world: World) -> list[str]:
+    """I7, and I6 for what is told: a value says by itself for whom and for which request it was made."""
+    found: list[str] = []
+    for answer in world.answers:
+        if answer.error or answer.op.kind not in _TOLD or answer.value is None:
+            continue
+        name, _, rest = answer.value.partition("#")
+        if name != answer.op.name:
+            found.append(f"I7: a caller of {answer.op.name} was told {answer.value}")
+        request = rest.partition("?")[2]
+        if world.plan.mode not in ("keyed", "steps", "probe") and request != str(answer.op.request):
+            found.append(f"I6: a caller with request {answer.op.request} was told {answer.value}")
+    return found
+
+
+def _requests(world: World) -> list[str]:
+    """I6: of two requests under one key only one is ever executed, and equal ones never conflict."""
+    plan = world.plan
+    asked: dict[str, set[int]] = defaultdict(set)
+    lenient = set(world.server.auditor.freed)
+    for op in (op for ops in plan.workers for op in ops):
+        if op.kind in ("execute", "consume", "claim"):
+            asked[op.name].add(op.request)
+        if op.fails:
+            # A released failure without steps accepts another request (R14): both may have run, one of them in vain.
+            lenient.add(op.name)
+    for answer in world.answers:
+        asked[answer.op.name].add(answer.op.request if answer.op.kind in ("execute", "consume", "claim") else 0)
+    found = [
+        f"I6: an equal request under {answer.op.name} was refused as another one"
+        for answer in world.answers
+        if answer.error == "KeyMismatch" and len(asked[answer.op.name]) == 1
+    ]
+    if plan.lossy or plan.retention is not None or any(kind.startswith("cancel") for kind in plan.kinds):
+        return found
+    ran: dict[str, set[int]] = defaultdict(set)
+    for effect in world.effects:
+        ran[effect.name].add(effect.request)
+    return found + [
+        f"I6: two requests ran under {name}"
+        for name, seen in ran.items()
+        if len(seen) > 1 and name not in lenient
+    ]
+
+
+def _losses(world: World) -> list[str]:
+    """R17: LeaseLost means that somebody else held the key."""
+    plan = world.plan
+    if plan.lossy or plan.retention is not None:
+        return []
+    auditor = world.server.auditor
+    return [
+        f"R17: a caller of {answer.op.name} was told LeaseLost though nobody else ever held it"
+        for answer in world.answers
+        if answer.error == "LeaseLost"
+        and len(auditor.owners.get(answer.op.name, ())) < 2
+        and answer.op.name not in auditor.freed
+    ]
+
+
+def _stale(world: World) -> list[str]:
+    """R31: what was forgotten is not replayed, but from a cache for a second."""
+    auditor = world.server.auditor
+    if world.plan.kinds & {"clock", "failover"} or not auditor.forgotten:
+        return []
+    found: list[str] = []
+    for (name, result), when in auditor.forgotten.items():
+        if auditor.settled.get((name, result), 0.0) > when or not result:
+            continue
+        gone, value = when - 1_000_000.0, _decoded(result)
+        found += [
+            f"R31: a caller of {name} was told {value} after it was forgotten"
+            for answer in world.answers
+            if answer.op.name == name
+            and answer.value == value
+            and answer.replayed
+            and answer.began > gone + MOST_SECONDS + 10 * world.plan.latency
+        ]
+    return found
+
+
 def _liveness(world: World) -> list[str]:
-    """I9: after the faults every key is answered or says that it is unknown, within a lease and a bit."""
+    """I9, I10 and the half of R16 that only time shows."""
     if world.finished_at is None:
         return ["I9: the world never came to rest"]
     found: list[str] = []
     for answer in world.answers:
-        if answer.worker != "audit.1":
-            continue
-        fine = answer.value is not None or answer.error == "KeyMismatch"
-        unknown = answer.error == "OutcomeUnknown" and world.plan.mode in ("hold", "probe")
-        if not (fine or unknown or answer.replayed):
-            found.append(f"I9: {answer.key} ended in {answer.error or 'nothing'}")
+        name = answer.op.name
+        if answer.error == "PreviousFailure" and name not in world.server.auditor.failed:
+            found.append(f"I10: {name} was told as failed, which nobody had said")
+        if answer.worker == "audit.1" and not _is_end(world, answer):
+            found.append(f"I9: {name} ended in {answer.error or 'nothing'}")
+        if answer.error == "OutcomeUnknown" and _never_began(world, name):
+            found.append(f"R16: {name} is unknown though nobody ever ran it")
     return found
+
+
+def _is_end(world: World, answer: Answered) -> bool:
+    if answer.value is not None or answer.replayed or answer.error in ("KeyMismatch", "PreviousFailure"):
+        return True
+    held = world.plan.mode in ("hold", "probe") or any(op.policy for ops in world.plan.workers for op in ops)
+    return answer.error == "OutcomeUnknown" and held
+
+
+def _never_began(world: World, name: str) -> bool:
+    return name not in world.started and not any(
+        kind.startswith(("kill", "cancel", "failover")) for kind in world.plan.kinds
+    )

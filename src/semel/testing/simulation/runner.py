@@ -15,13 +15,16 @@ from typing import Any
 import msgspec
 
 from semel.testing.simulation.invariants import doubled, violations
-from semel.testing.simulation.plans import Plan, plan_of
+from semel.testing.simulation.plans import Plan
 from semel.testing.simulation.shrink import shrink
+from semel.testing.simulation.workloads import workload_of
 from semel.testing.simulation.world import World
 
 __all__ = ["Report", "check", "explore", "replay"]
 
 CHUNK = 200  # schedules per forked process: what killed workers leave behind is never finalized, so processes end early
+
+_ENDS = frozenset({"KeyMismatch", "Flaw", "InProgress", "PreviousFailure"})
 
 
 class Report(msgspec.Struct):
@@ -61,21 +64,28 @@ def explore(
     processes: int | None = None,
     progress: Callable[[Report], None] | None = None,
     setup: Callable[[], Any] | None = None,
+    workload: str = "core",
+    until: Callable[[Report], bool] | None = None,
 ) -> Report:
-    """Seeds `first` … `first + count - 1`, or as many as fit into `seconds`."""
+    """Seeds `first` … `first + count - 1`, or as many as fit into `seconds`, or until `until` says so.
+
+    `setup` is called in every forked process before its first schedule: a mutant is planted there.
+    """
     began = time.monotonic()
     total = Report()
     context = multiprocessing.get_context("fork")
     running: dict[Any, Any] = {}
     chunks = _chunks(first, count)
     while True:
-        late = seconds is not None and time.monotonic() - began > seconds
+        late = (seconds is not None and time.monotonic() - began > seconds) or (
+            until is not None and until(total)
+        )
         while not late and len(running) < (processes or os.cpu_count() or 1):
             chunk = next(chunks, None)
             if chunk is None:
                 break
             ours, theirs = context.Pipe(duplex=False)
-            child = context.Process(target=_work, args=(theirs, chunk, setup))
+            child = context.Process(target=_work, args=(theirs, chunk, setup, workload))
             child.start()
             theirs.close()
             running[ours] = child
@@ -105,20 +115,20 @@ def _received(pipe: Any) -> Report:
     return msgspec.json.decode(text, type=Report)
 
 
-def _work(pipe: Any, seeds: range, setup: Callable[[], Any] | None) -> None:
+def _work(pipe: Any, seeds: range, setup: Callable[[], Any] | None, workload: str) -> None:
     if setup is not None:
         setup()
-    report = Report()
+    report, plan = Report(), workload_of(workload).plan
     reached: Counter[str] = Counter()
     twice: Counter[str] = Counter()
     for seed in seeds:
-        broken, world = check(plan_of(seed))
+        broken, world = check(plan(seed))
         report.schedules += 1
         reached.update(world.reached)
         twice[world.plan.mode] += doubled(world)
         report.answered += len(world.answers)
         report.answered_well += sum(
-            not answer.error or answer.error in ("KeyMismatch", "Flaw", "InProgress")
+            not answer.error or answer.error in _ENDS or answer.op.kind in ("resolve", "forget")
             for answer in world.answers
         )
         if broken:
@@ -129,9 +139,9 @@ def _work(pipe: Any, seeds: range, setup: Callable[[], Any] | None) -> None:
     os._exit(0)
 
 
-def replay(seed: int, *, smaller: bool = False) -> tuple[Plan, list[str], World]:
+def replay(seed: int, *, smaller: bool = False, workload: str = "core") -> tuple[Plan, list[str], World]:
     """One seed again; with `smaller`, the smallest plan that breaks the same promise."""
-    plan = plan_of(seed)
+    plan = workload_of(workload).plan(seed)
     broken, world = check(plan)
     if smaller and broken:
         names = {text.partition(":")[0] for text in broken}

@@ -3,101 +3,138 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 from semel.errors import StoreUnavailable
 from semel.keys import Scope
-from semel.model import Answer, Ask, Kind, Note, Record, Renewal, Settle, Verdict, Won
+from semel.model import Answer, Ask, Kind, Note, Record, Renewal, Settle, Verdict
 from semel.runtime import run_sync
 from semel.store import Capabilities, Colour, Facts, Page, Query, Unwatch
 from semel.stores.memory import MemoryStore
+from semel.testing.simulation.auditor import Auditor, name_of
+from semel.testing.simulation.history import Call
 from semel.testing.simulation.loop import SimLoop, worker_tag
 
 __all__ = ["Link", "Server"]
 
-T = TypeVar("T")
+_NOBODY = contextvars.Context()  # a message under way belongs to nobody
 
 
 class Server(MemoryStore):
     """The one server of a world: atomic, with a clock of its own, and a past that it can fall back to."""
 
-    def __init__(self, loop: Any, *, tx: bool) -> None:
+    def __init__(self, loop: Any, *, tx: bool, lossy: bool) -> None:
         self.skew = 0.0
         self._loop = loop
-        super().__init__(capacity=100_000, clock=lambda: 1_000_000.0 + loop.time() + self.skew)
+        super().__init__(capacity=100_000, clock=self._time)
         self.down = False
         self.tx = tx
-        self.effects: list[tuple[bytes, bytes]] = []
-        self.grants: dict[bytes, bytes] = {}
-        self.broken: list[str] = []
+        self.effects: list[tuple[str, bytes]] = []
+        self.auditor = Auditor()
+        self.history: list[Call] = []
+        self._lossy = lossy
         self._past: list[tuple[float, Any]] = []
 
+    def _time(self) -> float:
+        return 1_000_000.0 + self._loop.time() + self.skew
+
     def apply(self, verb: str, argument: Any) -> Any:
-        """One request, atomically. Everything accepted is checked against who was granted the key last."""
-        coroutine = getattr(MemoryStore, verb)(self, argument)
-        before = dict(self._records)
-        answer = run_sync(coroutine)
-        self._check(verb, argument, answer, before)
-        self._remember(before)
+        """One request, atomically. Every answer is told to the auditor, item by item."""
+        answer = (
+            self._note(argument)
+            if verb == "note"
+            else [_DECIDE[verb](self, item) for item in argument]
+        )
+        if self._lossy:
+            state = (dict(self._records), self.auditor.save(), list(self.effects))
+            self._past.append((self._loop.time(), state))
         return answer
 
-    def _check(self, verb: str, argument: Any, answer: Any, before: dict[bytes, Record]) -> None:
-        if verb == "claim":
-            for ask, verdict in zip(argument, answer, strict=True):
-                if type(verdict) is Won:
-                    self.grants[ask.scope.hash] = ask.nonce
-            return
-        items = (argument,) if verb == "note" else argument
-        answers = (answer,) if verb == "note" else answer
-        for item, said in zip(items, answers, strict=True):
-            key = item.scope.hash
-            # Items of one batch may be about one key: what is refused has changed nothing.
-            changed = said is Answer.OK and self._records.get(key) is not before.get(key)
-            owner = self.grants.get(key)
-            if changed and not getattr(item, "new_nonce", b"") and item.nonce and item.nonce != owner:
-                self.broken.append(f"I5: a fenced owner changed the record by {verb}")
-            if changed and verb == "settle" and item.new_nonce:
-                self.grants[key] = item.new_nonce
-            if self.tx and verb == "settle" and item.kind is Kind.DONE and changed:
-                self.effects.append((key, item.nonce))
+    def _claimed(self, ask: Ask) -> Verdict | Exception:
+        verdict = run_sync(MemoryStore.claim(self, (ask,)))[0]
+        self.auditor.claimed(ask, verdict, self._time())
+        return verdict
 
-    def _remember(self, before: dict[bytes, Record]) -> None:
-        if self._records != before:
-            state = (dict(self._records), dict(self.grants), list(self.effects))
-            self._past.append((self._loop.time(), state))
+    def _settled(self, end: Settle) -> Answer | Exception:
+        key = end.scope.hash
+        before = self._records.get(key)
+        answer = run_sync(MemoryStore.settle(self, (end,)))[0]
+        took_effect = self.auditor.settled_by(end, answer, before, self._records.get(key), self._time())
+        if self.tx and took_effect and end.kind is Kind.DONE and not end.new_nonce:
+            self.effects.append((name_of(end.scope), end.result))
+        return answer
+
+    def _renewed(self, renewal: Renewal) -> Answer | Exception:
+        key = renewal.scope.hash
+        before = self._records.get(key)
+        answer = run_sync(MemoryStore.renew(self, (renewal,)))[0]
+        self.auditor.renewed(renewal, answer, self._records.get(key) is not before, self._time())
+        return answer
+
+    def _note(self, note: Note) -> Answer:
+        before = self._records.get(note.scope.hash)
+        answer = run_sync(MemoryStore.note(self, note))
+        self.auditor.noted_down(note, self._records.get(note.scope.hash) is not before, self._time())
+        return answer
+
+    async def purge(self, limit: int) -> int:
+        before = dict(self._records)
+        count = await super().purge(limit)
+        gone = {key: record for key, record in before.items() if key not in self._records}
+        self.auditor.purged(gone, self._time())
+        return count
 
     def fail_over(self, lost: float) -> None:
         """A replica takes over that lacks the last `lost` seconds of acknowledged writes."""
         horizon = self._loop.time() - lost
-        state: Any = ({}, {}, [])
         while self._past and self._past[-1][0] > horizon:
             self._past.pop()
-        if self._past:
-            state = self._past[-1][1]
-        self._records, self.grants, self.effects = dict(state[0]), dict(state[1]), list(state[2])
+        records, audit, effects = self._past[-1][1] if self._past else ({}, ({}, {}), [])
+        self._records, self.effects = dict(records), list(effects)
+        self.auditor.restore(audit)
+
+
+_DECIDE: dict[str, Callable[[Server, Any], Any]] = {
+    "claim": Server._claimed,  # noqa: SLF001 - the table of the class itself
+    "settle": Server._settled,  # noqa: SLF001
+    "renew": Server._renewed,  # noqa: SLF001
+}
 
 
 class Link:
     """One worker's way to the server. A lost message is silence: StoreUnavailable after `timeout`, as in reality."""
 
     colour: Colour = "async"
-    capabilities = Capabilities(durable=True, shared=True, notifies=True, server_clock=True)
 
     def __init__(
-        self, server: Server, rng: Random, *, latency: float, timeout: float, incidents: dict[int, str]
+        self,
+        server: Server,
+        rng: Random,
+        *,
+        latency: float,
+        timeout: float,
+        incidents: dict[int, str],
+        batches: bool,
+        notifies: bool,
+        reached: Counter[str],
     ) -> None:
+        self.capabilities = Capabilities(
+            durable=True, shared=True, notifies=notifies, batches=batches, server_clock=True
+        )
         self._server = server
         self._rng = rng
         self._latency = latency
         self._timeout = timeout
         self._incidents = incidents
+        self._reached = reached
         self.calls = 0
-        self.hit: list[str] = []
 
     async def _send(self, verb: str, argument: Any) -> Any:
-        loop = asyncio.get_running_loop()
+        loop: Any = asyncio.get_running_loop()
         if isinstance(loop, SimLoop) and loop.is_stopped(worker_tag.get()):
             # Killed or paused at a point of the very callback that brought us here: nothing leaves any more, or not yet.
             await asyncio.sleep(0)
@@ -106,45 +143,30 @@ class Link:
         out, back = self._rng.expovariate(1 / self._latency), self._rng.expovariate(1 / self._latency)
         again = self._rng.uniform(0, 4 * self._latency)
         if incident:
-            self.hit.append(incident)
+            self._reached[f"{incident}@{verb}"] += 1
         if incident == "late":
             # Too late for its caller, and yet it arrives (a paused server, a slow network).
             out = self._timeout * (1 + self._rng.random())
         arrived: asyncio.Future[Any] = loop.create_future()
-        if incident != "lose-request":
-            self._deliver(loop, out, verb, argument, None if incident == "lose-reply" else arrived, back)
-        if incident == "double":
-            self._deliver(loop, out + again, verb, argument, None, 0)
+        calls = self._written_down(loop, verb, argument)
+        message = _Message(self._server, loop, verb, argument, calls)
+        message.travel(incident, out, again, back, arrived)
+        gives_up = loop.call_later(self._timeout, _silence, arrived)
         try:
-            async with asyncio.timeout(self._timeout):
-                return await arrived
-        except TimeoutError:
-            raise StoreUnavailable(f"simulated: {incident or 'no answer'}") from None
+            answer = await arrived
+        finally:
+            gives_up.cancel()
+        if isinstance(answer, StoreUnavailable):
+            raise answer
+        for call, each in zip(calls, (answer,) if verb == "note" else answer, strict=True):
+            call.returned(loop.time(), each)
+        return answer
 
-    def _deliver(
-        self,
-        loop: Any,
-        delay: float,
-        verb: str,
-        argument: Any,
-        arrived: asyncio.Future[Any] | None,
-        back: float,
-    ) -> None:
-        server = self._server
-
-        def apply() -> None:
-            if server.down:
-                return
-            answer = server.apply(verb, argument)
-            if arrived is not None:
-                loop.call_later(back, reply, answer)
-
-        def reply(answer: Any) -> None:
-            if arrived is not None and not arrived.done():
-                arrived.set_result(answer)
-
-        # A message under way belongs to nobody: it arrives although its sender died. The reply dies with its reader.
-        _untagged(loop.call_later, delay, apply)
+    def _written_down(self, loop: Any, verb: str, argument: Any) -> list[Call]:
+        items = (argument,) if verb == "note" else argument
+        calls = [Call(verb, item, loop.time()) for item in items]
+        self._server.history += calls
+        return calls
 
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
         answer: list[Verdict | Exception] = await self._send("claim", asks)
@@ -166,7 +188,7 @@ class Link:
         return self._server._records.get(scope.hash), self._server._clock()  # noqa: SLF001 - a look from above
 
     async def watch(self, scope: Scope, wake: Callable[[], None]) -> Unwatch:
-        return await self._server.watch(scope, wake)
+        return await self._server.watch(scope, wake if self.capabilities.notifies else _deaf)
 
     async def scan(self, query: Query) -> Page:
         return await self._server.scan(query)
@@ -181,9 +203,62 @@ class Link:
         """Nothing is open."""
 
 
-def _untagged(call: Callable[..., T], *args: Any) -> T:
-    import contextvars
+class _Message:
+    """One request under way, with what the network does to it."""
 
-    context = contextvars.copy_context()
-    context.run(worker_tag.set, "")
-    return call(*args, context=context)
+    __slots__ = ("_argument", "_calls", "_loop", "_server", "_verb")
+
+    def __init__(self, server: Server, loop: Any, verb: str, argument: Any, calls: list[Call]) -> None:
+        self._server, self._loop, self._verb, self._argument = server, loop, verb, argument
+        self._calls = calls
+
+    def travel(
+        self, incident: str, out: float, again: float, back: float, arrived: asyncio.Future[Any]
+    ) -> None:
+        later = self._loop.call_later
+        match incident:
+            case "lose-request":
+                return
+            case "reset-request":
+                later(out, _reset, arrived)
+            case "lose-reply":
+                later(out, self._arrive, None, 0.0, context=_NOBODY)
+            case "reset-reply":
+                later(out, self._arrive, None, 0.0, context=_NOBODY)
+                later(out + back, _reset, arrived)
+            case "double":
+                later(out, self._arrive, arrived, back, context=_NOBODY)
+                later(out + again, self._arrive, None, 0.0, context=_NOBODY)
+            case _:
+                later(out, self._arrive, arrived, back, context=_NOBODY)
+
+    def _arrive(self, arrived: asyncio.Future[Any] | None, back: float) -> None:
+        """It arrives although its sender died. The reply dies with its reader."""
+        server = self._server
+        if server.down:
+            return
+        answer = server.apply(self._verb, self._argument)
+        now = server._time()  # noqa: SLF001 - the same world
+        for call in self._calls:
+            call.applied.append(now)
+        if arrived is not None:
+            self._loop.call_later(back, _reply, arrived, answer)
+
+
+def _reply(arrived: asyncio.Future[Any], answer: Any) -> None:
+    if not arrived.done():
+        arrived.set_result(answer)
+
+
+def _silence(arrived: asyncio.Future[Any]) -> None:
+    if not arrived.done():
+        arrived.set_result(StoreUnavailable("simulated: no answer"))
+
+
+def _reset(arrived: asyncio.Future[Any]) -> None:
+    if not arrived.done():
+        arrived.set_result(StoreUnavailable("simulated: connection reset"))
+
+
+def _deaf() -> None:
+    """A wake-up that does not cross processes."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import types
 from collections import Counter
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import ContextVar
 from functools import partial
 from random import Random
 from typing import Any
@@ -12,30 +15,32 @@ from semel import points
 from semel.errors import SemelError
 from semel.flow import Engine
 from semel.loop import LoopRuntime
+from semel.model import State
 from semel.once import AsyncSemel
-from semel.options import NOT_FOUND, Found
-from semel.run import current_run
+from semel.testing.simulation.clients import Flaw, policy_of, probe_record
 from semel.testing.simulation.loop import SimLoop, worker_tag
 from semel.testing.simulation.plans import NETWORK, Fault, Op, Plan
 from semel.testing.simulation.stores import Link, Server
+from semel.testing.simulation.workloads import workload_of
 
 __all__ = ["Answered", "Effect", "World"]
 
 TIMEOUT = 0.4
 SETTLE_TIMEOUT = 1.0
 
-
-class Flaw(Exception):
-    """A known failure of the simulated function."""
+_call_tag: ContextVar[str] = ContextVar("semel_sim_call", default="")
 
 
 class _Runtime(LoopRuntime):
-    def __init__(self, loop: Any, rng: Random) -> None:
+    def __init__(self, loop: Any, rng: Random, senders: dict[bytes, str]) -> None:
         super().__init__(loop, _no_pool)
         self._rng = rng
+        self._senders = senders
 
     def entropy(self, size: int) -> bytes:
-        return self._rng.randbytes(size)
+        drawn = self._rng.randbytes(size)
+        self._senders[drawn] = _call_tag.get()
+        return drawn
 
 
 def _no_pool() -> Any:
@@ -43,35 +48,30 @@ def _no_pool() -> Any:
 
 
 class _Face(AsyncSemel):
-    def __init__(self, link: Link, rng: Random, **settings: Any) -> None:
+    def __init__(self, link: Link, rng: Random, senders: dict[bytes, str], **settings: Any) -> None:
         super().__init__(link, **settings)
         self._rng = rng
+        self._senders = senders
 
     def _make_engine(self, loop: asyncio.AbstractEventLoop) -> Engine:
-        engine = self._engines[loop] = self._engine_for(_Runtime(loop, self._rng))
+        engine = self._engines[loop] = self._engine_for(_Runtime(loop, self._rng, self._senders))
         return engine
 
 
 class Effect:
-    __slots__ = ("at", "key", "request", "value", "worker")
+    __slots__ = ("at", "name", "request", "value", "worker")
 
-    def __init__(self, at: float, key: str, worker: str, value: str, request: int) -> None:
-        self.at, self.key, self.worker, self.value, self.request = at, key, worker, value, request
+    def __init__(self, at: float, name: str, worker: str, value: str, request: int) -> None:
+        self.at, self.name, self.worker, self.value, self.request = at, name, worker, value, request
 
 
 class Answered:
     """What a client was told: a value, or the name of an error."""
 
-    __slots__ = ("at", "began", "error", "key", "kind", "replayed", "request", "value", "worker")
+    __slots__ = ("at", "began", "error", "op", "replayed", "value", "worker")
 
     def __init__(self, op: Op, worker: str, began: float) -> None:
-        self.key, self.request, self.kind, self.worker, self.began = (
-            op.key,
-            op.request,
-            op.kind,
-            worker,
-            began,
-        )
+        self.op, self.worker, self.began = op, worker, began
         self.at = 0.0
         self.value: Any = None
         self.error = ""
@@ -79,24 +79,32 @@ class Answered:
 
 
 class World:
+    """Made from a plan, run once. A workload's calls may use `happen`, `say`, `count`, `downstream` and `server`."""
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.loop = SimLoop()
-        self.server = Server(self.loop, tx=plan.mode == "tx")
+        self.server = Server(self.loop, tx=plan.mode == "tx", lossy=plan.lossy)
         self.effects: list[Effect] = []
         self.answers: list[Answered] = []
         self.trace: list[str] = []
         self.reached: Counter[str] = Counter()
+        self.broken: list[str] = []
+        self.started: set[str] = set()
         self.downstream: dict[str, str] = {}
         self.done_outside: dict[str, str] = {}
+        self.count = 0
         self.finished_at: float | None = None
         self.quiet_at = 0.0
+        self._calls = workload_of(plan.workload).calls
+        self._senders: dict[bytes, str] = {}
         self._passes: Counter[tuple[str, str]] = Counter()
-        self._calls: dict[int, list[asyncio.Task[None]]] = {}
+        self._tasks: dict[int, list[asyncio.Task[None]]] = {}
+        self._by_call: dict[str, asyncio.Task[None]] = {}
         self._incarnation: Counter[int] = Counter()
         self._restarted: list[asyncio.Task[None]] = []
         self._returning = 0
-        self._number = 0
+        self._called = 0
 
     # ----------------------------------------------------------------------------------------------- running
 
@@ -112,10 +120,16 @@ class World:
     def say(self, text: str) -> None:
         self.trace.append(f"{self.loop.time():.6f} {worker_tag.get() or '-'} {text}")
 
+    def happen(self, op: Op, value: str) -> None:
+        """An effect on the world outside."""
+        self.effects.append(Effect(self.loop.time(), op.name, worker_tag.get(), value, op.request))
+        self.done_outside.setdefault(op.name, value)
+        self.say(f"effect {value}")
+
     async def _live(self) -> None:
         tasks = [self._start(number, ops) for number, ops in enumerate(self.plan.workers)]
         for fault in self.plan.faults:
-            if fault.at or fault.kind in ("store-down", "failover", "clock"):
+            if fault.at:
                 self.loop.call_later(fault.at, self._strike, fault)
         while True:
             everybody = (*tasks, *self._restarted)
@@ -142,40 +156,70 @@ class World:
 
     async def _work(self, number: int, tag: str, ops: tuple[Op, ...]) -> None:
         face = self._face(number, tag)
-        calls = [self.loop.create_task(self._client(face, tag, op, index)) for index, op in enumerate(ops)]
-        self._calls[number] = calls
-        await asyncio.gather(*calls, return_exceptions=True)
+        awaits = [
+            fault.nth
+            for fault in self.plan.faults
+            if fault.kind == "cancel-at-await" and fault.worker == number and tag.endswith(".1")
+        ]
+        tasks: list[asyncio.Task[None]] = []
+        for index, op in enumerate(ops):
+            client: Coroutine[Any, Any, None] = self._client(face, tag, op)
+            if awaits and index == 0:
+                client = _stopped_at(client, awaits[0], partial(self._cancel_at_await, tasks))
+            tasks.append(self.loop.create_task(client))
+        self._tasks[number] = tasks
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _face(self, number: int, tag: str) -> _Face:
+        plan = self.plan
         incidents = {
             fault.nth: fault.kind
-            for fault in self.plan.faults
+            for fault in plan.faults
             if fault.kind in NETWORK and fault.worker == number and tag.endswith(".1")
         }
-        rng = Random(f"{self.plan.seed}/{tag}/net")  # noqa: S311 - repeatable on purpose
-        link = Link(self.server, rng, latency=self.plan.latency, timeout=TIMEOUT, incidents=incidents)
+        link = Link(
+            self.server,
+            Random(f"{plan.seed}/{tag}/net"),  # noqa: S311 - repeatable on purpose
+            latency=plan.latency,
+            timeout=TIMEOUT,
+            incidents=incidents,
+            batches=plan.batches,
+            notifies=plan.notifies,
+            reached=self.reached,
+        )
         face = _Face(
             link,
-            Random(f"{self.plan.seed}/{tag}/nonce"),  # noqa: S311 - repeatable on purpose
-            lease=self.plan.lease,
+            Random(f"{plan.seed}/{tag}/nonce"),  # noqa: S311 - repeatable on purpose
+            self._senders,
+            lease=plan.lease,
             timeout=TIMEOUT,
             settle_timeout=SETTLE_TIMEOUT,
-            on_unknown=self._policy(),
-            retention=None,
+            on_unknown=policy_of(self),
+            retention=plan.retention,
+            cache=16 if plan.cache else 0,
         )
-        face.recovery("default", probe=self._probe_record if self.plan.mode == "probe" else None)
+        if plan.mode == "probe":
+            face.recovery("default", probe=partial(probe_record, self))
         return face
 
     # ------------------------------------------------------------------------------------------------ clients
 
-    async def _client(self, face: _Face, tag: str, op: Op, index: int) -> None:
+    async def _client(self, face: AsyncSemel, tag: str, op: Op) -> None:
+        self._called += 1
+        call = f"{tag}/{self._called}"
+        _call_tag.set(call)
+        task = asyncio.current_task()
+        if task is not None:
+            self._by_call[call] = task
         await asyncio.sleep(op.after)
         answered = Answered(op, tag, self.loop.time())
-        self.say(f"call {op.kind} {op.key}")
+        self.say(f"call {op.kind} {op.name}")
         try:
-            await self._call(face, op, answered)
+            await self._calls[op.kind](self, face, op, answered)
         except (SemelError, Flaw) as error:
             answered.error = type(error).__name__
+            if answered.error == "InProgress" and op.kind in ("execute", "consume", "claim"):
+                self._check_blocked(call, op)
         except asyncio.CancelledError:
             answered.error = "CancelledError"
             raise
@@ -183,92 +227,13 @@ class World:
             if not self.loop.is_dead(tag):
                 answered.at = self.loop.time()
                 self.answers.append(answered)
-                self.say(f"told {op.kind} {op.key} {answered.value or answered.error}")
-        del index
+                self.say(f"told {op.kind} {op.name} {answered.value or answered.error}")
 
-    async def _call(self, face: _Face, op: Op, answered: Answered) -> None:
-        match op.kind:
-            case "execute":
-                outcome = await face.execute(op.key, self._function(op), request=op.request, wait=op.wait)
-                answered.value, answered.replayed = outcome.value, outcome.replayed
-            case "consume":
-                answered.replayed = not await face.consume(
-                    op.key, self._function(op), request=op.request, wait=op.wait
-                )
-            case "claim":
-                async with face.claim(op.key, request=op.request, wait=op.wait) as claim:
-                    if claim.replayed:
-                        answered.value, answered.replayed = claim.value, True
-                    else:
-                        value = await self._function(op)()
-                        await claim.complete(value)
-                        answered.value = value
-            case "purge":
-                await face.purge()
-            case "reconcile":
-                await face.reconcile()
-
-    def _function(self, op: Op) -> Any:
-        if self.plan.mode == "steps":
-            return partial(self._in_steps, op)
-        return partial(self._effect, op)
-
-    async def _effect(self, op: Op) -> str:
-        run = current_run()
-        self._number += 1
-        value = f"{op.key}#{self._number}"
-        await asyncio.sleep(op.work / 2)
-        if op.fails:
-            raise Flaw
-        if self.plan.mode == "keyed":
-            # The peer remembers the key: a repeated call is answered with what the first one did.
-            known = self.downstream.setdefault(run.downstream_key("peer"), value)
-            value, fresh = known, known == value
-        else:
-            fresh = self.plan.mode != "tx"
-        if fresh:
-            self._happen(op, value)
-        await asyncio.sleep(op.work / 2)
-        return value
-
-    async def _in_steps(self, op: Op) -> str:
-        run = current_run()
-
-        async def charge() -> str:
-            key = run.downstream_key("charge")
-            self._number += 1
-            value = f"{op.key}#{self._number}"
-            await asyncio.sleep(op.work / 2)
-            known = self.downstream.setdefault(key, value)
-            if known == value:
-                self._happen(op, value)
-            return known
-
-        value: str = await run.step("charge", charge)
-        await asyncio.sleep(op.work / 2)
-        if op.fails:
-            raise Flaw
-        again: str = await run.step("ship", _same, value)
-        return again
-
-    def _happen(self, op: Op, value: str) -> None:
-        self.effects.append(Effect(self.loop.time(), op.key, worker_tag.get(), value, op.request))
-        self.done_outside.setdefault(op.key, value)
-        self.say(f"effect {op.key} {value}")
-
-    def _policy(self) -> Any:
-        if self.plan.mode == "hold":
-            return "hold"
-        return self._probe if self.plan.mode == "probe" else "retry"
-
-    async def _probe(self, *_: Any) -> Any:
-        await asyncio.sleep(self.plan.latency)
-        value = self.done_outside.get(current_run().key)
-        return NOT_FOUND if value is None else Found(value)
-
-    async def _probe_record(self, record: Any) -> Any:
-        del record
-        return await self._probe()
+    def _check_blocked(self, call: str, op: Op) -> None:
+        """R16: nobody waits for a claim of his own whose answer was lost."""
+        for record in self.server._records.values():  # noqa: SLF001 - a look from above
+            if record.state is State.RUNNING and self._senders.get(record.nonce) == call:
+                self.broken.append(f"R16: a caller of {op.name} was told to wait for its own claim")
 
     # ------------------------------------------------------------------------------------------------- faults
 
@@ -282,14 +247,15 @@ class World:
             case "pause":
                 self._pause(tag, fault.span)
             case "cancel":
-                for call in self._calls.get(fault.worker, ())[:1]:
-                    call.cancel()
+                tasks = self._tasks.get(fault.worker, [])
+                for task in tasks[(fault.nth - 1) % max(1, len(tasks)) :][:1]:
+                    task.cancel()
             case "store-down":
                 self.server.down = True
                 self.loop.call_later(fault.span, self._up)
             case "failover":
                 self.server.fail_over(fault.span)
-            case "clock":
+            case _:
                 self.server.skew += fault.span
 
     def _up(self) -> None:
@@ -299,18 +265,21 @@ class World:
         if self.loop.is_dead(tag):
             return
         self.loop.kill(tag)
-        answered = Counter((answer.key, answer.kind) for answer in self.answers if answer.worker == tag)
+        answered = Counter(answer.op for answer in self.answers if answer.worker == tag)
         left: list[Op] = []
         for op in self.plan.workers[number]:
-            if answered[op.key, op.kind] > 0:
-                answered[op.key, op.kind] -= 1
+            if answered[op] > 0:
+                answered[op] -= 1
             else:
                 left.append(op)
         # The client of a killed worker asks again, with the same key, once it is back.
         self._returning += 1
+        self._from_outside(self.plan.lease / 4, self._restart, number, tuple(left))
+
+    def _from_outside(self, delay: float, then: Callable[..., object], *args: Any) -> None:
         token = worker_tag.set("")
         try:
-            self.loop.call_later(self.plan.lease / 4, self._restart, number, tuple(left))
+            self.loop.call_later(delay, then, *args)
         finally:
             worker_tag.reset(token)
 
@@ -320,37 +289,43 @@ class World:
 
     def _pause(self, tag: str, span: float) -> None:
         self.loop.pause(tag)
-        token = worker_tag.set("")
-        try:
-            self.loop.call_later(span, self.loop.resume, tag)
-        finally:
-            worker_tag.reset(token)
+        self._from_outside(span, self.loop.resume, tag)
+
+    def _cancel_at_await(self, tasks: list[asyncio.Task[None]]) -> None:
+        self.reached["cancel-at-await"] += 1
+        self.say("fault cancel-at-await")
+        self.loop.call_soon(tasks[0].cancel)
 
     def _at_point(self, name: str) -> None:
         tag = worker_tag.get()
         self.reached[name] += 1
         self._passes[tag, name] += 1
         for fault in self.plan.faults:
-            due = fault.point == name and self._passes[tag, name] == fault.nth
-            if due and tag == f"w{fault.worker}.1":
-                self.reached[f"{fault.kind}@{name}"] += 1
-                self.say(f"fault {fault.kind} at {name}")
-                if fault.kind == "kill-at-point":
+            if fault.point != name or self._passes[tag, name] != fault.nth or tag != f"w{fault.worker}.1":
+                continue
+            self.reached[f"{fault.kind}@{name}"] += 1
+            self.say(f"fault {fault.kind} at {name}")
+            match fault.kind:
+                case "kill-at-point":
                     self._kill(fault.worker, tag)
-                else:
+                case "pause-at-point":
                     self._pause(tag, fault.span)
+                case _:
+                    self._by_call[_call_tag.get()].cancel()
 
     # -------------------------------------------------------------------------------------------------- audit
 
     async def _audit(self) -> None:
         """After the faults: every key must be answered, or say that it is unknown, within a lease and a bit."""
         token = worker_tag.set("audit.1")
+        wait = 3 * self.plan.lease + 4 * TIMEOUT + 20 * self.plan.latency
         try:
             face = self._face(99, "audit.1")
-            for key in sorted({op.key for ops in self.plan.workers for op in ops}):
-                op = Op(key, 0.0, 0.0, 3 * self.plan.lease + 4 * TIMEOUT + 20 * self.plan.latency)
+            scopes = {(op.tenant, op.operation, op.key) for ops in self.plan.workers for op in ops}
+            for tenant, operation, key in sorted(scopes):
+                op = Op(key, 0.0, 0.0, wait, tenant=tenant, operation=operation)
                 for _ in range(5):
-                    await self._client(face, "audit.1", op, 0)
+                    await self._client(face, "audit.1", op)
                     # A slow reply is not the flow's fault: a client asks again, as the error tells it to.
                     if self.answers[-1].error not in ("StoreUnavailable", "NotRecorded"):
                         break
@@ -359,5 +334,22 @@ class World:
             worker_tag.reset(token)
 
 
-async def _same(value: str) -> str:
-    return value
+@types.coroutine
+def _stopped_at(
+    coroutine: Coroutine[Any, Any, None], nth: int, strike: Callable[[], None]
+) -> Generator[Any, Any, None]:
+    """Drive a coroutine and strike when it is suspended for the nth time."""
+    error: BaseException | None = None
+    while True:
+        try:
+            waits_for = coroutine.send(None) if error is None else coroutine.throw(error)
+        except StopIteration:
+            return
+        nth -= 1
+        if nth == 0:
+            strike()
+        try:
+            yield waits_for
+            error = None
+        except BaseException as raised:  # noqa: BLE001 - it belongs to the coroutine
+            error = raised

@@ -1,0 +1,152 @@
+"""Are concurrent histories of claim, renew, note and settle explained by *some* order of atomic decisions of the model?
+
+Wing and Gong's search with Lowe's memory of visited configurations, one key at a time. A call has a time of invocation
+and, if its sender learned of it, of return; a call without an answer may have taken effect at any time after its
+invocation, or never. Decisions depend on the store's clock, so every call also has the times at which it may have
+been decided: the server's own notes where there are any, else the ends of its interval.
+
+The reference is a private copy of `semel.model`: a planted bug in the product does not reach it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from math import inf
+from typing import Any
+
+from semel import model as _product
+from semel.model import Kind, Record, Replay, Unknown, Won
+
+__all__ = ["Call", "inexplicable", "is_linearizable"]
+
+_MOST_CONFIGURATIONS = 20_000
+
+
+def _private_model() -> Any:
+    spec = importlib.util.spec_from_file_location("semel_model_for_histories", _product.__file__)
+    if spec is None or spec.loader is None:  # pragma: no cover - the package has its own source
+        raise ImportError("the source of semel.model is not there")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_model = _private_model()
+
+
+class Call:
+    """One item of one request. `answer` is None while its sender does not know it; `applied` holds store times."""
+
+    __slots__ = ("answer", "applied", "done", "invoked", "item", "verb")
+
+    def __init__(self, verb: str, item: Any, invoked: float) -> None:
+        self.verb, self.item, self.invoked = verb, item, invoked
+        self.done = inf
+        self.answer: Any = None
+        self.applied: list[float] = []
+
+    def returned(self, at: float, answer: Any) -> None:
+        self.done, self.answer = at, answer
+
+    def __repr__(self) -> str:
+        return f"<{self.verb} {self.item.nonce[:3].hex()} {self.invoked:.3f}-{self.done:.3f} {self.answer!r}>"
+
+
+class _Move:
+    """One possible decision: a call that must be explained, or an extra one that may be (lost, doubled)."""
+
+    __slots__ = ("call", "due", "must", "times")
+
+    def __init__(self, call: Call, times: Sequence[float], *, must: bool) -> None:
+        self.call, self.times, self.must = call, tuple(times), must
+        self.due = call.done if must else inf
+
+
+def inexplicable(calls: Iterable[Call]) -> list[str]:
+    """The keys whose history no order explains, in words."""
+    by_key: dict[bytes, list[Call]] = defaultdict(list)
+    for call in calls:
+        by_key[call.item.scope.hash].append(call)
+    return [
+        f"H1: no order of decisions explains {len(each)} calls on {each[0].item.scope!r}"
+        for each in by_key.values()
+        if not is_linearizable(each)
+    ]
+
+
+def is_linearizable(calls: Sequence[Call]) -> bool:
+    """Whether the calls on one key have an order. True also when the search was given up as too long."""
+    moves = _moves(calls)
+    must = frozenset(number for number, move in enumerate(moves) if move.must)
+    seen: set[Any] = set()
+    stack: list[tuple[frozenset[int], Record | None, float]] = [(frozenset(), None, -inf)]
+    while stack:
+        taken, record, clock = stack.pop()
+        if must <= taken:
+            return True
+        here = (taken, clock, None if record is None else (*_run_of(record), record.state, record.updated))
+        if here in seen:
+            continue
+        seen.add(here)
+        if len(seen) > _MOST_CONFIGURATIONS:
+            return True
+        stack.extend(_next(moves, taken, record, clock))
+    return False
+
+
+def _moves(calls: Sequence[Call]) -> list[_Move]:
+    moves: list[_Move] = []
+    for call in calls:
+        known = call.answer is not None
+        if known:
+            # The first delivery is the one that was answered; a second one may or may not count.
+            moves.append(_Move(call, call.applied[:1] or (call.invoked, call.done), must=True))
+            extra = call.applied[1:]
+        else:
+            extra = call.applied or [call.invoked]
+        moves += [_Move(call, (time,), must=False) for time in extra]
+    return moves
+
+
+def _next(moves: Sequence[_Move], taken: frozenset[int], record: Record | None, clock: float) -> list[Any]:
+    """Every configuration after one more decision. A call that returned before another was invoked goes first."""
+    left = [(number, move) for number, move in enumerate(moves) if number not in taken]
+    horizon = min((move.due for _, move in left if move.must), default=inf)
+    found = []
+    for number, move in sorted(left, key=lambda each: -each[1].times[0]):
+        if move.call.invoked > horizon:
+            continue
+        for time in move.times:
+            decided = _decide(record, move, max(time, clock) if len(move.times) > 1 else time)
+            if decided is not None:
+                found.append((taken | {number}, decided[0], max(time, clock)))
+    return found
+
+
+def _decide(record: Record | None, move: _Move, now: float) -> tuple[Record | None] | None:
+    """The record after this decision, in a tuple; None when the model would have answered otherwise."""
+    call = move.call
+    answer, changed = getattr(_model, call.verb)(record, call.item, now)
+    if move.must and not _same(answer, call.answer):
+        return None
+    if call.verb == "settle" and call.item.kind is Kind.FORGOTTEN and answer == "ok":
+        return (None,)
+    return (record if changed is None else changed,)
+
+
+def _same(expected: Any, told: Any) -> bool:
+    if type(expected) is not type(told):
+        return False
+    if isinstance(expected, Won):
+        return _run_of(expected.record) == _run_of(told.record)
+    if isinstance(expected, Replay):
+        return (expected.record.state, expected.record.result) == (told.record.state, told.record.result)
+    if isinstance(expected, Unknown):
+        return expected.policy == told.policy
+    return expected == told if isinstance(expected, str) else True
+
+
+def _run_of(record: Record) -> Any:
+    return record.nonce, record.attempts, record.policy, record.steps
