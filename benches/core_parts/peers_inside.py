@@ -215,7 +215,7 @@ def main() -> None:
     effort = (
         Effort(rounds=2, calls=64, quick=True)
         if length == "quick"
-        else Effort(rounds=9, calls=640, quick=False)
+        else Effort(rounds=7, calls=400, quick=False)
     )
     slow, slowest = effort.smaller(3), effort.smaller(10)
     ours_pg = second_db.replace("postgresql:", "postgresql+asyncpg:")

@@ -1,7 +1,7 @@
 """Writes that the store still owes an answer to: outcomes it did not take, claims whose answer was lost.
 
-One ticker offers them again, in batches, for as long as the process lives (outcomes) or the lease could last (claims);
-a thread or task for each would turn an outage of the store into one of ours.
+One ticker offers them again, in batches, for as long as the process lives (outcomes) or such a claim could matter (its lease; under
+hold and probe as long as it could still arrive); a thread or task for each would turn an outage of the store into one of ours.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from semel.calls import name_of
 from semel.errors import LeaseLost, StoreUnavailable
 from semel.heart import Heart
 from semel.hooks import Emit, LeaseGone
-from semel.model import Answer, Ask, Kind, Settle, Won
+from semel.model import Answer, Ask, Kind, Policy, Settle, Won
 from semel.run import Run
 from semel.runtime import Runtime
 from semel.store import Store
@@ -24,6 +24,7 @@ __all__ = ["Debts"]
 _BATCH = 128
 _MOST_CLAIMS = 10_000  # past that, lost claims are left to their leases
 _FIRST, _LONGEST = 0.02, 1.0
+_STRAGGLER = 30.0  # how late a claim may still arrive: under hold or probe its grant would be unknown for ever
 
 
 class _Debt(msgspec.Struct):
@@ -50,7 +51,8 @@ class Debts:
         """A claim whose answer was lost: nobody will run it, so it is released, if it was granted at all."""
         if len(self._owed) < _MOST_CLAIMS:
             end = Settle(ask.scope, ask.nonce, Kind.RELEASED, ask.retention)
-            self._add(_Debt(end, None, self._runtime.now() + ask.lease))
+            patience = ask.lease if ask.policy is Policy.RETRY else max(ask.lease, _STRAGGLER)
+            self._add(_Debt(end, None, self._runtime.now() + patience))
 
     def _add(self, debt: _Debt) -> None:
         self._owed[debt.end.nonce] = debt
@@ -90,20 +92,20 @@ class Debts:
         return isinstance(verdict, Won | StoreUnavailable)
 
     async def _pay(self) -> float | None:
-        now = self._runtime.now()
-        for nonce in [nonce for nonce, debt in self._owed.items() if debt.until <= now]:
-            del self._owed[nonce]
         debts = list(self._owed.values())
         for start in range(0, len(debts), _BATCH):
             batch = debts[start : start + _BATCH]
             answers = await self._offer_all([debt.end for debt in batch])
+            now = self._runtime.now()
             for debt, answer in zip(batch, answers, strict=True):
-                if isinstance(answer, Answer) and await self._is_paid(debt, answer):
+                paid = isinstance(answer, Answer) and await self._is_paid(debt, answer)
+                if paid or debt.until <= now:  # the last offer is made when time is over, not before
                     self._owed.pop(debt.end.nonce, None)
         if not self._owed:
             return None
         self._pause = min(self._pause * 2, _LONGEST)
-        return self._runtime.now() + self._pause
+        soonest = min(debt.until for debt in self._owed.values())
+        return min(self._runtime.now() + self._pause, soonest)
 
     async def _is_paid(self, debt: _Debt, answer: Answer) -> bool:
         if debt.run is None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from semel import __version__
+from semel.cli.chaos import chaos
 from semel.cli.doctor import doctor
 from semel.store import Settings, schema_sql
 
@@ -16,6 +17,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look after k
 schema = typer.Typer(no_args_is_help=True, help="The tables that SQL stores need.")
 app.add_typer(schema, name="schema")
 app.command("doctor")(doctor)
+app.command("chaos")(chaos)
 
 Url = Annotated[str, typer.Argument(help="A store URL, such as postgresql://host/db or sqlite:///semel.db")]
 Table = Annotated[str, typer.Option(help="The table= that the program uses.")]

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from math import inf
 from typing import Any, Literal
 
@@ -78,7 +78,11 @@ class _Link:
         self._where = where
         self._held_back = False
         self._watchdog = _watchdogs.setdefault(asyncio.get_running_loop(), _Watchdog())
-        connection.add_log_listener(self._noticed)
+
+    def heed_notices(self) -> _Link:
+        """Only on a connection of our own: a pool complains about listeners when its connection breaks."""
+        self.connection.add_log_listener(self._noticed)
+        return self
 
     def _noticed(self, _: Any, notice: Any) -> None:
         if getattr(notice, "server_source_function", "") == SYNC_WAIT:
@@ -123,11 +127,6 @@ class _Link:
             return RuntimeError(f"asyncpg refused a statement of semel: {error}")
         return Lost(str(error))
 
-    def release(self) -> None:
-        """Leave nothing of ours on a connection that goes back to its pool."""
-        if not self.dead:
-            self.connection.remove_log_listener(self._noticed)
-
     def cut(self) -> None:
         if not self.dead:
             self.connection.terminate()
@@ -142,18 +141,22 @@ class _Link:
 class _Ear:
     """Notifications arrive by callback; None in the queue means that the connection is gone."""
 
-    def __init__(self, connection: Any, give_back: Callable[[Any], Any], *, longest: float = inf) -> None:
+    def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._give_back = give_back
-        self._longest = longest
         self._queue: asyncio.Queue[str | None] = asyncio.Queue()
-        self._channel = ""
 
-    async def open(self, channel: str, timeout: float) -> None:
-        self._channel = channel
-        async with asyncio.timeout(timeout):
-            await self._connection.add_listener(channel, self._notified)
+    async def open(self, channel: str, timeout: float) -> _Ear:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._connection.add_listener(channel, self._notified)
+        except _ERRORS as error:
+            self._connection.terminate()
+            raise NotReached(str(error)) from error
+        except BaseException:
+            self._connection.terminate()
+            raise
         self._connection.add_termination_listener(self._ended)
+        return self
 
     def _notified(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
         self._queue.put_nowait(str(payload))
@@ -163,7 +166,7 @@ class _Ear:
 
     async def hear(self, timeout: float) -> list[str]:
         try:
-            async with asyncio.timeout(min(timeout, self._longest)):
+            async with asyncio.timeout(timeout):
                 heard = [await self._queue.get()]
         except TimeoutError:
             await self._still_there()
@@ -185,17 +188,11 @@ class _Ear:
         self._queue.put_nowait(None)
 
     async def quit(self) -> None:
-        connection = self._connection
+        self._connection.remove_termination_listener(self._ended)
         try:
-            async with asyncio.timeout(1):
-                if not connection.is_closed():
-                    connection.remove_termination_listener(self._ended)
-                    await connection.remove_listener(self._channel, self._notified)
-                await self._give_back(connection)
-        except asyncpg.InterfaceError:
-            pass  # a pool takes a broken connection back by itself
+            await self._connection.close(timeout=1)
         except _ERRORS:
-            connection.terminate()
+            self._connection.terminate()
 
 
 class AsyncpgSource:
@@ -214,7 +211,8 @@ class AsyncpgSource:
         self._server_settings = server_settings
 
     async def open(self, timeout: float) -> _Link:
-        return _Link(await self._connect(timeout, statements=100 if self.prepares else 0), self.where)
+        connection = await self._connect(timeout, statements=100 if self.prepares else 0)
+        return _Link(connection, self.where).heed_notices()
 
     async def _connect(self, timeout: float, *, statements: int) -> Any:
         try:
@@ -234,10 +232,7 @@ class AsyncpgSource:
         raise NotImplementedError("links of our own are kept")
 
     async def listen(self, channel: str, timeout: float) -> _Ear | None:
-        connection = await self._connect(timeout, statements=0)
-        return await _listening(
-            _Ear(connection, lambda own: own.close(timeout=1)), connection, channel, timeout
-        )
+        return await _Ear(await self._connect(timeout, statements=0)).open(channel, timeout)
 
 
 class AsyncpgPool:
@@ -261,6 +256,14 @@ class AsyncpgPool:
         with contextlib.suppress(*_ERRORS):  # the pool has thrown a broken connection away by itself
             await self._pool.release(connection)
 
+    async def spare(self, timeout: float) -> Any:
+        # asyncpg has no public way to this. Without it waiters poll.
+        make = getattr(self._pool, "_get_new_connection", None)
+        if make is None:
+            return None
+        async with asyncio.timeout(timeout):
+            return await make()
+
 
 class AsyncpgLoans:
     """Connections of a pool that the caller owns: its settings stay, each goes back after its statement."""
@@ -278,34 +281,17 @@ class AsyncpgLoans:
         return self._lender.size
 
     async def open(self, timeout: float) -> _Link:
-        return _Link(await self._borrow(timeout), self.where)
+        return _Link(await self._ask(self._lender.lend(timeout)), self.where)
 
-    async def _borrow(self, timeout: float) -> Any:
+    async def _ask(self, answer: Awaitable[Any]) -> Any:
         try:
-            return await self._lender.lend(timeout)
+            return await answer
         except self._lender.errors as error:
             raise NotReached(str(error)) from error
 
     async def back(self, link: _Link) -> None:
-        link.release()
         await self._lender.take_back(link.connection)
 
     async def listen(self, channel: str, timeout: float) -> _Ear | None:
-        if self._lender.size < 2:
-            return None
-        connection = await self._borrow(timeout)
-        # Its owner cannot close the pool while we hold a connection: look often whether it is still needed.
-        ear = _Ear(connection, self._lender.take_back, longest=0.5)
-        return await _listening(ear, connection, channel, timeout)
-
-
-async def _listening(ear: _Ear, connection: Any, channel: str, timeout: float) -> _Ear:
-    try:
-        await ear.open(channel, timeout)
-    except _ERRORS as error:
-        connection.terminate()
-        raise NotReached(str(error)) from error
-    except BaseException:
-        connection.terminate()
-        raise
-    return ear
+        connection = await self._ask(self._lender.spare(timeout))
+        return None if connection is None else await _Ear(connection).open(channel, timeout)

@@ -63,7 +63,7 @@ class Ear(Protocol):
         ...
 
     async def quit(self) -> None:
-        """Close or give back the connection; by whoever was hearing."""
+        """Close the connection; by whoever was hearing."""
         ...
 
 
@@ -76,12 +76,16 @@ class Lender(Protocol):
 
     @property
     def size(self) -> int:
-        """How many connections it has at most. Fewer than two: none to spare for listening."""
+        """How many connections it has at most."""
         ...
 
     async def lend(self, timeout: float) -> Any: ...
 
     async def take_back(self, connection: Any) -> None: ...
+
+    async def spare(self, timeout: float) -> Any:
+        """A connection like its own, but ours from now on: the pool's owner need not wait for it. None: not possible."""
+        ...
 
 
 class Source(Protocol):
@@ -122,5 +126,5 @@ class Source(Protocol):
         ...
 
     async def listen(self, channel: str, timeout: float) -> Ear | None:
-        """An ear; None when this source has no connection to spare for one. Raises NotReached or Trouble."""
+        """An ear; None when this source has no way to make one. Raises NotReached or Trouble."""
         ...

@@ -20,8 +20,7 @@ import psycopg
 from psycopg import waiting
 from psycopg.rows import tuple_row
 
-from semel.errors import SemelError
-from semel.stores.postgres_errors import Late, Lost, NotReplicated, Trouble, Unfit, refused
+from semel.stores.postgres_errors import Late, Lost, NotReplicated, Unfit, refused
 from semel.stores.postgres_link import SYNC_WAIT, Lender, NotReached, Row
 
 __all__ = ["PsycopgLoans", "PsycopgPool", "PsycopgSource", "in_time"]
@@ -235,10 +234,8 @@ def in_time(call: Callable[[], T], timeout: float, *, late: Callable[[T], object
 
 
 class _Ear:
-    def __init__(self, link: _Link, kind: _Kind, *, give_back: Callable[[], Awaitable[None]] | None) -> None:
+    def __init__(self, link: _Link) -> None:
         self._link = link
-        self._kind = kind
-        self._give_back = give_back
         self._stopped = False
 
     async def open(self, channel: str, timeout: float) -> _Ear:
@@ -246,15 +243,12 @@ class _Ear:
             await self._link.script(f'listen "{channel}"', timeout)
         except BaseException:
             self._link.cut()
-            await self.quit()
             raise
         return self
 
     async def hear(self, timeout: float) -> list[str]:
         if self._stopped:
             raise Lost("the ear was closed")
-        # A borrowed connection is not ours to shut: it is left when its next turn comes.
-        timeout = timeout if self._give_back is None else min(timeout, 0.5)
         try:
             heard = await self._link.heard(timeout)
         except (psycopg.Error, OSError) as error:
@@ -265,14 +259,10 @@ class _Ear:
 
     def stop(self) -> None:
         self._stopped = True
-        if self._give_back is None:
-            _shut(self._link.connection)
+        _shut(self._link.connection)
 
     async def quit(self) -> None:
-        if self._give_back is None:
-            await self._link.quit()
-        else:
-            await self._give_back()
+        await self._link.quit()
 
 
 class PsycopgSource:
@@ -317,7 +307,7 @@ class PsycopgSource:
         raise NotImplementedError("links of our own are kept")
 
     async def listen(self, channel: str, timeout: float) -> _Ear | None:
-        return await _Ear(await self.open(timeout), self._kind, give_back=None).open(channel, timeout)
+        return await _Ear(await self.open(timeout)).open(channel, timeout)
 
 
 class PsycopgPool:
@@ -341,6 +331,12 @@ class PsycopgPool:
     async def take_back(self, connection: Any) -> None:
         await self._kind.wait(self._pool.putconn(connection))
 
+    async def spare(self, timeout: float) -> Any:
+        conninfo, options = self._pool.conninfo, self._pool.kwargs or {}
+        if not isinstance(conninfo, str) or callable(options):
+            return None  # made anew for each connection: only the pool knows how; waiters poll
+        return await self._kind.connect(conninfo, dict(options), timeout)
+
 
 class PsycopgLoans:
     """Connections of a pool that the caller owns: each goes back after its statement, as it was."""
@@ -361,11 +357,14 @@ class PsycopgLoans:
     def colour(self) -> Literal["sync", "async"]:
         return self._kind.colour
 
-    async def open(self, timeout: float) -> _Link:
+    async def _ask(self, answer: Awaitable[Any]) -> Any:
         try:
-            connection = await self._lender.lend(timeout)
+            return await answer
         except self._lender.errors as error:
             raise NotReached(str(error)) from error
+
+    async def open(self, timeout: float) -> _Link:
+        connection = await self._ask(self._lender.lend(timeout))
         link = _Link(connection, self._kind, self.where, prepare=None)
         if not connection.autocommit:
             await self._kind.wait(connection.set_autocommit(True))
@@ -379,15 +378,9 @@ class PsycopgLoans:
         await self._lender.take_back(connection)
 
     async def listen(self, channel: str, timeout: float) -> _Ear | None:
-        if self._lender.size < 2:
+        connection = await self._ask(self._lender.spare(timeout))
+        if connection is None:
             return None
-        link = await self.open(timeout)
-
-        async def give_back() -> None:
-            try:
-                await link.script("unlisten *", 1.0)
-            except (Trouble, SemelError):
-                link.cut()
-            await self.back(link)
-
-        return await _Ear(link, self._kind, give_back=give_back).open(channel, timeout)
+        if not connection.autocommit:
+            await self._kind.wait(connection.set_autocommit(True))
+        return await _Ear(_Link(connection, self._kind, self.where, prepare=None)).open(channel, timeout)

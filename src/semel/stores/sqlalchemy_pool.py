@@ -47,9 +47,12 @@ class _Lender:
 
     @property
     def size(self) -> int:
-        if isinstance(self._pool, NullPool):
-            return 2  # as many as one likes
         return self._pool.size() if isinstance(self._pool, QueuePool) else 1
+
+    @property
+    def _spares(self) -> bool:
+        """Whether a connection can be taken out of the pool for good: it makes another one when needed."""
+        return isinstance(self._pool, QueuePool | NullPool)
 
     def _note(self, proxied: PoolProxiedConnection) -> Any:
         connection = proxied.driver_connection
@@ -86,6 +89,13 @@ class _LoopLender(_Lender):
     async def take_back(self, connection: Any) -> None:
         await greenlet_spawn(self._return, connection)
 
+    async def spare(self, timeout: float) -> Any:
+        if not self._spares:
+            return None
+        connection = await self.lend(timeout)
+        await greenlet_spawn(self._lent.pop(connection).detach)
+        return connection
+
 
 class _ThreadLender(_Lender):
     def __init__(self, engine: Engine) -> None:
@@ -102,3 +112,10 @@ class _ThreadLender(_Lender):
 
     async def take_back(self, connection: Any) -> None:
         self._return(connection)
+
+    async def spare(self, timeout: float) -> Any:
+        if not self._spares:
+            return None
+        connection = await self.lend(timeout)
+        self._lent.pop(connection).detach()
+        return connection

@@ -36,6 +36,7 @@ class Addresses(msgspec.Struct):
     """Where the shared servers are: host, port and URL by store."""
 
     urls: dict[str, str] = {}
+    versions: dict[str, str] = {}
     folder: str = ""
 
 
@@ -47,6 +48,9 @@ def shared_servers(stores: set[str], folder: Path) -> Iterator[Addresses]:
         for store in sorted(stores - {"sqlite"}):
             server: Any = stack.enter_context(_open(store))
             found.urls[store] = _with_tables(store, server)
+            with Semel(_coloured(found.urls[store], store, "sync")) as once:
+                found.versions[store] = once.guarantee().version
+        found.versions["sqlite"] = sqlite3.sqlite_version
         yield found
 
 

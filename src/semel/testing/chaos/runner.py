@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import msgspec
 
@@ -23,9 +22,11 @@ from semel.testing.chaos.places import Addresses, shared_servers
 from semel.testing.chaos.verdicts import Result
 from semel.testing.services import home
 
-__all__ = ["Report", "explore", "jobs_for"]
+__all__ = ["Report", "explore", "jobs_for", "recovery_jobs"]
 
 LEASE = 0.12
+LEASES = (0.06, 0.25, 0.5, 1.0)
+_RECOVERED = ("retry", "kill", "run.started")
 DRIVERS = 10
 
 
@@ -35,8 +36,7 @@ class Report(msgspec.Struct, kw_only=True):
     results: list[Result] = []
     seconds: float = 0.0
     cells: int = 0
-    not_applicable: dict[str, list[str]] = {}
-    """By reason, the names of cells that cannot be."""
+    versions: dict[str, str] = {}
     missing: list[str] = []
     """Cells that were to run and have no result: the run is invalid."""
 
@@ -45,18 +45,30 @@ class Report(msgspec.Struct, kw_only=True):
         return [each for each in self.results if not each.agrees]
 
     @property
+    def lateness(self) -> list[float]:
+        """Seconds from a worker's death to the next effect, less the lease: sorted."""
+        return sorted(each.recovery - each.lease for each in self.results if each.recovery is not None)
+
+    @property
     def valid(self) -> bool:
         return not self.disagreeing and not self.missing
 
 
-def jobs_for(cells: Iterable[Cell], *, repeat: int = 1, lease: float = LEASE) -> list[Job]:
-    """Each cell `repeat` times; one round after the other, so that a run that is cut short has seen every cell."""
-    chosen = [cell for cell in cells if cell.applies]
-    return [
-        Job(cell=cell, number=number * len(chosen) + place, lease=lease)
-        for number in range(repeat)
-        for place, cell in enumerate(chosen)
-    ]
+def jobs_for(cells: Iterable[Cell], *, repeat: int = 1) -> list[Job]:
+    """Each cell `repeat` times, slow ones first in each round; a run that is cut short has seen as many cells as it can."""
+    chosen = sorted((cell for cell in cells if cell.applies), key=lambda cell: (cell.fault != "stall", _mixed(cell)))
+    return [Job(cell=cell, number=number, lease=LEASE) for number in range(repeat) for cell in chosen]
+
+
+def recovery_jobs(cells: Iterable[Cell], *, repeat: int = 1) -> list[Job]:
+    """More kills before the effect, with other leases: how long it takes until another worker makes it."""
+    chosen = [cell for cell in cells if cell.applies and (cell.mode, cell.fault, cell.point) == _RECOVERED]
+    return [Job(cell=cell, number=n, lease=lease) for n in range(repeat) for lease in LEASES for cell in chosen]
+
+
+def _mixed(cell: Cell) -> str:
+    """Neighbours in time use different stores: none of them is asked by all drivers at once."""
+    return f"{cell.mode}{cell.fault}{cell.point}{cell.store}"
 
 
 def explore(
@@ -73,6 +85,7 @@ def explore(
     report = Report(cells=len({job.cell.name for job in jobs}))
     try:
         with shared_servers({job.cell.store for job in jobs if not job.cell.lane}, folder) as addresses:
+            report.versions = addresses.versions
             lanes = {job.cell.lane for job in jobs if job.cell.lane}
             with _drivers(addresses, drivers + len(lanes)) as lines:
                 _hand_out(_Queues(jobs, lines, drivers, sorted(lanes)), report, began, seconds, progress)
@@ -151,10 +164,3 @@ def _hand_out(
                 progress(result, len(report.results), queues.total)
             feed(line)
 
-
-def evidence(report: Report, folder: Path) -> Path:
-    """The run as JSON."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "chaos.json"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
-    return path

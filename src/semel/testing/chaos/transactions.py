@@ -125,7 +125,7 @@ class _Pipeline(Transaction):
         return f"{TABLE}:{self._tag}:{key}"
 
     async def insert(self, key: str, by: str) -> None:
-        await wait(self.target.rpush(self._name(key), json.dumps([by, time.monotonic()])))
+        self.target.rpush(self._name(key), json.dumps([by, time.monotonic()]))  # it queues: there is nothing to await
 
     async def rows(self, key: str) -> list[Effect]:
         lines = await wait(self._client.lrange(self._name(key), 0, -1))
@@ -147,7 +147,11 @@ async def open_transaction(url: str, colour: str, tag: str) -> Transaction:
     if scheme == "sqlite":
         return await _sqlite(url.removeprefix("sqlite:///"), colour)
     if url.startswith("redis"):
-        return _Pipeline(_redis(url, colour), tag)
+        client = _redis(url, colour)
+        if url.startswith("redis+cluster") and colour == "async":
+            # redis-py queues on a cluster's pipeline in a thread with a loop of its own: there it must not connect.
+            await client.initialize()
+        return _Pipeline(client, tag)
     place = url.partition("://")[2]
     if scheme == "postgresql":
         return await _postgres(f"postgresql://{place}", colour)

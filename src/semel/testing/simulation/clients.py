@@ -127,8 +127,10 @@ async def _in_steps(world: World, op: Op) -> str:
     async def charge() -> str:
         _check_step(world, run, "charge")
         world.count += 1
-        value, fresh = _at_peer(world, run.downstream_key("charge"), _value(op, world.count))
+        made = _value(op, world.count)
+        key = run.downstream_key("charge")
         await asyncio.sleep(op.work / 2)
+        value, fresh = _at_peer(world, key, made)
         if fresh:
             world.happen(op, value)
         return value

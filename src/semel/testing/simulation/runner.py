@@ -66,6 +66,7 @@ def explore(
     setup: Callable[[], Any] | None = None,
     workload: str = "core",
     until: Callable[[Report], bool] | None = None,
+    chunk: int = CHUNK,
 ) -> Report:
     """Seeds `first` … `first + count - 1`, or as many as fit into `seconds`, or until `until` says so.
 
@@ -75,17 +76,17 @@ def explore(
     total = Report()
     context = multiprocessing.get_context("fork")
     running: dict[Any, Any] = {}
-    chunks = _chunks(first, count)
+    chunks = _chunks(first, count, chunk)
     while True:
         late = (seconds is not None and time.monotonic() - began > seconds) or (
             until is not None and until(total)
         )
         while not late and len(running) < (processes or os.cpu_count() or 1):
-            chunk = next(chunks, None)
-            if chunk is None:
+            seeds = next(chunks, None)
+            if seeds is None:
                 break
             ours, theirs = context.Pipe(duplex=False)
-            child = context.Process(target=_work, args=(theirs, chunk, setup, workload))
+            child = context.Process(target=_work, args=(theirs, seeds, setup, workload))
             child.start()
             theirs.close()
             running[ours] = child
@@ -102,9 +103,9 @@ def explore(
     return total
 
 
-def _chunks(first: int, count: int) -> Iterator[range]:
-    for start in range(first, first + count, CHUNK):
-        yield range(start, min(start + CHUNK, first + count))
+def _chunks(first: int, count: int, size: int) -> Iterator[range]:
+    for start in range(first, first + count, size):
+        yield range(start, min(start + size, first + count))
 
 
 def _received(pipe: Any) -> Report:

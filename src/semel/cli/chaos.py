@@ -1,0 +1,36 @@
+"""`semel chaos`: run the crash matrix on private servers."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["chaos"]
+
+
+def chaos(
+    cell: Annotated[list[str] | None, typer.Option("--cell", "--only", help="Run these cells; * and ? match.")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Schedules per cell.")] = 1,
+    drivers: Annotated[int, typer.Option(min=1, help="Schedules at a time.")] = 10,
+    seconds: Annotated[float | None, typer.Option(help="Begin nothing new after so many seconds.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write index.html and chaos.json into this folder.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="Print the cells, with what must come of them.")] = False,
+) -> None:
+    """Kill, stop, cancel and cut real workers on real servers, and compare what comes of it with the guarantee table."""
+    from semel.testing.chaos import run_matrix  # its servers and drivers are for this command only
+
+    command = shlex.join(["semel", *sys.argv[1:]])
+    code = run_matrix(
+        only=cell or (),
+        repeat=repeat,
+        drivers=drivers,
+        seconds=seconds,
+        folder=report,
+        listing=listing,
+        command=command,
+    )
+    raise typer.Exit(code)

@@ -1,0 +1,143 @@
+"""Let the named check look for a mutant: with its recorded seed, by search, or by a clause of the contract suite."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from semel.store import Settings, Store, open_store
+from semel.testing import services
+from semel.testing.contract import StoreContract
+from semel.testing.mutants.plant import MUTANTS, Mutant, planted, recorded_seeds
+from semel.testing.simulation.runner import Report, explore
+
+__all__ = ["Catch", "catch", "clause_of", "search"]
+
+
+class Catch(msgspec.Struct, frozen=True):
+    """What became of a mutant. `seed` is None when no schedule caught it, or none was needed."""
+
+    name: str
+    check: str
+    caught: bool
+    schedules: int
+    seconds: float
+    seed: int | None = None
+    others: tuple[str, ...] = ()
+    """Further checks that saw it."""
+
+
+def catch(name: str) -> Catch:
+    """The quick way: the recorded seed, or the clause."""
+    mutant = MUTANTS[name]
+    if mutant.store:
+        return clause_of(mutant)
+    seed = recorded_seeds().get(name)
+    if seed is None:
+        return Catch(name, mutant.check, caught=False, schedules=0, seconds=0.0)
+    return _hunted(mutant, seed, 1)
+
+
+def search(name: str, *, first: int = 0, most: int = 20_000) -> Catch:
+    """The honest way: seeds from `first` on until the named check has caught it, `most` of them at the most."""
+    mutant = MUTANTS[name]
+    return clause_of(mutant) if mutant.store else _hunted(mutant, first, most)
+
+
+def _hunted(mutant: Mutant, first: int, most: int) -> Catch:
+    def found(report: Report) -> bool:
+        return any(_names(broken) & {mutant.check} for _, broken in report.failures)
+
+    report = explore(first, most, setup=_planter(mutant.name), until=found, chunk=100)
+    hits = sorted(seed for seed, broken in report.failures if mutant.check in _names(broken))
+    every = {name for _, broken in report.failures for name in _names(broken)}
+    return Catch(
+        mutant.name,
+        mutant.check,
+        caught=bool(hits),
+        schedules=hits[0] - first + 1 if hits else report.schedules,
+        seconds=report.seconds,
+        seed=hits[0] if hits else None,
+        others=tuple(sorted(every - {mutant.check})),
+    )
+
+
+def _names(broken: list[str]) -> set[str]:
+    return {text.partition(":")[0] for text in broken}
+
+
+def _planter(name: str) -> Callable[[], Any]:
+    return lambda: ExitStack().enter_context(planted(name))  # never left: the process ends with it
+
+
+# ------------------------------------------------------------------------------------------------- real stores
+
+
+def clause_of(mutant: Mutant, *, plant: bool = True) -> Catch:
+    """Run the contract's clause on the real store, in a process of its own; caught when the clause fails."""
+    began = time.monotonic()
+    with ExitStack() as stack:
+        url = _served(mutant.store, stack)
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe(duplex=False)
+        child = context.Process(target=_try_clause, args=(theirs, mutant, url, plant))
+        child.start()
+        theirs.close()
+        try:
+            word = ours.recv_bytes().decode()
+        except EOFError:
+            word = "died: the process ended without a word"
+        child.join()
+    if word not in ("passed", "failed"):
+        raise AssertionError(f"{mutant.name}: the clause could not be tried: {word}")
+    return Catch(
+        mutant.name,
+        mutant.check,
+        caught=word == "failed",
+        schedules=1,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _served(store: str, stack: ExitStack) -> str:
+    if store == "sqlite":
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        return f"sqlite:///{Path(folder) / 'semel.db'}"
+    if store == "redis":
+        return stack.enter_context(services.redis()).url
+    return stack.enter_context(services.postgres()).database(driver="psycopg")
+
+
+def _try_clause(pipe: Any, mutant: Mutant, url: str, plant: bool) -> None:
+    with ExitStack() as stack:
+        if plant:
+            stack.enter_context(planted(mutant.name))
+        try:
+            getattr(_Suite(url), mutant.check)()
+            word = "passed"
+        except AssertionError:
+            word = "failed"
+        except BaseException:  # noqa: BLE001 - told to the parent, which raises
+            word = traceback.format_exc()
+    pipe.send_bytes(word.encode())
+    pipe.close()
+    os._exit(0)
+
+
+class _Suite(StoreContract):
+    colour: Literal["sync"] = "sync"
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def open(self) -> Store:
+        return open_store(self._url, Settings(), "sync")

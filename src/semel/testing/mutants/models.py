@@ -1,0 +1,259 @@
+"""Bugs in what decides about a record: the model, scopes, fingerprints, the memory store's purge."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+import msgspec
+
+from semel import face, keeping, keys, model
+from semel.keys import Scope
+from semel.model import Answer, Ask, Busy, Kind, Policy, Record, Settle, State, Won
+from semel.run import Run
+from semel.stores.memory import MemoryStore
+from semel.testing.mutants.plant import Patch, mutant
+
+__all__: list[str] = []
+
+replace = msgspec.structs.replace
+
+
+@mutant("settle-unfenced", check="I5")
+def _settle_unfenced() -> Sequence[Patch]:
+    """A settle does not compare the nonce: whoever comes last decides."""
+    real = model.settle
+
+    def settle(record: Record | None, end: Settle, now: float) -> Any:
+        if record is not None and not end.new_nonce and end.kind is not Kind.FORGOTTEN:
+            end = replace(end, nonce=record.nonce)
+        return real(record, end, now)
+
+    return [(model, "settle", settle)]
+
+
+@mutant("settle-over-done", check="I5")
+def _settle_over_done() -> Sequence[Patch]:
+    """A zombie overwrites the result of the owner that came after it."""
+    real = model.settle
+
+    def settle(record: Record | None, end: Settle, now: float) -> Any:
+        if record is not None and record.state is State.DONE and end.kind is Kind.DONE and not end.new_nonce:
+            return Answer.OK, model._settled(record, end, now)  # noqa: SLF001
+        return real(record, end, now)
+
+    return [(model, "settle", settle)]
+
+
+@mutant("claim-forgets-its-sender", check="R16")
+def _claim_forgets_its_sender() -> Sequence[Patch]:
+    """A claim that is sent again after a lost reply is answered Busy to its own sender."""
+    real = model.claim
+
+    def claim(record: Record | None, ask: Ask, now: float) -> Any:
+        mine = record is not None and record.state is State.RUNNING and record.nonce == ask.nonce
+        if mine and record is not None and now < record.lease_until:
+            return Busy(record.lease_until - now, record.attempts), None
+        return real(record, ask, now)
+
+    return [(model, "claim", claim)]
+
+
+@mutant("takeover-within-the-lease", check="I4")
+def _takeover_within_the_lease() -> Sequence[Patch]:
+    """A running key is taken over without a look at its lease."""
+    real = model.claim
+
+    def claim(record: Record | None, ask: Ask, now: float) -> Any:
+        if record is not None and record.state is State.RUNNING and record.nonce != ask.nonce:
+            record = replace(record, lease_until=now)
+        return real(record, ask, now)
+
+    return [(model, "claim", claim)]
+
+
+@mutant("record-dies-before-its-lease", check="I4")
+def _record_dies_before_its_lease() -> Sequence[Patch]:
+    """The record of a run expires after half of its lease."""
+
+    def running_expiry(policy: Policy, lease: float, retention: float, now: float) -> float:
+        del retention
+        return now + lease / 2 if policy is Policy.RETRY else inf
+
+    return [(model, "_running_expiry", running_expiry)]
+
+
+@mutant("mismatch-unseen-while-running", check="I6")
+def _mismatch_unseen_while_running() -> Sequence[Patch]:
+    """Fingerprints are compared with settled records only."""
+    real = model.conflicts
+
+    def conflicts(record: Record, ask: Ask) -> bool:
+        return record.state is not State.RUNNING and real(record, ask)
+
+    return [(model, "conflicts", conflicts)]
+
+
+@mutant("expiry-after-conflict", check="I11")
+def _expiry_after_conflict() -> Sequence[Patch]:
+    """A record whose time is over still refuses another request."""
+    real = model.claim
+
+    def claim(record: Record | None, ask: Ask, now: float) -> Any:
+        if record is not None and record.state is State.DONE and model.conflicts(record, ask):
+            return model.Mismatch(), None
+        return real(record, ask, now)
+
+    return [(model, "claim", claim)]
+
+
+@mutant("unknown-fails-by-time", check="I10")
+def _unknown_fails_by_time() -> Sequence[Patch]:
+    """A lost outcome becomes a failure after a while."""
+    real = model.claim
+
+    def claim(record: Record | None, ask: Ask, now: float) -> Any:
+        verdict, changed = real(record, ask, now)
+        if isinstance(verdict, model.Unknown) and record is not None and now > record.lease_until + ask.lease:
+            return model.Replay(replace(record, state=State.FAILED)), None
+        return verdict, changed
+
+    return [(model, "claim", claim)]
+
+
+@mutant("unknown-freed-by-time", check="I10")
+def _unknown_freed_by_time() -> Sequence[Patch]:
+    """A lost outcome is run again after a while, whatever the policy says."""
+    real = model.claim
+
+    def claim(record: Record | None, ask: Ask, now: float) -> Any:
+        verdict, changed = real(record, ask, now)
+        if isinstance(verdict, model.Unknown) and record is not None and now > record.lease_until + ask.lease:
+            taken = model._take_over(record, ask, now)  # noqa: SLF001
+            return Won(taken), taken
+        return verdict, changed
+
+    return [(model, "claim", claim)]
+
+
+@mutant("weaker-policy-wins", check="I10")
+def _weaker_policy_wins() -> Sequence[Patch]:
+    """Of the stored and the caller's policy the more lenient one counts."""
+    real = model.stricter
+
+    def stricter(first: Policy, second: Policy) -> Policy:
+        return second if real(first, second) is first else first
+
+    return [(model, "stricter", stricter)]
+
+
+@mutant("renew-by-order", check="I5")
+def _renew_by_order() -> Sequence[Patch]:
+    """The fence of a heartbeat compares nonces by order, not for equality."""
+    real = model.renew
+
+    def renew(record: Record | None, renewal: Any, now: float) -> Any:
+        if record is not None and renewal.nonce > record.nonce:
+            renewal = replace(renewal, nonce=record.nonce)
+        return real(record, renewal, now)
+
+    return [(model, "renew", renew)]
+
+
+@mutant("note-unfenced", check="I5")
+def _note_unfenced() -> Sequence[Patch]:
+    """A step is noted for whoever sends it."""
+    real = model.note
+
+    def note(record: Record | None, entry: Any, now: float) -> Any:
+        return real(record, entry if record is None else replace(entry, nonce=record.nonce), now)
+
+    return [(model, "note", note)]
+
+
+@mutant("steps-lost-at-takeover", check="R26")
+def _steps_lost_at_takeover() -> Sequence[Patch]:
+    """A new owner does not inherit the steps."""
+    real = model._take_over  # noqa: SLF001
+
+    def take_over(record: Record, ask: Ask, now: float) -> Record:
+        return replace(real(record, ask, now), steps=b"")
+
+    return [(model, "_take_over", take_over)]
+
+
+@mutant("word-on-a-live-run", check="R13")
+def _word_on_a_live_run() -> Sequence[Patch]:
+    """Resolve is accepted while the owner is at work."""
+    anything = frozenset(State)
+    lenient = {kind: (owner, anything) for kind, (owner, _) in model.TRANSITIONS.items()}
+    return [(model, "TRANSITIONS", lenient), (keeping, "_check_resolvable", lambda *_: None)]
+
+
+@mutant("forget-a-live-run", check="R7")
+def _forget_a_live_run() -> Sequence[Patch]:
+    """Forget removes a record whatever its state."""
+    return [(model, "_forget", lambda *_: (Answer.OK, None))]
+
+
+@mutant("purge-by-age", check="I14")
+def _purge_by_age() -> Sequence[Patch]:
+    """The clean-up goes by age alone: runs and unknown outcomes too."""
+
+    async def purge(self: MemoryStore, limit: int) -> int:
+        now = self._clock()  # noqa: SLF001
+        old = [key for key, record in self._records.items() if record.created < now - 0.5][:limit]  # noqa: SLF001
+        for key in old:
+            del self._records[key]  # noqa: SLF001
+        return len(old)
+
+    return [(MemoryStore, "purge", purge)]
+
+
+@mutant("tenant-left-out", check="I7")
+def _tenant_left_out() -> Sequence[Patch]:
+    """The scope hash does not cover the tenant."""
+    real = keys.make_scope
+
+    def make_scope(prefix: str, tenant: str, operation: str, key: str, readable: Any = "full") -> Scope:
+        shared = real(prefix, "everybody", operation, key, readable)
+        return replace(shared, tenant=tenant)
+
+    return [(face, "make_scope", make_scope)]
+
+
+@mutant("scope-joined", check="I7")
+def _scope_joined() -> Sequence[Patch]:
+    """The parts of a scope are joined by a separator instead of being length-prefixed."""
+    real = keys.make_scope
+
+    def make_scope(prefix: str, tenant: str, operation: str, key: str, readable: Any = "full") -> Scope:
+        text = ":".join((prefix, tenant, operation, key))
+        return replace(real(prefix, tenant, operation, key, readable), hash=hashlib.sha256(text.encode()).digest())
+
+    return [(face, "make_scope", make_scope)]
+
+
+@mutant("fingerprint-of-text", check="I6")
+def _fingerprint_of_text() -> Sequence[Patch]:
+    """The request is hashed as its JSON text: the order of fields and 5.0 for 5 make it another one."""
+
+    def fingerprint(obj: object, fields: Any = None) -> str:
+        del fields
+        return hashlib.sha256(json.dumps(obj).encode()).hexdigest()
+
+    return [(face, "fingerprint", fingerprint)]
+
+
+@mutant("downstream-key-of-the-attempt", check="I1")
+def _downstream_key_of_the_attempt() -> Sequence[Patch]:
+    """The key for an outside service changes with every attempt."""
+    real = Run.downstream_key
+
+    def downstream_key(self: Run, name: str) -> str:
+        return real(self, f"{name}/{self.attempt}/{self.ask.nonce.hex()}")
+
+    return [(Run, "downstream_key", downstream_key)]

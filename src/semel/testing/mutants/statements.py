@@ -1,0 +1,79 @@
+"""Bugs in what real stores send to their servers: Lua and SQL with a condition left out. The contract suite catches them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from semel.testing.mutants.plant import Patch, mutant
+
+__all__: list[str] = []
+
+
+def _changed(text: str, *changes: tuple[str, str]) -> str:
+    for old, new in changes:
+        if old not in text:
+            raise LookupError(f"the text to be broken is not there any more: {old!r}")
+        text = text.replace(old, new)
+    return text
+
+
+def _lua(name: str, *changes: tuple[str, str]) -> Sequence[Patch]:
+    from semel.stores import redis, redis_record
+    from semel.stores.redis_calls import Script
+
+    real = vars(redis_record)[name]
+    broken = Script(real.name, _changed(real.source, *changes))
+    return [(module, name, broken) for module in (redis_record, redis) if name in vars(module)]
+
+
+@mutant("redis-settle-unfenced", check="test_nothing_that_an_overtaken_owner_writes_is_accepted", store="redis")
+def _redis_settle_unfenced() -> Sequence[Patch]:
+    """settle.lua does not compare the nonce."""
+    return _lua("SETTLE", ("elseif nonce ~= end_nonce then", "elseif false then"))
+
+
+@mutant("redis-claim-forgets-its-sender", check="test_a_claim_sent_again_wins_again_as_the_same_attempt", store="redis")
+def _redis_claim_forgets_its_sender() -> Sequence[Patch]:
+    """claim.lua answers Busy to a claim that is sent again."""
+    return _lua("CLAIM", ("elseif state == RUNNING and nonce == ask_nonce then", "elseif false then"))
+
+
+@mutant("redis-note-unfenced", check="test_a_note_by_a_stranger_is_lost_and_of_an_absent_key_gone", store="redis")
+def _redis_note_unfenced() -> Sequence[Patch]:
+    """note.lua appends whoever sends."""
+    return _lua("NOTE", ("if nonce ~= mine then", "if false then"))
+
+
+@mutant(
+    "redis-lease-unseen",
+    check="test_another_claim_is_busy_while_the_lease_lasts_and_writes_nothing",
+    store="redis",
+)
+def _redis_lease_unseen() -> Sequence[Patch]:
+    """claim.lua takes a running key over without a look at its lease."""
+    return _lua("CLAIM", ("elseif seen == RUNNING and now < lease_until then", "elseif false then"))
+
+
+@mutant("sqlite-settle-unfenced", check="test_nothing_that_an_overtaken_owner_writes_is_accepted", store="sqlite")
+def _sqlite_settle_unfenced() -> Sequence[Patch]:
+    """The quick settle of SQLite does not compare the nonce."""
+    from semel.stores import sqlite_records
+
+    return [(sqlite_records, "_DONE", _changed(sqlite_records._DONE, ("AND nonce = :nonce ", "")))]  # noqa: SLF001
+
+
+@mutant("postgres-settle-unfenced", check="test_nothing_that_an_overtaken_owner_writes_is_accepted", store="postgres")
+def _postgres_settle_unfenced() -> Sequence[Patch]:
+    """settle_one in PostgreSQL updates whatever row there is."""
+    from semel.stores import postgres_sql
+
+    real = postgres_sql._text  # noqa: SLF001
+    postgres_sql.statements.cache_clear()
+
+    def text(*args: Any) -> str:
+        return _changed(
+            real(*args), ("r.nonce = $3::bytea and r.state", "r.state"), ("r.nonce = ends.nonce and ", "")
+        )
+
+    return [(postgres_sql, "_text", text)]

@@ -1,0 +1,228 @@
+"""A pytest plugin: your own handler, killed, paused and interrupted in every window, on your own store.
+
+    def test_an_order_is_charged_once(exactly_once):
+        report = exactly_once(handle_order, arguments=lambda key: (key,), effects=lambda key: ledger.count(key))
+        assert report.holds, report
+
+The fixture `exactly_once` is `prove` below. Under `@pytest.mark.exactly_once(effects=…)` the test itself is the handler; it
+gets its key from the fixture `once_key`. It needs `os.fork` (Linux, macOS).
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from semel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from semel.testing.plugin_report import Report
+    from semel.testing.plugin_tries import Case, Discovery, Try
+    from semel.testing.plugin_windows import Fault, Window
+
+__all__ = ["exactly_once", "once_key", "prove", "pytest_configure", "pytest_pyfunc_call"]
+
+_PASSES = 3  # how often one and the same line of a loop is struck
+_MARK = "exactly_once(effects, **options): run this test as a handler through every crash window; see semel's docs"
+
+
+def prove(
+    run: Callable[..., Any],
+    *,
+    effects: Callable[..., int],
+    arguments: Sequence[Any] | Callable[[str], Sequence[Any]] = (),
+    reset: Callable[[], Any] | None = None,
+    expected: int = 1,
+    faults: Iterable[Fault] = ("kill", "zombie", "interrupt"),
+    lease: float | None = 0.3,
+    also: Iterable[ModuleType | str] = (),
+    patience: float = 30.0,
+    lanes: int = 4,
+) -> Report:
+    """Run the handler through every window and say where its effect is doubled or lost.
+
+    `run` is called in forked children, so it opens its connections itself. `arguments` makes its arguments from a key that
+    is new for every try; where they are fixed, `reset` must empty everything between tries. `effects` counts (given the key
+    if it takes one) from a file, a database or a server: it runs in a process of its own. `lease` shortens the leases of
+    the faces that the handler uses, in the children only; None leaves them. `also` names more modules whose lines are
+    windows; the handler's own file always is one.
+    """
+    from semel.testing.plugin_report import Report
+
+    started = time.monotonic()
+    case = _case(run, effects, arguments, reset, expected, lease, also, patience)
+    chosen = _faults(faults)
+    discovery = _discovered(case)
+    case = msgspec.structs.replace(case, pace=discovery.seconds)
+    plan = [(window, fault) for window in discovery.windows if window.passing <= _PASSES for fault in chosen]
+    tries = _tried(case, plan, lanes=1 if reset else max(1, lanes))
+    return Report(
+        handler=_name(run),
+        expected=expected,
+        tries=tuple(tries),
+        faults=chosen,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _case(
+    run: Callable[..., Any],
+    effects: Callable[..., int],
+    arguments: Sequence[Any] | Callable[[str], Sequence[Any]],
+    reset: Callable[[], Any] | None,
+    expected: int,
+    lease: float | None,
+    also: Iterable[ModuleType | str],
+    patience: float,
+) -> Case:
+    from semel.testing.plugin_tries import Case
+
+    if not hasattr(os, "fork"):
+        raise ConfigurationError("exactly_once needs os.fork: run it on Linux or macOS")
+    for name, given in (("the handler", run), ("effects", effects)):
+        if not callable(given):
+            raise ConfigurationError(f"exactly_once: {name} must be a function, not {given!r}")
+    if not callable(arguments) and reset is None:
+        raise ConfigurationError(
+            "exactly_once: the same arguments in every try would meet what the try before left behind: make them from the "
+            "key, arguments=lambda key: (key, …), or give reset= a function that empties everything"
+        )
+    return Case(
+        run=run,
+        arguments=arguments if callable(arguments) else lambda _: arguments,
+        effects=_of_key(effects),
+        reset=reset,
+        files=frozenset(_files(run, also)),
+        expected=expected,
+        lease=lease,
+        patience=patience,
+    )
+
+
+def _plain(run: Any) -> Any:
+    while isinstance(run, partial):
+        run = run.func
+    if not inspect.isroutine(run) and not hasattr(run, "__wrapped__"):
+        return type(run).__call__
+    return run
+
+
+def _name(run: Any) -> str:
+    plain = inspect.unwrap(_plain(run))
+    return f"{plain.__module__}.{plain.__qualname__}"
+
+
+def _files(run: Callable[..., Any], also: Iterable[ModuleType | str]) -> Iterable[str]:
+    code = getattr(inspect.unwrap(_plain(run)), "__code__", None)
+    if code is not None:
+        yield code.co_filename
+    for each in also:
+        yield each if isinstance(each, str) else str(each.__file__)
+
+
+def _of_key(effects: Callable[..., int]) -> Callable[[str], int]:
+    return effects if inspect.signature(effects).parameters else lambda _: effects()
+
+
+def _faults(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    from semel.testing.plugin_windows import FAULTS
+
+    chosen = tuple(faults)
+    unknown = [fault for fault in chosen if fault not in FAULTS]
+    if unknown or not chosen:
+        raise ConfigurationError(f"exactly_once: faults are some of {', '.join(FAULTS)}, not {chosen!r}")
+    return chosen
+
+
+def _discovered(case: Case) -> Discovery:
+    from semel.testing.plugin_tries import Discovery, discover
+
+    (answer,) = _in_lanes([lambda: [msgspec.to_builtins(discover(case))]])
+    found = msgspec.convert(answer, Discovery)
+    if found.error:
+        raise RuntimeError(f"the handler fails without any fault: {found.error}\n{found.story}")
+    if found.effects != case.expected:
+        raise ConfigurationError(
+            f"exactly_once: after one run without any fault effects() counts {found.effects}, expected={case.expected}. It "
+            "must count from a file, a database or a server: the handler ran in another process"
+        )
+    return found
+
+
+def _tried(case: Case, plan: list[tuple[Window, Fault]], *, lanes: int) -> list[Try]:
+    from semel.testing.plugin_tries import Try, repeat, try_window
+
+    def lane(numbers: Sequence[int]) -> list[Any]:
+        return [msgspec.to_builtins((at, try_window(case, *plan[at]))) for at in numbers]
+
+    everything = range(len(plan))
+    answers = _in_lanes([partial(lane, everything[number::lanes]) for number in range(lanes)])
+    tries = dict(msgspec.convert(answers, list[tuple[int, Try]]))
+    # A sleeping worker may hold a lock that keeps another try's worker from coming as far as its window: alone it will.
+    again = [at for at, each in tries.items() if each.verdict == "missed"]
+    alone = _in_lanes([partial(lane, again), lambda: [msgspec.to_builtins((len(plan), repeat(case)))]])
+    tries |= dict(msgspec.convert(alone, list[tuple[int, Try]]))
+    return [tries[at] for at in sorted(tries)]
+
+
+def _in_lanes(works: Sequence[Callable[[], list[Any]]]) -> list[Any]:
+    """Each in a process that does nothing but fork: this one, with the test runner's threads, is a bad parent."""
+    from semel.testing.plugin_tries import Child
+
+    children = [Child(lambda _, work=work: work()) for work in works]  # type: ignore[misc]
+    found: list[Any] = []
+    try:
+        for child in children:
+            words = child.words()[1]
+            if not words.ok:
+                raise RuntimeError(f"exactly_once could not go on: {words.error}\n{words.story}")
+            found += words.value
+    finally:
+        for child in children:
+            child.end()
+    return found
+
+
+# ------------------------------------------------------------------------------------------------- pytest
+@pytest.fixture
+def exactly_once() -> Callable[..., Report]:
+    """Run a handler through every crash window; see `prove`."""
+    return prove
+
+
+@pytest.fixture
+def once_key() -> str:
+    """The key of this try, under `@pytest.mark.exactly_once`."""
+    return f"key-{os.urandom(6).hex()}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", _MARK)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A marked test is a handler."""
+    marker = pyfuncitem.get_closest_marker("exactly_once")
+    if marker is None:
+        return None
+    names = tuple(inspect.signature(pyfuncitem.obj).parameters)
+    given = {name: pyfuncitem.funcargs[name] for name in names}
+    report = prove(
+        pyfuncitem.obj,
+        **{
+            "arguments": lambda key: tuple(key if name == "once_key" else given[name] for name in names),
+            **marker.kwargs,
+        },
+    )
+    if not report.holds:
+        pytest.fail(str(report), pytrace=False)
+    return True

@@ -1,0 +1,296 @@
+"""Trying one window with one fault: fork a victim, strike it, let clients call again until they succeed, count the effects.
+
+Everything that is the user's runs in a child that was forked for it: the handler, `effects`, `reset`, the making of
+arguments. The process that forks holds no connection of theirs, so each child begins as a fresh worker does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import inspect
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from typing import Any, Literal, NoReturn
+
+import msgspec
+
+from semel.errors import OutcomeUnknown, PreviousFailure
+from semel.testing.plugin_windows import CALLED, RETURNED, Fault, Watch, Window, shorter_leases, striker
+
+__all__ = ["Case", "Discovery", "Try", "discover", "repeat", "try_window"]
+
+_DIE_WITH_PARENT = 1
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user gave."""
+
+    run: Callable[..., Any]
+    arguments: Callable[[str], Sequence[Any]]
+    effects: Callable[[str], int]
+    reset: Callable[[], Any] | None
+    files: frozenset[str]
+    expected: int
+    lease: float | None
+    patience: float
+
+    pace: float = 1.0
+    """Seconds that one run takes here."""
+
+    @property
+    def sleep(self) -> float:
+        """How long a zombie sleeps at most: until somebody took over, or as long as that would take."""
+        return 2 * (10.0 if self.lease is None else self.lease) + max(0.4, 4 * self.pace)
+
+
+class Words(msgspec.Struct):
+    """What a child says before it ends."""
+
+    ok: bool = False
+    error: str = ""
+    final: bool = False
+    """Calling again changes nothing: the key is unknown or failed for good."""
+    value: Any = None
+    story: str = ""
+
+
+class Try(msgspec.Struct, frozen=True, kw_only=True):
+    """One window, one fault, and what came of it."""
+
+    window: Window
+    fault: str
+    effects: int
+    verdict: str
+    """once, doubled, lost, unknown (semel says so), stuck (no client succeeded), missed (the fault was not met)"""
+    error: str = ""
+    overtaken: bool = True
+    """A zombie was overtaken while it slept; False: whoever tried had to wait for it."""
+
+
+class Discovery(msgspec.Struct, frozen=True):
+    """A run without faults."""
+
+    windows: tuple[Window, ...] = ()
+    effects: int = 0
+    error: str = ""
+    story: str = ""
+    seconds: float = 0.0
+
+
+class Child:
+    """A forked process that does one thing and says how it ended. What it says lies in a file: nobody has to read along."""
+
+    def __init__(self, work: Callable[[Child], Any]) -> None:
+        self._said = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `end`
+        self.ended = False
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: the test runner may have threads
+            self.pid = os.fork()
+        if self.pid == 0:
+            self._live(work)
+
+    def _live(self, work: Callable[[Child], Any]) -> NoReturn:
+        words = Words()
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            with contextlib.suppress(OSError, AttributeError):  # Linux only
+                ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+            words.value = work(self)
+            words.ok = True
+        except BaseException as error:  # noqa: BLE001
+            # Whatever it is: it is told to the parent, and a forked child must never return into the test runner.
+            words.error = f"{type(error).__name__}: {error}".rstrip(": ")
+            words.final = isinstance(error, OutcomeUnknown | PreviousFailure)
+            words.story = traceback.format_exc()
+        finally:
+            self._said.write(b"=" + msgspec.json.encode(words))
+            sys.stdout.flush()
+            os._exit(0)
+
+    def say_struck(self) -> None:
+        self._said.write(b"!")
+
+    def wait(self, deadline: float = inf) -> Literal["ended", "stopped", "late"]:
+        while not self.ended:
+            pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
+            if pid and os.WIFSTOPPED(status):
+                return "stopped"
+            self.ended = pid != 0
+            if not self.ended:
+                if time.monotonic() >= deadline:
+                    return "late"
+                time.sleep(0.003)
+        return "ended"
+
+    def wake(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def words(self, deadline: float = inf) -> tuple[bool, Words]:
+        """Whether it was struck, and its last words. A killed one has none; one that is late is killed."""
+        if self.wait(deadline) == "late":
+            self.end()
+            return False, Words(error="it did not end: raise patience=, or find out what it waits for")
+        text = os.pread(self._said.fileno(), 1 << 30, 0)
+        self._said.close()
+        struck, text = text.startswith(b"!"), text.lstrip(b"!")
+        return struck, msgspec.json.decode(text[1:], type=Words) if text else Words(error="killed")
+
+    def end(self) -> None:
+        if not self.ended:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.ended = True
+        self._said.close()
+
+
+# ------------------------------------------------------------------------------------------ inside a child
+def _perform(case: Case, key: str, watch: Watch | None, fault: Fault | None, child: Child) -> None:
+    """Call the handler once, as a worker would."""
+    shorter_leases(case.lease)
+    arguments = tuple(case.arguments(key))
+    if inspect.iscoroutinefunction(inspect.unwrap(case.run)):
+        asyncio.run(_perform_async(case, arguments, watch, fault, child))
+        return
+    with _watched(watch, fault, child, None):
+        value = case.run(*arguments)
+        if inspect.isawaitable(value):
+            raise TypeError(
+                "the handler returned something to await: make it an `async def`, or await it inside"
+            )
+
+
+async def _perform_async(
+    case: Case, arguments: tuple[Any, ...], watch: Watch | None, fault: Fault | None, child: Child
+) -> None:
+    with _watched(watch, fault, child, asyncio.current_task()):
+        await case.run(*arguments)
+
+
+@contextlib.contextmanager
+def _watched(
+    watch: Watch | None, fault: Fault | None, child: Child, task: asyncio.Task[Any] | None
+) -> Iterator[None]:
+    if watch is None:
+        yield
+        return
+    if fault is not None:
+        watch.arm(striker(fault, child.say_struck, task))
+    with watch.watching():
+        watch.reach(CALLED)
+        yield
+        watch.reach(RETURNED)
+
+
+# -------------------------------------------------------------------------------------- in a process that forks
+def _told(work: Callable[[], Any], what: str) -> Any:
+    """Run something of the user's in a child and give its value; its failure is the test's mistake."""
+    child = Child(lambda _: work())
+    words = child.words()[1]
+    if not words.ok:
+        raise RuntimeError(f"{what} failed: {words.error}\n{words.story}")
+    return words.value
+
+
+def _count(case: Case, key: str) -> int:
+    value = _told(lambda: case.effects(key), "effects()")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"effects() must return how many effects there are, not {value!r}")
+    return value
+
+
+def _fresh(case: Case) -> str:
+    if case.reset is not None:
+        _told(case.reset, "reset()")
+    return f"try-{os.urandom(6).hex()}"
+
+
+def _client(case: Case, key: str) -> Child:
+    return Child(lambda child: _perform(case, key, None, None, child))
+
+
+def _call_until_success(case: Case, key: str) -> Words:
+    """As a client does: again, until there is an answer or its patience ends."""
+    until = time.monotonic() + case.patience
+    while True:
+        words = _client(case, key).words(until)[1]
+        if words.ok or words.final or time.monotonic() >= until:
+            return words
+        time.sleep(0.02)
+
+
+def discover(case: Case) -> Discovery:
+    """A run without a fault: which windows there are, in their order."""
+    key = _fresh(case)
+    watch = Watch(case.files)
+
+    def work(child: Child) -> Any:
+        _perform(case, key, watch, None, child)
+        return msgspec.to_builtins(watch.seen)
+
+    started = time.monotonic()
+    words = Child(work).words(started + case.patience)[1]
+    took = time.monotonic() - started
+    windows = msgspec.convert(words.value or [], tuple[Window, ...])
+    return Discovery(windows, _count(case, key) if words.ok else 0, words.error, words.story, took)
+
+
+def repeat(case: Case) -> Try:
+    """No fault at all: the client just asks twice."""
+    key = _fresh(case)
+    _call_until_success(case, key)
+    last = _call_until_success(case, key)
+    return _judged(case, key, Window("called twice", 1, "no fault: the client asks again"), "none", last)
+
+
+def try_window(case: Case, window: Window, fault: Fault) -> Try:
+    key = _fresh(case)
+    watch = Watch(case.files, window)
+    victim = Child(lambda child: _perform(case, key, watch, fault, child))
+    overtaken = True
+    if victim.wait(time.monotonic() + case.patience) == "stopped":
+        overtaken = _overtake(case, key, victim)
+    struck, _ = victim.words(time.monotonic() + case.patience)
+    last = _call_until_success(case, key)
+    if not struck:
+        return Try(window=window, fault=fault, effects=_count(case, key), verdict="missed")
+    return _judged(case, key, window, fault, last, overtaken=overtaken)
+
+
+def _overtake(case: Case, key: str, victim: Child) -> bool:
+    """The victim sleeps: others try until one has succeeded, then it wakes. False: it was in everybody's way."""
+    until = time.monotonic() + case.sleep
+    while True:
+        heir = _client(case, key)
+        if heir.wait(until) == "late":
+            victim.wake()  # it holds a lock that the heir waits for
+            heir.words(time.monotonic() + case.patience)
+            return False
+        words = heir.words()[1]
+        if words.ok or words.final or time.monotonic() >= until:
+            victim.wake()
+            return words.ok or words.final
+        time.sleep(0.02)
+
+
+def _judged(case: Case, key: str, window: Window, fault: str, words: Words, *, overtaken: bool = True) -> Try:
+    count = _count(case, key)
+    if count > case.expected:
+        verdict = "doubled"
+    elif not words.ok:
+        verdict = "unknown" if words.final else "stuck"
+    else:
+        verdict = "once" if count == case.expected else "lost"
+    return Try(
+        window=window, fault=fault, effects=count, verdict=verdict, error=words.error, overtaken=overtaken
+    )

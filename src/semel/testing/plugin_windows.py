@@ -1,0 +1,144 @@
+"""The windows in which a worker may be struck: semel's named points and the lines of the handler's own file.
+
+All of this happens in a forked child. A `Watch` sees each window as the handler passes it; armed with a fault, it strikes
+at the n-th passing of one window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import linecache
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import msgspec
+
+from semel import points
+from semel.face import Face
+
+__all__ = ["FAULTS", "Fault", "Watch", "Window", "shorter_leases"]
+
+Fault = Literal["kill", "zombie", "interrupt"]
+FAULTS: tuple[Fault, ...] = ("kill", "zombie", "interrupt")
+CALLED, RETURNED = "handler called", "handler returned"
+_MEANING = {
+    CALLED: "nothing has happened yet",
+    RETURNED: "it is over, its caller does not know",
+    "claim.sent": "before a claim leaves",
+    "claim.won": "the key is ours, the function has not started",
+    "run.started": "just before the function",
+    "run.returned": "the effect happened, nothing is recorded",
+    "settle.sent": "before the outcome leaves",
+    "settle.stored": "the outcome is stored, nobody knows",
+    "step.started": "before a step's function",
+    "step.returned": "the step's effect happened, its note is not written",
+    "step.stored": "the step's note is written",
+    "wait.parked": "a waiter is about to sleep",
+}
+# Heartbeats come when they come: which line they meet is not the same twice.
+_UNTIMELY = frozenset({"renew.sent"})
+
+
+class Window(msgspec.Struct, frozen=True):
+    """A place in the handler's run. `passing` is the how-manieth time it is met."""
+
+    name: str
+    passing: int = 1
+    text: str = ""
+
+    @property
+    def title(self) -> str:
+        again = f" (pass {self.passing})" if self.passing > 1 else ""
+        return f"{self.name}{again}"
+
+
+class Watch:
+    """Sees the windows that the handler passes; `struck` is called at the one it is armed for."""
+
+    def __init__(self, files: frozenset[str], target: Window | None = None) -> None:
+        self.seen: list[Window] = []
+        self._files = files
+        self._passes: dict[str, int] = {}
+        self._target = target
+        self._strike: Callable[[], None] | None = None
+
+    def arm(self, strike: Callable[[], None]) -> None:
+        self._strike = strike
+
+    def reach(self, name: str, text: str = "") -> None:
+        if name in _UNTIMELY:
+            return
+        passing = self._passes[name] = self._passes.get(name, 0) + 1
+        window = Window(name, passing, text or _MEANING.get(name, ""))
+        self.seen.append(window)
+        target, strike = self._target, self._strike
+        if strike and target and (target.name, target.passing) == (name, passing):
+            self._strike = None  # one fault; what it leads to is the handler's own affair
+            strike()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """From here on points and lines are seen, in every thread that starts inside."""
+        before = sys.gettrace()
+        points.listen(self.reach)
+        threading.settrace(self._enter)
+        sys.settrace(self._enter)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+            threading.settrace(before)
+            points.listen(None)
+
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
+        del event, argument
+        return self._line if frame.f_code.co_filename in self._files else None
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        del argument
+        if event == "line":
+            file = frame.f_code.co_filename
+            text = linecache.getline(file, frame.f_lineno).strip()
+            self.reach(f"{Path(file).name}:{frame.f_lineno}", text)
+        return self._line
+
+
+def striker(fault: Fault, told: Callable[[], None], task: asyncio.Task[Any] | None) -> Callable[[], None]:
+    """What happens at the window. `told` says that the fault was met, before it may be too late to say so."""
+
+    def kill() -> None:
+        told()
+        signal.raise_signal(signal.SIGKILL)
+
+    def stop() -> None:
+        told()
+        signal.raise_signal(signal.SIGSTOP)
+
+    def interrupt() -> None:
+        told()
+        if task is None:
+            raise KeyboardInterrupt
+        # A client that hangs up: the task is cancelled, which it notices at its next await.
+        task.get_loop().call_soon_threadsafe(task.cancel)
+
+    return {"kill": kill, "zombie": stop, "interrupt": interrupt}[fault]
+
+
+def shorter_leases(lease: float | None) -> None:
+    """In this process no claim is leased for longer: a killed worker's key is to be free soon. For children only."""
+    if lease is None:
+        return
+    original: Any = Face._call  # noqa: SLF001 - our own
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        made = original(*args, **kwargs)
+        options = msgspec.structs.replace(made.options, lease=min(lease, made.options.lease))
+        return msgspec.structs.replace(made, options=options)
+
+    Face._call = call  # type: ignore[method-assign]  # noqa: SLF001
