@@ -12,7 +12,7 @@ from semel.store import Settings, open_store
 
 
 async def main(url: str, colour: str, tenant: str, nonce: str) -> None:
-    store = open_store(url, Settings(), "sync" if colour == "sync" else "async")
+    store = open_store(url, Settings(timeout=15.0), "sync" if colour == "sync" else "async")
     scope = make_scope("contract", tenant, "op", "key")
     record, _ = await store.peek(scope)
     assert record is not None, "another process must see the record"

@@ -39,7 +39,7 @@ def prove(url: str, colour: Colour, few: int) -> None:
     wanted = LONG if MODE == "long" else few
     played = itertools.count()
     with driven(colour) as run:
-        store = open_store(url, Settings(index=frozenset({"ref"})), colour)
+        store = open_store(url, Settings(index=frozenset({"ref"}), timeout=15.0), colour)
 
         @settings(
             max_examples=wanted,

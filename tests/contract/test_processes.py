@@ -28,7 +28,7 @@ def colour(request: pytest.FixtureRequest) -> Colour:
 def wakes_across_processes(url: str, colour: Colour, *, notifies: bool = True) -> None:
     class Suite(StoreContract):
         def open(self) -> Store:
-            return open_store(url, Settings(), colour)
+            return open_store(url, Settings(timeout=15.0), colour)
 
     async def body() -> None:
         bench = Bench(Suite(), colour)

@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -321,15 +322,14 @@ def test_a_standby_is_unavailable_not_wrong(here: Lab, postgres_server: services
 
 
 def test_too_many_connections_is_told(kind: Kind) -> None:
-    with services.postgres(config={"max_connections": 5, "superuser_reserved_connections": 0}) as server:
-        driver, _ = kind
-        with lab(server, kind) as here:
-            others = [psycopg.connect(server.url) for _ in range(5)]
+    config = {"max_connections": 5, "superuser_reserved_connections": 0}
+    with services.postgres(config=config) as server, lab(server, kind) as here:
+        with ExitStack() as others:
+            for _ in range(5):
+                others.enter_context(psycopg.connect(server.url))
             with pytest.raises(StoreUnavailable, match="max_connections"):
-                here.claim(here.open(Settings(timeout=0.5)), ask_for("k"))
-            for other in others:
-                other.close()
-            here.finish(here.open(), driver)
+                here.claim(here.open(Settings(timeout=1.0)), ask_for("k"))
+        here.finish(here.open(), "k")
 
 
 @pytest.mark.parametrize("driver, colour", [("asyncpg", "async"), ("psycopg", "sync")])

@@ -13,12 +13,18 @@ __all__ = ["chaos"]
 
 
 def chaos(
-    cell: Annotated[list[str] | None, typer.Option("--cell", "--only", help="Run these cells; * and ? match.")] = None,
+    cell: Annotated[
+        list[str] | None, typer.Option("--cell", "--only", help="Run these cells; * and ? match.")
+    ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Schedules per cell.")] = 1,
     drivers: Annotated[int, typer.Option(min=1, help="Schedules at a time.")] = 10,
     seconds: Annotated[float | None, typer.Option(help="Begin nothing new after so many seconds.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write index.html and chaos.json into this folder.")] = None,
-    listing: Annotated[bool, typer.Option("--list", help="Print the cells, with what must come of them.")] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="Write index.html and chaos.json into this folder.")
+    ] = None,
+    listing: Annotated[
+        bool, typer.Option("--list", help="Print the cells, with what must come of them.")
+    ] = False,
 ) -> None:
     """Kill, stop, cancel and cut real workers on real servers, and compare what comes of it with the guarantee table."""
     from semel.testing.chaos import run_matrix  # its servers and drivers are for this command only

@@ -179,7 +179,8 @@ class Coalesce(Layer):
     def _leaver(self, key: bytes, flight: _Flight, wake: Callable[[], None]) -> Unwatch:
         async def unwatch() -> None:
             with self._lock:
-                flight.watchers.remove(wake)
+                if wake in flight.watchers:  # leaving twice is no mistake
+                    flight.watchers.remove(wake)
                 settled = flight.record is not None and flight.record.state is not State.RUNNING
                 if not flight.watchers and settled and self._flights.get(key) is flight:
                     del self._flights[key]

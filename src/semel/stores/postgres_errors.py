@@ -170,7 +170,9 @@ def unreachable(error: BaseException, where: str, *, proven: bool) -> tuple[Exce
         reason = f"PostgreSQL at {where} does not answer: is it running, stopped or behind a firewall?"
     else:
         reason = f"cannot reach PostgreSQL at {where} ({text}): is the server running, and is the URL right?"
-    return _chain(StoreUnavailable(reason), error), not (proven or state == "57P03")
+    # Nobody answered in all the time there was: another try would have none.
+    pointless = not (proven or state == "57P03") or isinstance(error, TimeoutError)
+    return _chain(StoreUnavailable(reason), error), pointless
 
 
 def _first_line(error: BaseException) -> str:

@@ -225,14 +225,17 @@ class Pool:
             raise
 
     async def _open(self, deadline: float) -> Link:
+        refusal: Exception | None = None
         while True:
             try:
                 link = await self._source.open(max(0.001, deadline - time.monotonic()))
             except NotReached as error:
                 cause = error.__cause__ or error
                 told, pointless = unreachable(cause, self._source.where, proven=self._proven)
+                if refusal is None or not isinstance(cause, TimeoutError):
+                    refusal = told  # a last try that was cut short says less than the one before
                 if pointless or time.monotonic() + 0.05 >= deadline:
-                    raise told from cause
+                    raise refusal from refusal.__cause__
                 await self._world.pause(0.05)
             else:
                 self._proven = True
@@ -335,7 +338,6 @@ class Homes(Generic[H]):
         place = None if self._sync else asyncio.get_running_loop()
         await self._leave(place)
         guard = self._guards.pop(place, None)
-        if (
-            isinstance(guard, AsyncGeneratorType) and not guard.ag_running
-        ):  # else the loop is closing it right now
+        # Unless the loop is closing it right now.
+        if isinstance(guard, AsyncGeneratorType) and not guard.ag_running:
             await guard.aclose()

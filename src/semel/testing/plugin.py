@@ -13,8 +13,8 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial, wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,14 @@ if TYPE_CHECKING:
     from semel.testing.plugin_tries import Case, Discovery, Try
     from semel.testing.plugin_windows import Fault, Window
 
-__all__ = ["exactly_once", "once_key", "prove", "pytest_configure", "pytest_pyfunc_call"]
+__all__ = [
+    "exactly_once",
+    "once_key",
+    "prove",
+    "pytest_configure",
+    "pytest_pyfunc_call",
+    "pytest_runtest_makereport",
+]
 
 _PASSES = 3  # how often one and the same line of a loop is struck
 _MARK = "exactly_once(effects, **options): run this test as a handler through every crash window; see semel's docs"
@@ -62,7 +69,9 @@ def prove(
     chosen = _faults(faults)
     discovery = _discovered(case)
     case = msgspec.structs.replace(case, pace=discovery.seconds)
-    plan = [(window, fault) for window in discovery.windows if window.passing <= _PASSES for fault in chosen]
+    plan: list[tuple[Window, Fault]] = [
+        (window, fault) for window in discovery.windows if window.passing <= _PASSES for fault in chosen
+    ]
     tries = _tried(case, plan, lanes=1 if reset else max(1, lanes))
     return Report(
         handler=_name(run),
@@ -192,10 +201,35 @@ def _in_lanes(works: Sequence[Callable[[], list[Any]]]) -> list[Any]:
 
 
 # ------------------------------------------------------------------------------------------------- pytest
+_reports: pytest.StashKey[list[Report]] = pytest.StashKey()
+
+
 @pytest.fixture
-def exactly_once() -> Callable[..., Report]:
-    """Run a handler through every crash window; see `prove`."""
-    return prove
+def exactly_once(request: pytest.FixtureRequest) -> Callable[..., Report]:
+    """Run a handler through every crash window; see `prove`. A test that fails shows its reports."""
+    kept: list[Report] = []
+    request.node.stash[_reports] = kept
+
+    @wraps(prove)
+    def proved(*args: Any, **kwargs: Any) -> Report:
+        report = prove(*args, **kwargs)
+        kept.append(report)
+        return report
+
+    return proved
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """An assertion's message is cut; the tables of a failed test are not."""
+    outcome = yield
+    if call.when == "call" and outcome.failed:
+        for report in item.stash.get(_reports, ()):
+            if not report.holds:
+                outcome.sections.append(("exactly once", str(report)))
+    return outcome
 
 
 @pytest.fixture

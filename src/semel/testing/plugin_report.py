@@ -98,6 +98,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
+    def __repr__(self) -> str:
+        """Short: pytest cuts it in an assertion's message, and shows the table below."""
+        return f"<{self.handler}: {self._summary()}>"
+
     def _lines(self) -> Iterator[str]:
         yield f"{self.handler}: {self._summary()}"
         yield ""

@@ -11,7 +11,7 @@ See docs/reference/chaos.md.
 
 from __future__ import annotations
 
-from semel.testing.chaos.cells import PARTS, Cell, Heir, Part, Plan, Verdict, cells, register
+from semel.testing.chaos.cells import PARTS, Cell, Heir, Part, Plan, Verdict, matrix, register
 from semel.testing.chaos.program import choose, run_matrix
 from semel.testing.chaos.runner import Report, explore, jobs_for, recovery_jobs
 from semel.testing.chaos.verdicts import Result
@@ -25,10 +25,10 @@ __all__ = [
     "Report",
     "Result",
     "Verdict",
-    "cells",
     "choose",
     "explore",
     "jobs_for",
+    "matrix",
     "recovery_jobs",
     "register",
     "run_matrix",

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["PARTS", "Cell", "Heir", "Part", "Plan", "Verdict", "cells", "load", "part_of", "register"]
+__all__ = ["PARTS", "Cell", "Heir", "Part", "Plan", "Verdict", "load", "matrix", "part_of", "register"]
 
 
 class Verdict(StrEnum):
@@ -77,6 +77,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     last: bool = False
     """Nobody comes after this heir: it looks at the end as well."""
     wait: float = 8.0
+    padding: int = 0
+    """How many bytes its result is longer."""
     settings: dict[str, Any] = {}
 
 
@@ -116,7 +118,7 @@ def part_of(cell: Cell) -> Part:
     return _parts[cell.part]
 
 
-def cells() -> list[Cell]:
+def matrix() -> list[Cell]:
     """The whole matrix, in a stable order, each name once."""
     load()
     found: dict[str, Cell] = {}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from semel import NOT_FOUND, AsyncSemel, Found, Semel, SemelError, current_run, points
+from semel import NOT_FOUND, AsyncSemel, Found, Semel, SemelError, StoreUnavailable, current_run, points
 from semel.runtime import run_sync
 from semel.testing.chaos import expectations, traps
 from semel.testing.chaos.cells import Cell, Part, Plan, register
@@ -24,7 +24,9 @@ COLOURS = ("sync", "async")
 MODES = ("retry", "hold", "keyed", "probe", "steps", "tx")
 _RUN = ("claim.sent", "claim.won", "run.started")
 _END = ("run.returned", "settle.sent", "settle.stored")
-_STEPS = tuple(f"{point}#{number}" for number in (1, 2) for point in ("step.started", "step.returned", "step.stored"))
+_STEPS = tuple(
+    f"{point}#{number}" for number in (1, 2) for point in ("step.started", "step.returned", "step.stored")
+)
 POINTS: dict[str, tuple[str, ...]] = {
     **{
         mode: (*_RUN, "effect.made", *_END, "renew.sent", "wait.parked")
@@ -56,7 +58,16 @@ def _cells(store: str, colour: str, mode: str) -> Iterator[Cell]:
     for fault, point in faults:
         reason = expectations.not_applicable(store, colour, mode, fault, point)
         lane = f"{store}!" if fault == "store-kill" else ""
-        cell = Cell(part="core", store=store, colour=colour, mode=mode, fault=fault, point=point, reason=reason, lane=lane)
+        cell = Cell(
+            part="core",
+            store=store,
+            colour=colour,
+            mode=mode,
+            fault=fault,
+            point=point,
+            reason=reason,
+            lane=lane,
+        )
         yield cell if reason else expectations.filled(cell)
 
 
@@ -80,17 +91,19 @@ def attempt(plan: Plan) -> None:
 async def _attempt(plan: Plan) -> None:
     worker = _Worker(plan)
     face: Any = Semel if plan.cell.colour == "sync" else AsyncSemel
-    once = face(plan.url, tenant="chaos", lease=plan.lease, **plan.settings)
+    once = face(plan.url, tenant="chaos", lease=plan.lease, **{"timeout": 10.0, **plan.settings})
     try:
         if plan.role == "victim":
             await worker.prepare(once)
             task = asyncio.current_task() if plan.cell.colour == "async" else None
             traps.arm(plan, worker.ledger, task=task)
-        if plan.role != "judge":
+        if plan.role not in ("judge", "look"):
             await worker.call(once)
         traps.disarm()
         if plan.role == "judge" or (plan.role == "heir" and plan.last):
             await worker.judge(once)
+        if plan.cell.mode == "tx" and (plan.role in ("judge", "look") or plan.last):
+            await worker.look(once)
     finally:
         traps.disarm()
         await wait(once.close())
@@ -106,15 +119,24 @@ class _Worker:
 
     async def prepare(self, once: Any) -> None:
         """Faults on the wire count from an open, used connection."""
-        if self.cell.fault in WIRE_FAULTS or self.cell.fault == "store-kill":
-            await wait(once.execute(f"{self.plan.key}-warm", _nothing if self.cell.colour == "sync" else _nothing_async))
+        work = _nothing if self.cell.colour == "sync" else _nothing_async
+        until = time.monotonic() + 20
+        while self.cell.fault in WIRE_FAULTS or self.cell.fault == "store-kill":
+            try:
+                await wait(once.execute(f"{self.plan.key}-warm", work))
+                return
+            except StoreUnavailable:  # a busy machine may need longer for the first connection
+                if time.monotonic() > until:
+                    raise
 
     async def call(self, once: Any, *, patience: float | None = None) -> None:
         try:
             outcome = await (self._within(once) if self.cell.mode == "tx" else self._execute(once, patience))
             self.ledger.answer(self.by, outcome.value, replayed=outcome.replayed)
             if self.cell.fault == "cancel":
-                await asyncio.sleep(0)  # one that came too late for the call strikes here, not at the closing of the face
+                await asyncio.sleep(
+                    0
+                )  # one that came too late for the call strikes here, not at the closing of the face
         except SemelError as error:
             self.ledger.error(self.by, type(error).__name__, str(error))
         except (asyncio.CancelledError, KeyboardInterrupt) as error:
@@ -132,11 +154,13 @@ class _Worker:
         """The same call once more, when all is over: it must find the end and run nothing."""
         self.by = "judge"
         await self.call(once, patience=1.0)
-        if self.cell.mode == "tx":
-            opened = await open_transaction(self.plan.url, self.cell.colour, self._tag(once))
-            for row in await opened.rows(self.plan.key):
-                self.ledger.effect(row.what, row.by)
-            await opened.close()
+
+    async def look(self, once: Any) -> None:
+        """Mode tx: what is committed goes into the ledger, as it is in the end."""
+        opened = await open_transaction(self.plan.url, self.cell.colour, self._tag(once))
+        for row in await opened.rows(self.plan.key):
+            self.ledger.effect(row.what, row.by)
+        await opened.close()
 
     async def _execute(self, once: Any, patience: float | None) -> Any:
         mode = self.cell.mode
@@ -193,7 +217,8 @@ class _Worker:
         return self.by != "victim" or self.cell.point != "renew.sent" or bool(self.ledger.faults())
 
     def _value(self) -> dict[str, str]:
-        return {"by": "keyed peer" if self.cell.mode == "keyed" else f"{self.by} {os.getpid()}"}
+        by = "keyed peer" if self.cell.mode == "keyed" else f"{self.by} {os.getpid()}"
+        return {"by": by + "." * self.plan.padding}
 
     def _probe(self) -> Any:
         """Authoritative: the ledger is the outside world."""

@@ -39,6 +39,8 @@ class Job(msgspec.Struct, kw_only=True):
     cell: Cell
     number: int
     lease: float
+    timed: bool = False
+    """Its time of recovery counts: it runs when the machine is not kept busy by other schedules."""
 
 
 class Worker:
@@ -110,7 +112,14 @@ class Stage:
         self.url = places.url(self.cell)
 
     def start(self, role: str, **changes: Any) -> Worker:
-        plan = Plan(cell=self.cell, key=self.key, url=self.url, folder=str(self.folder), lease=self.job.lease, role=role)
+        plan = Plan(
+            cell=self.cell,
+            key=self.key,
+            url=self.url,
+            folder=str(self.folder),
+            lease=self.job.lease,
+            role=role,
+        )
         worker = Worker(msgspec.structs.replace(plan, **changes))
         self.workers.append(worker)
         return worker
@@ -138,7 +147,9 @@ def _rose(stage: Stage) -> None:
     victim = stage.start("victim", **changes)
     stage.bit = os.WIFSTOPPED(victim.wait(stopped=True))
     locks = stage.cell.mode == "tx" and stage.cell.store not in {"redis", "cluster"}
-    stage.start("heir", **({"wait": 0.05} if locks and stage.cell.point not in {"claim.sent", "commit.done"} else {})).wait()
+    stage.start(
+        "heir", **({"wait": 0.05} if locks and stage.cell.point not in {"claim.sent", "commit.done"} else {})
+    ).wait()
     if stage.bit:
         victim.wake()
         victim.wait()
@@ -174,7 +185,9 @@ def _on_the_wire(stage: Stage) -> None:
     """Reset or stall: the victim stands still at its point while the proxy learns which request to break: the next one."""
     line = Line.of(str(stage.folder)).make()
     with Wire(*stage.places.address(stage.cell), stage.cell.fault, resp=stage.cell.store == "redis") as wire:
-        victim = stage.start("victim", url=stage.places.through(stage.cell, wire.port), lease=9.0)
+        victim = stage.start(
+            "victim", url=stage.places.through(stage.cell, wire.port), lease=9.0, settings={"timeout": 2.0}
+        )
         if line.asked(victim.pid, timeout=PATIENCE):
             wire.arm()
             line.reply()
@@ -248,7 +261,9 @@ def _judged(job: Job, ledger: Ledger, *, bit: bool, problem: str) -> Result:
     verdict = judge(cell, effects, answers, wanted)
     heir = heir_of(answers)
     odd = next((each for each in answers if each.error in {"Crashed", "Unexpected"}), None)
-    problem = problem or (f"the {odd.by} ended with {odd.text}" if odd else compare(cell, verdict, heir, bit=bit))
+    problem = problem or (
+        f"the {odd.by} ended with {odd.text}" if odd else compare(cell, verdict, heir, bit=bit)
+    )
     return Result(
         cell=cell.name,
         verdict=verdict,
@@ -258,7 +273,7 @@ def _judged(job: Job, ledger: Ledger, *, bit: bool, problem: str) -> Result:
         effects=sum(counts(cell, effects, wanted).values()),
         calls=len(effects),
         bit=bit,
-        recovery=recovery(effects, ledger.faults()) if cell.fault == "kill" and heir is Heir.RAN else None,
+        recovery=recovery(effects, ledger.faults()) if job.timed else None,
         lease=job.lease,
         store=cell.store,
         number=job.number,
@@ -271,7 +286,10 @@ def _story(ledger: Ledger) -> list[str]:
     lines = [(each.at, f"{each.by} makes {each.what} {each.peer[:8]}") for each in ledger.effects()]
     lines += [(each.at, f"{each.by} meets the fault") for each in ledger.faults()]
     lines += [
-        (each.at, f"{each.by} is told {each.error + ': ' + each.text if each.error else each.value} replayed={each.replayed}")
+        (
+            each.at,
+            f"{each.by} is told {each.error + ': ' + each.text if each.error else each.value} replayed={each.replayed}",
+        )
         for each in ledger.answers()
     ]
     first = min((at for at, _ in lines), default=0.0)

@@ -15,12 +15,13 @@ import msgspec
 from semel.guarantees import FAULTS, TABLE, Mode, Promise
 from semel.testing.chaos.cells import Cell, Heir, Verdict
 
-__all__ = ["filled", "kind_of", "not_applicable", "permitted"]
+__all__ = ["filled", "killed", "kind_of", "not_applicable", "permitted", "zombie"]
 
 # Where a point lies in the life of a call whose effect is outside.
 _BEFORE: Final = {"claim.sent", "wait.parked"}
 _CLAIMED: Final = {"claim.won", "run.started"}
 _MADE: Final = {"effect.made", "run.returned", "settle.sent", "renew.sent"}
+_LOSSES: Final = {"acked.everysec", "acked.lagging", "acked.asynchronous"}
 _WIRE: Final = {"reset-before", "reset-after", "stall"}
 
 _Pair = tuple[Verdict, Heir]
@@ -30,16 +31,18 @@ _UNKNOWN: Final[_Pair] = (Verdict.UNKNOWN, Heir.UNKNOWN)
 _TWICE: Final[_Pair] = (Verdict.DOUBLED, Heir.RAN)
 
 
-def kind_of(fault: str) -> str:
-    """Which column of the guarantee table a fault belongs to."""
-    if fault == "zombie":
-        return "zombie"
-    return "loss" if fault in {"power-loss", "failover"} else "crash"
+def kind_of(cell: Cell) -> str:
+    """Which column of the guarantee table a cell belongs to."""
+    if cell.fault in {"zombie", "clock-forward"}:
+        return (
+            "zombie"  # to the server, a live owner's lease that a clock has ended is one that nobody renewed
+        )
+    return "loss" if cell.point in _LOSSES else "crash"
 
 
 def permitted(cell: Cell) -> set[Verdict]:
     """What the published table allows for this cell, whatever its point is."""
-    promise = TABLE[Mode(cell.mode)][FAULTS.index(kind_of(cell.fault))]
+    promise = TABLE[Mode(cell.mode)][FAULTS.index(kind_of(cell))]
     return {
         Promise.EXACTLY_ONCE: {Verdict.ONCE},
         Promise.AT_LEAST_ONCE: {Verdict.ONCE, Verdict.DOUBLED},
@@ -63,20 +66,23 @@ def _expected(cell: Cell) -> _Pair:
     if mode == "tx":
         return _tx(cell)
     if fault == "stall" and point == "claim.sent":
-        return Verdict.ONCE, Heir.ANY  # its caller may be told StoreUnavailable: then nothing ran and the key is free
+        return (
+            Verdict.ONCE,
+            Heir.ANY,
+        )  # its caller may be told StoreUnavailable: then nothing ran and the key is free
     if fault in _WIRE or fault == "store-kill":
         return _REPLAYED  # the worker lives: it repeats the request with the same nonce, unseen by its caller
     if mode == "steps":
         return _steps(fault, point)
     match fault:
         case "kill":
-            return _killed(mode, point)
+            return killed(mode, point)
         case "zombie":
-            return _zombie(mode, point)
+            return zombie(mode, point)
     return _stopped(mode, fault, point)
 
 
-def _killed(mode: str, point: str) -> _Pair:
+def killed(mode: str, point: str) -> _Pair:
     if point in _BEFORE:
         return _RAN
     if point == "settle.stored":
@@ -88,20 +94,20 @@ def _killed(mode: str, point: str) -> _Pair:
     return _REPLAYED if mode == "probe" else _TWICE
 
 
-def _zombie(mode: str, point: str) -> _Pair:
+def zombie(mode: str, point: str) -> _Pair:
     """It wakes when its heir is done. What it had not done it then does."""
     if point in _CLAIMED and mode == "probe":
         return _TWICE
     if point in _CLAIMED and mode == "retry":
         return _TWICE
-    return _killed(mode, point)
+    return killed(mode, point)
 
 
 def _stopped(mode: str, fault: str, point: str) -> _Pair:
     """Cancelled or interrupted: the worker itself says that the outcome is lost, and what is recorded stays so."""
     if point in {"settle.sent", "settle.stored"} or (fault == "cancel" and point == "run.returned"):
         return _REPLAYED  # the record is written on a path that the caller cannot cancel
-    return _killed(mode, point)
+    return killed(mode, point)
 
 
 def _steps(fault: str, point: str) -> _Pair:
@@ -113,8 +119,12 @@ def _steps(fault: str, point: str) -> _Pair:
     if fault == "cancel" and point in {"step.stored#2", "run.returned"}:
         return _REPLAYED  # there is nothing more to wait for, until the record is written
     if name == "step.returned":
-        return _RAN if fault == "cancel" else _TWICE  # a note, too, is written on a path that the caller cannot cancel
-    if fault == "zombie" and (point in _CLAIMED or name == "step.started" or (name == "step.stored" and number == "1")):
+        return (
+            _RAN if fault == "cancel" else _TWICE
+        )  # a note, too, is written on a path that the caller cannot cancel
+    if fault == "zombie" and (
+        point in _CLAIMED or name == "step.started" or (name == "step.stored" and number == "1")
+    ):
         return _TWICE  # it wakes and makes the next step's effect, whose note is then refused
     return _RAN
 
@@ -131,7 +141,10 @@ def _tx(cell: Cell) -> _Pair:
     if fault in _WIRE:
         return _tx_wire(cell, redis=redis)
     if fault == "cancel" and point in {"run.returned", "settle.sent", "settle.stored", "commit.sent"}:
-        return Verdict.ONCE, Heir.ANY  # it strikes at the next wait, which may be the commit itself: done, or not
+        return (
+            Verdict.ONCE,
+            Heir.ANY,
+        )  # it strikes at the next wait, which may be the commit itself: done, or not
     if fault == "interrupt" and redis and point == "settle.sent":
         return Verdict.ONCE, Heir.ANY
     return (Verdict.ONCE, Heir.ANY) if fault == "store-kill" and redis else _RAN
@@ -161,7 +174,11 @@ def not_applicable(store: str, colour: str, mode: str, fault: str, point: str) -
         if redis and point.startswith("commit."):
             return "a Redis pipeline has no commit of the caller's: semel sends the EXEC (settle.sent)"
         if point == "wait.parked":
-            return "one who waits has no transaction yet: as in mode retry" if redis else "waits for a row lock, not on a seat"
+            return (
+                "one who waits has no transaction yet: as in mode retry"
+                if redis
+                else "waits for a row lock, not on a seat"
+            )
         if fault == "stall":
             return "the connection is the caller's, and so is its time limit"
         if store == "sqlite" and colour == "async" and find_spec("aiosqlite") is None:

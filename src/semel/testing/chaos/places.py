@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from semel.testing.chaos.cells import Cell
 from semel.testing.chaos.transactions import TABLE
 from semel.testing.services.server import Server
 
-__all__ = ["Addresses", "Places", "Private", "shared_servers"]
+__all__ = ["Addresses", "Places", "Private", "coloured", "shared_servers", "with_tables"]
 
 _SCHEMES = {
     ("postgres", "sync"): "postgresql+psycopg",
@@ -47,8 +47,8 @@ def shared_servers(stores: set[str], folder: Path) -> Iterator[Addresses]:
         found = Addresses(folder=str(folder))
         for store in sorted(stores - {"sqlite"}):
             server: Any = stack.enter_context(_open(store))
-            found.urls[store] = _with_tables(store, server)
-            with Semel(_coloured(found.urls[store], store, "sync")) as once:
+            found.urls[store] = with_tables(store, server)
+            with Semel(coloured(found.urls[store], store, "sync")) as once:
                 found.versions[store] = once.guarantee().version
         found.versions["sqlite"] = sqlite3.sqlite_version
         yield found
@@ -65,18 +65,18 @@ def _open(store: str) -> Any:
     return services.redis_cluster()
 
 
-def _with_tables(store: str, server: Any) -> str:
+def with_tables(store: str, server: Any) -> str:
     """A database with semel's tables and the callers' one; the URL without a driver."""
     if store in {"redis", "cluster"}:
         return str(server.url)
     url = str(server.database())
     server.execute(_DDL[store], database=url.rpartition("/")[2])
-    with Semel(_coloured(url, store, "sync")) as once:
+    with Semel(coloured(url, store, "sync")) as once:
         once.peek("first")
     return url
 
 
-def _coloured(url: str, store: str, colour: str) -> str:
+def coloured(url: str, store: str, colour: str) -> str:
     scheme = _SCHEMES.get((store, colour))
     return url if scheme is None else f"{scheme}://{url.partition('://')[2]}"
 
@@ -87,7 +87,7 @@ class Private:
     def __init__(self, store: str) -> None:
         self.store = store
         self.server: Any = services.redis_cluster(appendonly="always") if store == "cluster" else _open(store)
-        self.url = _with_tables(store, self.server)
+        self.url = with_tables(store, self.server)
         self._down: Server | None = None
 
     def kill(self, cell: Cell, key: str) -> None:
@@ -117,19 +117,26 @@ class Places:
         self.folder = Path(addresses.folder) / f"driver-{number}"
         self.folder.mkdir()
         self._urls = addresses.urls
-        self._private: dict[str, Private] = {}
+        self._held: dict[str, Any] = {}
         self._sqlite = ""
 
     def url(self, cell: Cell) -> str:
-        if cell.store == "sqlite":
+        if cell.store == "sqlite" and not cell.lane:
             return self._sqlite_url()
+        if cell.lane and not cell.lane.endswith("!"):
+            return ""  # its schedule brings a server of its own
         base = self.private(cell).url if cell.lane else self._urls[cell.store]
-        return _coloured(base, cell.store, cell.colour)
+        return coloured(base, cell.store, cell.colour)
 
     def private(self, cell: Cell) -> Private:
-        if cell.lane not in self._private:
-            self._private[cell.lane] = Private(cell.store)
-        return self._private[cell.lane]
+        server: Private = self.hold(cell.lane, lambda: Private(cell.store))
+        return server
+
+    def hold(self, name: str, make: Callable[[], Any]) -> Any:
+        """A server of this driver's own, made when it is first asked for, closed with the driver."""
+        if name not in self._held:
+            self._held[name] = make()
+        return self._held[name]
 
     def address(self, cell: Cell) -> tuple[str, int]:
         place = self._urls[cell.store].partition("://")[2].rpartition("@")[2].partition("/")[0]
@@ -153,5 +160,5 @@ class Places:
         return self._sqlite
 
     def close(self) -> None:
-        for server in self._private.values():
+        for server in self._held.values():
             server.close()

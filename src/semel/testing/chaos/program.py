@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from semel.errors import ConfigurationError
-from semel.testing.chaos.cells import Cell, cells
+from semel.testing.chaos.cells import Cell, matrix
 from semel.testing.chaos.report import summarize, write
 from semel.testing.chaos.runner import DRIVERS, Report, explore, jobs_for, recovery_jobs
 from semel.testing.chaos.verdicts import Result
@@ -18,7 +18,7 @@ __all__ = ["choose", "run_matrix"]
 
 def choose(names: Sequence[str]) -> list[Cell]:
     """The cells with these names; `*` and `?` match as in file names. Nothing chosen is an error, not an empty run."""
-    everything = cells()
+    everything = matrix()
     chosen = [cell for cell in everything if not names or any(fnmatchcase(cell.name, name) for name in names)]
     if not chosen:
         raise ConfigurationError(
@@ -49,7 +49,9 @@ def run_matrix(
         for cell in chosen:
             print(f"{cell.name} does not apply: {cell.reason}")
         return 0
-    jobs = jobs_for(applicable, repeat=repeat) + (recovery_jobs(applicable, repeat=repeat) if not only else [])
+    jobs = jobs_for(applicable, repeat=repeat) + (
+        recovery_jobs(applicable, repeat=repeat) if not only else []
+    )
     bar = _Bar()
     report = explore(jobs, drivers=min(drivers, len(jobs)), seconds=seconds, progress=bar.show)
     bar.end()
@@ -87,7 +89,9 @@ def _tell(report: Report, chosen: Sequence[Cell], command: str, *, verbose: bool
     )
     print("faults: " + ", ".join(f"{count} {name}" for name, count in sorted(summary.faults.items())))
     print("verdicts: " + ", ".join(f"{count} {name}" for name, count in sorted(summary.verdicts.items())))
-    print(f"where exactly once is promised: {summary.lost} lost, {summary.doubled} doubled in {summary.promised_once} schedules")
+    print(
+        f"where exactly once is promised: {summary.lost} lost, {summary.doubled} doubled in {summary.promised_once} schedules"
+    )
     if report.lateness:
         print(
             f"recovery after a kill: lease + {summary.recovery_over_lease_p50:g} s (median), "

@@ -140,7 +140,12 @@ pre { overflow-x: auto; padding: .6rem; border: 1px solid var(--line) } details 
 svg { max-width: 100%; height: auto }
 """
 _WORDS = {Verdict.ONCE: "once", Verdict.DOUBLED: "twice", Verdict.UNKNOWN: "unknown", Verdict.LOST: "lost"}
-_CLASSES = {Verdict.ONCE: "once", Verdict.DOUBLED: "doubled", Verdict.UNKNOWN: "unknown", Verdict.LOST: "lost"}
+_CLASSES = {
+    Verdict.ONCE: "once",
+    Verdict.DOUBLED: "doubled",
+    Verdict.UNKNOWN: "unknown",
+    Verdict.LOST: "lost",
+}
 
 
 def _page(report: Report, cells: Sequence[Cell], rows: Sequence[Row], summary: Summary) -> str:
@@ -164,7 +169,11 @@ def _page(report: Report, cells: Sequence[Cell], rows: Sequence[Row], summary: S
 
 def _head(summary: Summary) -> str:
     good = not summary.disagreeing and not summary.missing
-    word = "every cell agrees" if good else f"{summary.disagreeing} schedules disagree, {len(summary.missing)} cells did not run"
+    word = (
+        "every cell agrees"
+        if good
+        else f"{summary.disagreeing} schedules disagree, {len(summary.missing)} cells did not run"
+    )
     facts = {
         "made by": f"<code>{escape(summary.command)}</code>",
         "versions": f"semel {summary.semel}, Python {summary.python}, "
@@ -202,9 +211,7 @@ def _table(mode: str, cells: Sequence[Cell], rows: dict[str, Row]) -> str:
         fields = (found.get((store, colour, fault, point)) for store, colour in columns)
         if all(cell is None or not cell.applies for cell in fields):
             continue
-        tds = "".join(
-            _field(found.get((store, colour, fault, point)), rows) for store, colour in columns
-        )
+        tds = "".join(_field(found.get((store, colour, fault, point)), rows) for store, colour in columns)
         body.append(f"<tr><th>{fault} @ {point}</th>{tds}</tr>")
     return (
         f'<h2>Mode {mode}</h2><div class="scroll"><table><thead><tr><th></th>{head}</tr></thead>'
@@ -218,7 +225,9 @@ def _field(cell: Cell | None, rows: dict[str, Row]) -> str:
     row = rows[cell.name]
     if cell.expected is None:
         return f'<td class="none" title="{escape(cell.reason)}">n/a</td>'
-    title = escape(f"{cell.name}: {row.agreed} of {row.schedules} schedules; the next caller: {row.next_caller}")
+    title = escape(
+        f"{cell.name}: {row.agreed} of {row.schedules} schedules; the next caller: {row.next_caller}"
+    )
     if not row.schedules:
         return f'<td class="idle" title="{title}">not run</td>'
     if row.agreed < row.schedules:

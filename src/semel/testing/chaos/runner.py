@@ -28,6 +28,8 @@ LEASE = 0.12
 LEASES = (0.06, 0.25, 0.5, 1.0)
 _RECOVERED = ("retry", "kill", "run.started")
 DRIVERS = 10
+LANE_DRIVERS = 4
+TIMED_DRIVERS = 2
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -56,14 +58,21 @@ class Report(msgspec.Struct, kw_only=True):
 
 def jobs_for(cells: Iterable[Cell], *, repeat: int = 1) -> list[Job]:
     """Each cell `repeat` times, slow ones first in each round; a run that is cut short has seen as many cells as it can."""
-    chosen = sorted((cell for cell in cells if cell.applies), key=lambda cell: (cell.fault != "stall", _mixed(cell)))
+    chosen = sorted(
+        (cell for cell in cells if cell.applies), key=lambda cell: (cell.fault != "stall", _mixed(cell))
+    )
     return [Job(cell=cell, number=number, lease=LEASE) for number in range(repeat) for cell in chosen]
 
 
 def recovery_jobs(cells: Iterable[Cell], *, repeat: int = 1) -> list[Job]:
     """More kills before the effect, with other leases: how long it takes until another worker makes it."""
     chosen = [cell for cell in cells if cell.applies and (cell.mode, cell.fault, cell.point) == _RECOVERED]
-    return [Job(cell=cell, number=n, lease=lease) for n in range(repeat) for lease in LEASES for cell in chosen]
+    return [
+        Job(cell=cell, number=n, lease=lease, timed=True)
+        for n in range(repeat)
+        for lease in LEASES
+        for cell in chosen
+    ]
 
 
 def _mixed(cell: Cell) -> str:
@@ -86,9 +95,10 @@ def explore(
     try:
         with shared_servers({job.cell.store for job in jobs if not job.cell.lane}, folder) as addresses:
             report.versions = addresses.versions
-            lanes = {job.cell.lane for job in jobs if job.cell.lane}
-            with _drivers(addresses, drivers + len(lanes)) as lines:
-                _hand_out(_Queues(jobs, lines, drivers, sorted(lanes)), report, began, seconds, progress)
+            with _drivers(addresses, drivers + LANE_DRIVERS) as lines:
+                run = _Run(report, len(jobs), began, seconds, progress)
+                run.play(_shared_out([job for job in jobs if not job.timed], lines, drivers))
+                run.play(_shared_out([job for job in jobs if job.timed], lines, min(drivers, TIMED_DRIVERS)))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     seen = {each.cell for each in report.results}
@@ -117,50 +127,58 @@ def _drivers(addresses: Addresses, count: int) -> Iterator[list[socket.socket]]:
         zygote.wait()
 
 
-class _Queues:
-    """Which job a driver gets next: its lane's, or the common ones."""
+def _shared_out(
+    jobs: Sequence[Job], lines: Sequence[socket.socket], drivers: int
+) -> dict[socket.socket, deque[Job]]:
+    """Which jobs each driver takes from: one queue for all, but each lane belongs to one of the last drivers."""
+    common = deque(job for job in jobs if not job.cell.lane)
+    queues = dict.fromkeys(lines[:drivers], common)
+    lanes: dict[str, list[Job]] = {}
+    for job in jobs:
+        if job.cell.lane:
+            lanes.setdefault(job.cell.lane, []).append(job)
+    own: dict[socket.socket, deque[Job]] = {line: deque() for line in lines[-LANE_DRIVERS:]}
+    for lane in sorted(lanes.values(), key=len, reverse=True):
+        min(own.values(), key=len).extend(lane)
+    return queues | own
 
-    def __init__(self, jobs: Sequence[Job], lines: Sequence[socket.socket], drivers: int, lanes: Sequence[str]) -> None:
-        self.total = len(jobs)
-        self.lines = lines
-        self._common = deque(job for job in jobs if not job.cell.lane)
-        self._lanes = {lane: deque(job for job in jobs if job.cell.lane == lane) for lane in lanes}
-        self._of = {line: self._common for line in lines[:drivers]}
-        self._of |= {line: self._lanes[lane] for line, lane in zip(lines[drivers:], lanes, strict=True)}
 
-    def next(self, line: socket.socket) -> Job | None:
-        queue = self._of[line]
-        return queue.popleft() if queue else None
+class _Run:
+    """Hands out jobs until there are none, and gathers what comes back."""
 
+    def __init__(
+        self,
+        report: Report,
+        total: int,
+        began: float,
+        seconds: float | None,
+        progress: Callable[[Result, int, int], None] | None,
+    ) -> None:
+        self._report = report
+        self._total = total
+        self._until = began + (float("inf") if seconds is None else seconds)
+        self._progress = progress
 
-def _hand_out(
-    queues: _Queues,
-    report: Report,
-    began: float,
-    seconds: float | None,
-    progress: Callable[[Result, int, int], None] | None,
-) -> None:
-    busy: set[socket.socket] = set()
+    def play(self, queues: dict[socket.socket, deque[Job]]) -> None:
+        busy = {line for line in queues if self._feed(line, queues[line])}
+        while busy:
+            ready, _, _ = select.select(list(busy), [], [])
+            for line in ready:
+                text = receive(line)
+                if text is None:  # a driver died: its cells end up in `missing`
+                    busy.discard(line)
+                    continue
+                self._got(msgspec.json.decode(text, type=Result))
+                if not self._feed(line, queues[line]):
+                    busy.discard(line)
 
-    def feed(line: socket.socket) -> None:
-        late = seconds is not None and time.monotonic() - began > seconds
-        job = None if late else queues.next(line)
-        if job is not None:
-            send(line, msgspec.json.encode(job))
-            busy.add(line)
+    def _feed(self, line: socket.socket, queue: deque[Job]) -> bool:
+        if not queue or time.monotonic() > self._until:
+            return False
+        send(line, msgspec.json.encode(queue.popleft()))
+        return True
 
-    for line in queues.lines:
-        feed(line)
-    while busy:
-        ready, _, _ = select.select(list(busy), [], [])
-        for line in ready:
-            busy.discard(line)
-            text = receive(line)
-            if text is None:
-                continue  # a driver died: its cells end up in `missing`
-            result = msgspec.json.decode(text, type=Result)
-            report.results.append(result)
-            if progress is not None:
-                progress(result, len(report.results), queues.total)
-            feed(line)
-
+    def _got(self, result: Result) -> None:
+        self._report.results.append(result)
+        if self._progress is not None:
+            self._progress(result, len(self._report.results), self._total)

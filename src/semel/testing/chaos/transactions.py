@@ -30,7 +30,9 @@ class Transaction:
         raise NotImplementedError
 
     async def insert(self, key: str, by: str) -> None:
-        await self.run(f"INSERT INTO {TABLE} (k, made_by, made_at) VALUES ('{key}', '{by}', {time.monotonic()!r})")
+        await self.run(
+            f"INSERT INTO {TABLE} (k, made_by, made_at) VALUES ('{key}', '{by}', {time.monotonic()!r})"
+        )
 
     async def rows(self, key: str) -> list[Effect]:
         found = await self.run(f"SELECT made_by, made_at FROM {TABLE} WHERE k = '{key}'")
@@ -125,7 +127,9 @@ class _Pipeline(Transaction):
         return f"{TABLE}:{self._tag}:{key}"
 
     async def insert(self, key: str, by: str) -> None:
-        self.target.rpush(self._name(key), json.dumps([by, time.monotonic()]))  # it queues: there is nothing to await
+        self.target.rpush(
+            self._name(key), json.dumps([by, time.monotonic()])
+        )  # it queues: there is nothing to await
 
     async def rows(self, key: str) -> list[Effect]:
         lines = await wait(self._client.lrange(self._name(key), 0, -1))

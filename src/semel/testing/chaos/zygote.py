@@ -24,7 +24,7 @@ from semel.testing.chaos.places import Addresses, Places
 __all__ = ["main"]
 
 _DRIVERS = (
-    "asyncio", "sqlite3", "redis", "redis.asyncio", "redis.asyncio.cluster", "hiredis", "psycopg", "asyncpg", "pymysql",
+    "asyncio", "encodings.idna", "sqlite3", "redis", "redis.asyncio", "redis.asyncio.cluster", "hiredis", "psycopg", "asyncpg", "pymysql",
     "asyncmy", "sqlalchemy.ext.asyncio", "sqlalchemy.dialects.sqlite.aiosqlite", "aiosqlite",
     "semel.stores.sqlite", "semel.stores.redis", "semel.stores.postgres", "semel.stores.postgres_asyncpg",
     "semel.stores.postgres_psycopg", "semel.stores.mysql", "semel.within.drivers", "semel.within.alchemy",

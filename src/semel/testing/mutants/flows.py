@@ -15,7 +15,6 @@ from semel.flow import Engine
 from semel.heart import Heart
 from semel.layers import cache, coalesce
 from semel.layers.cache import Cache
-from semel.layers.coalesce import Coalesce
 from semel.layers.retry import Retry
 from semel.model import Answer, Ask, Busy, Kind, Policy, Record, Renewal, Replay, Settle, State, Won
 from semel.points import reach
@@ -182,7 +181,7 @@ def _silence_taken_for_loss() -> Sequence[Patch]:
     return [(Heart, "_heard", heard)]
 
 
-@mutant("heart-stops-after-an-error", check="I1")
+@mutant("heart-stops-after-an-error", check="R17")
 def _heart_stops_after_an_error() -> Sequence[Patch]:
     """After one heartbeat without an answer no other one is sent."""
     real = Heart._heard  # noqa: SLF001
@@ -240,18 +239,6 @@ def _resent_with_another_nonce() -> Sequence[Patch]:
 def _follower_of_another_request() -> Sequence[Patch]:
     """A follower in the same process gets the leader's result without a look at its request."""
     return [(coalesce, "conflicts", lambda *_: False)]
-
-
-@mutant("leader-cancelled-unheard", check="I9")
-def _leader_cancelled_unheard() -> Sequence[Patch]:
-    """When a leader's claim fails, its flight stays: followers wait for a leader that is gone."""
-
-    def land(self: Coalesce, key: bytes, flight: Any, record: Record | None) -> None:
-        del self, key
-        flight.record = record
-        flight.wake()
-
-    return [(Coalesce, "_land", land)]
 
 
 @mutant("cache-kept", check="R31")

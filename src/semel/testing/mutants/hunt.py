@@ -76,7 +76,9 @@ def _names(broken: list[str]) -> set[str]:
 
 
 def _planter(name: str) -> Callable[[], Any]:
-    return lambda: ExitStack().enter_context(planted(name))  # never left: the process ends with it
+    # Kept by the closure and never left: the process ends with it.
+    stack = ExitStack()
+    return lambda: stack.enter_context(planted(name))
 
 
 # ------------------------------------------------------------------------------------------------- real stores

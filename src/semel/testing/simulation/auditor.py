@@ -73,6 +73,8 @@ class Auditor:
         self.forgotten: dict[tuple[str, bytes], float] = {}
         """Outcomes that were forgotten or replaced, by name and result, and when."""
         self.settled: dict[tuple[str, bytes], float] = {}
+        self.overtaken: set[str] = set()
+        """Keys that were taken from an owner whose lease had lapsed."""
 
     def save(self) -> Any:
         return {key: msgspec.structs.replace(grant) for key, grant in self.grants.items()}, dict(self.noted)
@@ -130,6 +132,7 @@ class Auditor:
         elif grant.ended is None or grant.ended is Kind.UNKNOWN:
             cleared = ask.takeover == grant.nonce and grant.policy is not Policy.HOLD
             free = grant.ended is None and grant.policy is ask.policy is Policy.RETRY
+            self.overtaken.add(name_of(ask.scope))
             if not (cleared or free):
                 self._say("I10", f"a lost run under {grant.policy.value} was granted to the next", ask.scope)
         if self._differs(ask, grant) and (grant.ended is not Kind.RELEASED or grant.keeps):

@@ -54,8 +54,11 @@ def violations(world: World) -> list[str]:
 
 
 def doubled(world: World) -> int:
-    """Keys whose effect was made more than once."""
-    return sum(count > 1 for count in _counts(world).values())
+    """Keys whose effect was made more than once, though nobody had freed them and their retention was not over."""
+    freed = world.server.auditor.freed
+    if world.plan.retention is not None:
+        return 0
+    return sum(count > 1 and name not in freed for name, count in _counts(world).items())
 
 
 def _counts(world: World) -> Counter[str]:
@@ -84,9 +87,14 @@ def _is_once(world: World) -> bool:
     if plan.mode == "probe":
         # Authoritative, but a zombie may act between the look and the re-run; so may a store that forgot the claim.
         return kinds <= {"kill", "kill-at-point", "lose-request", "lose-reply", "double"} and len(kinds) < 2
-    # One lost message is repeated while the lease lasts: unseen, in every mode (R16, R17).
+    return _is_one_lost_message(world)
+
+
+def _is_one_lost_message(world: World) -> bool:
+    """It is repeated while the lease lasts: unseen, in every mode (R16, R17)."""
+    plan = world.plan
     quick = plan.lease >= 2 and plan.latency <= 0.01
-    return quick and len(plan.faults) == 1 and kinds <= {"lose-request", "lose-reply", "double", "late"}
+    return quick and len(plan.faults) == 1 and plan.kinds <= {"lose-request", "lose-reply", "double", "late"}
 
 
 def _answers(world: World) -> list[str]:
@@ -175,12 +183,13 @@ def _requests(world: World) -> list[str]:
 
 
 def _losses(world: World) -> list[str]:
-    """R17: LeaseLost means that somebody else held the key."""
+    """R17: LeaseLost means that somebody else held the key, and one lost heartbeat gives it to nobody."""
     plan = world.plan
     if plan.lossy or plan.retention is not None:
         return []
     auditor = world.server.auditor
-    return [
+    overtaken = auditor.overtaken if _is_one_lost_message(world) else ()
+    return [f"R17: {name} was taken from an owner who was alive" for name in sorted(overtaken)] + [
         f"R17: a caller of {answer.op.name} was told LeaseLost though nobody else ever held it"
         for answer in world.answers
         if answer.error == "LeaseLost"

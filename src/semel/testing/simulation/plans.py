@@ -44,7 +44,7 @@ POINTS = (
     "step.stored",
     "wait.parked",
 )
-_SHAPES: dict[str, int] = {"plain": 56, "storm": 10, "repair": 16, "names": 8, "brief": 10}
+_SHAPES: dict[str, int] = {"plain": 53, "storm": 10, "repair": 16, "names": 8, "brief": 10, "stale": 3}
 _PLAIN: dict[str, int] = {"execute": 72, "consume": 8, "claim": 8, "purge": 4, "reconcile": 4, "peek": 4}
 _REPAIR: dict[str, int] = {
     "execute": 52,
@@ -133,7 +133,7 @@ def plan_of(seed: int) -> Plan:
         faults=faults,
         retention=rng.choice((0.5, 1.5)) * lease if shape == "brief" else None,
         batches=rng.random() < 0.2,
-        cache=rng.random() < 0.2,
+        cache=rng.random() < 0.2 or shape == "stale",
         notifies=rng.random() < 0.8,
     )
 
@@ -149,6 +149,8 @@ def _workers(rng: Random, shape: str, lease: float, mode: Mode) -> tuple[tuple[O
             tuple(_storm_op(rng, lease, mode) for _ in range(rng.randint(3, 6)))
             for _ in range(rng.randint(1, 2))
         )
+    if shape == "stale":
+        return _stale_ops(rng)
     names = [("default", "default", f"k{number}") for number in range(rng.choice((1, 1, 2)))]
     if shape == "names":
         names = rng.sample(_NAMES, 3)
@@ -189,6 +191,16 @@ def _storm_op(rng: Random, lease: float, mode: Mode) -> Op:
         fails=rng.random() < 0.15 and mode not in ("hold", "probe"),
         kind="execute" if rng.random() < 0.8 else "claim",
     )
+
+
+def _stale_ops(rng: Random) -> tuple[tuple[Op, ...], ...]:
+    """A worker has seen an outcome that another one forgets: how long will it replay it?"""
+
+    def op(kind: str, soonest: float, latest: float) -> Op:
+        return Op("k0", rng.uniform(soonest, latest), rng.choice((0.0, 0.01)), 1.0, kind=kind)
+
+    reader = tuple(op("execute", *when) for when in ((0.0, 0.1), (0.2, 0.4), (0.6, 1.5), (1.5, 4.0)))
+    return reader, (op("forget", 0.4, 0.9), op("execute", 0.0, 3.0))
 
 
 def _fault(rng: Random, workers: int, lease: float) -> Fault:

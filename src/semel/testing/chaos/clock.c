@@ -1,0 +1,45 @@
+/* A wall clock that jumps: the seconds in the file $SEMEL_CLOCK (a mapped 8-byte integer) are added to what the kernel says. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+static volatile int64_t *offset;
+
+__attribute__((constructor)) static void begin(void) {
+    const char *name = getenv("SEMEL_CLOCK");
+    int file = name ? open(name, O_RDONLY) : -1;
+    if (file < 0) return;
+    void *page = mmap(0, sizeof *offset, PROT_READ, MAP_SHARED, file, 0);
+    if (page != MAP_FAILED) offset = page;
+    close(file);
+}
+
+static int64_t jump(void) { return offset ? *offset : 0; }
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    int failed = (int)syscall(SYS_clock_gettime, clock, now);
+    if (!failed && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) now->tv_sec += jump();
+    return failed;
+}
+
+int gettimeofday(struct timeval *restrict now, void *restrict zone) {
+    struct timespec exact;
+    (void)zone;
+    clock_gettime(CLOCK_REALTIME, &exact);
+    now->tv_sec = exact.tv_sec;
+    now->tv_usec = exact.tv_nsec / 1000;
+    return 0;
+}
+
+time_t time(time_t *where) {
+    struct timespec exact;
+    clock_gettime(CLOCK_REALTIME, &exact);
+    if (where) *where = exact.tv_sec;
+    return exact.tv_sec;
+}

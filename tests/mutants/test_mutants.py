@@ -1,0 +1,73 @@
+"""Every planted bug is caught by the check that is named for it: with its recorded seed, and in the long run without."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from semel import model
+from semel.testing.mutants import MUTANTS, Catch, catch, planted, search
+from semel.testing.mutants.hunt import clause_of
+from semel.testing.mutants.plant import recorded_seeds
+from semel.testing.simulation.invariants import CHECKS
+from semel.testing.simulation.runner import explore
+
+MODE = os.environ.get("SEMEL_TEST", "full")
+SIMULATED = [name for name, mutant in MUTANTS.items() if not mutant.store]
+REAL = [name for name, mutant in MUTANTS.items() if mutant.store]
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[list[Catch]]:
+    lines: list[Catch] = []
+    yield lines
+    print(f"\n{'mutant':32s} {'caught by':10s} schedules  also seen by")
+    for each in lines:
+        print(f"{each.name:32s} {each.check[:40]:10s} {each.schedules:9d}  {' '.join(each.others)}")
+
+
+@pytest.mark.parametrize("name", SIMULATED)
+def test_a_planted_bug_is_caught_by_its_check(name: str, table: list[Catch]) -> None:
+    caught = catch(name)
+    table.append(caught)
+    assert caught.caught, f"{name} survived {caught.check}; python -m semel.testing.mutants --record {name}"
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("name", REAL)
+def test_a_broken_statement_is_caught_by_its_clause(name: str, table: list[Catch]) -> None:
+    caught = catch(name)
+    table.append(caught)
+    assert caught.caught, f"{name} survived {caught.check}"
+    assert not clause_of(MUTANTS[name], plant=False).caught, "the clause fails without the bug too"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", SIMULATED)
+def test_a_planted_bug_is_found_without_its_seed(name: str, table: list[Catch]) -> None:
+    # Seeds that were never looked at when the mutants were recorded.
+    caught = search(name, first=1_000_000, most=20_000)
+    table.append(caught)
+    assert caught.caught, f"{name} survived {caught.schedules} schedules"
+
+
+def test_the_recorded_seeds_break_nothing_in_the_product_itself() -> None:
+    for seed in sorted(set(recorded_seeds().values())):
+        assert not explore(seed, 1).failures
+
+
+def test_there_are_twenty_mutants_and_each_names_a_check_that_exists() -> None:
+    assert len(MUTANTS) >= 20
+    assert set(recorded_seeds()) == set(SIMULATED)
+    assert {MUTANTS[name].check for name in SIMULATED} <= set(CHECKS)
+    assert all(mutant.what for mutant in MUTANTS.values())
+
+
+def test_a_mutant_is_gone_when_its_block_ends() -> None:
+    before = model.settle
+    with planted("settle-unfenced"):
+        assert model.settle is not before
+    assert model.settle is before

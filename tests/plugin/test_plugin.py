@@ -1,0 +1,255 @@
+"""The plugin as its user meets it: a real pytest in a process of its own, real children that are killed, and the report."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from semel import AsyncSemel, ConfigurationError, current_run
+from semel.testing.plugin import prove
+from semel.testing.plugin_report import Report
+from semel.testing.plugin_tries import Try
+from semel.testing.plugin_windows import Window
+
+pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.slow
+
+HANDLERS = Path(__file__).parents[2] / "examples" / "handlers"
+# Without the entry point (a checkout that was installed before there was one) it is named by hand.
+INSTALLED = any(each.value == "semel.testing.plugin" for each in entry_points(group="pytest11"))
+PLUGIN = () if INSTALLED else ("-p", "semel.testing.plugin")
+
+
+def run(pytester: pytest.Pytester, *words: str) -> pytest.RunResult:
+    return pytester.run(
+        sys.executable,
+        "-m",
+        "pytest",
+        *PLUGIN,
+        "-p",
+        "no:valkey",
+        "-p",
+        "no:cacheprovider",
+        "-s",
+        *words,
+        timeout=100,
+    )
+
+
+@pytest.fixture
+def shipped(pytester: pytest.Pytester) -> pytest.Pytester:
+    shutil.copytree(
+        HANDLERS, pytester.path / "examples" / "handlers", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    return pytester
+
+
+@pytest.mark.parametrize("which", ["transaction", "downstream_key", "steps"])
+def test_a_right_handler_is_found_right(shipped: pytest.Pytester, which: str) -> None:
+    run(shipped, "examples/handlers", "-k", which).assert_outcomes(passed=1, deselected=5)
+
+
+@pytest.mark.parametrize(
+    "which, report",
+    [
+        (
+            "without_a_key",
+            ["*run.returned  the effect happened*2 DOUBLED*", "doubled: *run.returned*settle.sent*"],
+        ),
+        (
+            "mark_before",
+            ["*bank.charge(order)*0 LOST*", "lost: *mark_first.py:*", "*no call of semel was seen*"],
+        ),
+        ("check_before", ["*finish(order)*2 DOUBLED*2 DOUBLED*", "doubled: *check_then_act.py:*"]),
+    ],
+)
+def test_a_wrong_handler_is_found_wrong_in_the_right_window(
+    shipped: pytest.Pytester, which: str, report: list[str]
+) -> None:
+    # The shipped tests also assert each window by name.
+    result = run(shipped, "examples/handlers", "-k", which)
+    result.assert_outcomes(passed=1, deselected=5)
+    result.stdout.fnmatch_lines(report)
+
+
+def test_a_failing_assertion_shows_the_report(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        def handle(path):
+            with open(path, "a") as file:
+                file.write("x")
+
+        def test_it(exactly_once, tmp_path):
+            report = exactly_once(
+                handle,
+                arguments=lambda key: (tmp_path / key,),
+                effects=lambda key: len((tmp_path / key).read_text()) if (tmp_path / key).exists() else 0,
+                faults=["kill"],
+            )
+            assert report.holds, report
+        """
+    )
+    result = run(pytester)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["*handle: doubled in *", "*handler returned*2 DOUBLED*", "*called twice*2 DOUBLED*", "*doubled: *"]
+    )
+
+
+def test_a_marked_test_is_a_handler_and_its_failure_is_the_report(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+        from pathlib import Path
+
+        @pytest.mark.exactly_once(effects=lambda key: len(list(Path("out").glob(f"{key}-*"))), faults=["kill"])
+        def test_it(once_key):
+            Path("out").mkdir(exist_ok=True)
+            n = len(list(Path("out").glob(f"{once_key}-*")))
+            Path("out", f"{once_key}-{n}").touch()
+        """
+    )
+    result = run(pytester, "--strict-markers")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*test_it: doubled in *"])
+
+
+def test_a_held_outcome_is_told_as_unknown_and_never_doubles(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        from pathlib import Path
+        from semel import Semel
+
+        once = Semel("sqlite:///semel.db")
+
+        def handle(key):
+            once.execute(key, effect, key, on_unknown="hold")
+
+        def effect(key):
+            with open(key, "a") as file:
+                file.write("x")
+
+        def test_it(exactly_once):
+            report = exactly_once(
+                handle,
+                arguments=lambda key: (key,),
+                effects=lambda key: len(Path(key).read_text()) if Path(key).exists() else 0,
+                faults=["kill"],
+            )
+            print(report)
+            assert report.never_doubles and not report.holds
+            assert report.verdict("run.started", "kill") == report.verdict("run.returned", "kill") == "unknown"
+            assert report.verdict("claim.sent", "kill") == report.verdict("settle.stored", "kill") == "once"
+        """
+    )
+    run(pytester).assert_outcomes(passed=1)
+
+
+def test_fixed_arguments_work_with_a_reset(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        from pathlib import Path
+
+        def handle(name):
+            Path(name).touch()  # the same again: harmless
+
+        def test_it(exactly_once):
+            report = exactly_once(
+                run=handle,
+                arguments=("order-1",),
+                effects=lambda: int(Path("order-1").exists()),
+                reset=lambda: Path("order-1").unlink(missing_ok=True),
+            )
+            assert report.holds, report
+        """
+    )
+    run(pytester).assert_outcomes(passed=1)
+
+
+def test_an_effect_in_memory_is_refused_with_the_reason(tmp_path: Path) -> None:
+    seen: list[str] = []
+    with pytest.raises(ConfigurationError, match="in another process"):
+        prove(seen.append, arguments=lambda key: (key,), effects=lambda: len(seen))
+    assert seen == []
+
+
+def test_a_handler_that_fails_by_itself_is_not_blamed_on_a_fault() -> None:
+    def handle(key: str) -> None:
+        raise ValueError(f"no {len(key)}")
+
+    with pytest.raises(RuntimeError, match="fails without any fault: ValueError: no"):
+        prove(handle, arguments=lambda key: (key,), effects=lambda: 0)
+
+
+def test_fixed_arguments_without_a_reset_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="reset="):
+        prove(print, arguments=("order-1",), effects=lambda: 1)
+
+
+def test_an_unknown_fault_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="kill, zombie, interrupt"):
+        prove(print, arguments=lambda key: (key,), effects=lambda: 1, faults=["flood"])  # type: ignore[list-item]
+
+
+def report_of(*verdicts: str) -> Report:
+    tries = tuple(
+        Try(window=Window(f"w{at}", 1, f"line {at}"), fault="kill", effects=1, verdict=verdict)
+        for at, verdict in enumerate(verdicts)
+    )
+    return Report(handler="h", expected=1, tries=tries, faults=("kill",), seconds=0.0)
+
+
+def test_a_report_holds_only_when_every_window_was_met_and_is_once() -> None:
+    assert report_of("once", "once").holds
+    assert not report_of().holds, "nothing tried is nothing shown"
+    for other in ("doubled", "lost", "unknown", "stuck", "missed"):
+        report = report_of("once", other)
+        assert not report.holds
+        assert report.windows(other) == ("w1",)
+        assert f"{other}: w1" in str(report)
+    assert not report_of("missed").never_doubles
+    assert not report_of("unknown").never_loses
+
+
+def test_a_window_is_found_by_its_name_or_its_line_and_a_wrong_name_is_told() -> None:
+    report = report_of("once", "lost")
+    assert report.verdict("w1", "kill") == report.verdict("line 1", "kill") == "lost"
+    with pytest.raises(KeyError, match="no window"):
+        report.verdict("w9", "kill")
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("server", ["redis_server", "postgres_server", "mariadb_server"])
+def test_an_async_handler_is_proved_on_its_own_server(
+    server: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    started = request.getfixturevalue(server)
+    once = AsyncSemel(started.url if server == "redis_server" else started.database())
+
+    async def keyed(key: str) -> None:
+        async def effect() -> None:
+            (tmp_path / current_run().downstream_key("file")).write_text(key)
+
+        await once.execute(key, effect)
+        await once.aclose()
+
+    async def unkeyed(key: str) -> None:
+        async def effect() -> None:
+            (tmp_path / os.urandom(8).hex()).write_text(key)
+
+        await once.execute(key, effect)
+        await once.aclose()
+
+    def count(key: str) -> int:
+        return sum(path.read_text() == key for path in tmp_path.iterdir())
+
+    report = prove(keyed, arguments=lambda key: (key,), effects=count)
+    assert report.holds, str(report)
+    wrong = prove(unkeyed, arguments=lambda key: (key,), effects=count, faults=["kill", "interrupt"])
+    assert wrong.windows("doubled", fault="kill") == ("run.returned", "settle.sent"), str(wrong)
+    assert wrong.never_loses, str(wrong)

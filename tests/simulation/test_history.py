@@ -1,0 +1,144 @@
+"""The history checker accepts what some order explains, with lost answers, and refuses what none does."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from semel import model
+from semel.keys import make_scope
+from semel.model import Answer, Ask, Busy, Kind, Record, Renewal, Settle, Verdict, Won
+from semel.testing.simulation.history import Call, is_linearizable
+
+SCOPE = make_scope("semel", "t", "o", "k")
+
+
+def ask(letter: str, lease: float = 10.0) -> Ask:
+    return Ask(SCOPE, letter.encode() * 16, lease, 100.0)
+
+
+def done(letter: str, result: bytes = b"1") -> Settle:
+    return Settle(SCOPE, letter.encode() * 16, Kind.DONE, 100.0, result=result)
+
+
+def won(letter: str, attempts: int = 1) -> Won:
+    _, record = model.claim(None, ask(letter), 0.0)
+    assert record is not None
+    from msgspec.structs import replace
+
+    return Won(replace(record, attempts=attempts))
+
+
+def call(verb: str, item: Any, began: float, ended: float | None, answer: Any = None) -> Call:
+    made = Call(verb, item, began)
+    if ended is not None:
+        made.returned(ended, answer)
+    return made
+
+
+BUSY = Busy(5.0, 1)
+
+
+def test_one_after_the_other() -> None:
+    history = [
+        call("claim", ask("a"), 0, 1, won("a")),
+        call("claim", ask("b"), 2, 3, BUSY),
+        call("settle", done("a"), 4, 5, Answer.OK),
+    ]
+    assert is_linearizable(history)
+
+
+def test_two_owners_within_a_lease_have_no_order() -> None:
+    assert not is_linearizable(
+        [call("claim", ask("a"), 0, 1, won("a")), call("claim", ask("b"), 0.5, 2, won("b"))]
+    )
+
+
+def test_a_claim_that_overlaps_the_settle_may_see_either_side() -> None:
+    history = [call("claim", ask("a"), 0, 1, won("a")), call("settle", done("a"), 2, 6, Answer.OK)]
+    assert is_linearizable([*history, call("claim", ask("b"), 3, 5, BUSY)])
+    settled = model.settle(won("a").record, done("a"), 2.0)[1]
+    assert settled is not None
+    assert is_linearizable([*history, call("claim", ask("b"), 3, 5, model.Replay(settled))])
+    assert not is_linearizable([*history, call("claim", ask("b"), 7, 8, BUSY)])
+
+
+def test_a_lost_answer_may_have_taken_effect_or_not() -> None:
+    lost = call("claim", ask("a"), 0, None)
+    assert is_linearizable([lost, call("claim", ask("b"), 1, 2, BUSY)])
+    assert is_linearizable([lost, call("claim", ask("b"), 1, 2, won("b"))])
+    assert not is_linearizable(
+        [call("claim", ask("b"), 1, 2, BUSY), call("claim", ask("a"), 3, None)]
+    ), "what was not yet sent explains nothing"
+
+
+def test_a_fenced_owner_that_was_told_ok_has_no_order() -> None:
+    history = [
+        call("claim", ask("a", lease=1), 0, 0.1, won("a")),
+        call("claim", ask("b"), 5, 5.1, won("b", attempts=2)),
+    ]
+    assert is_linearizable([*history, call("settle", done("a"), 6, 6.1, Answer.LOST)])
+    assert not is_linearizable([*history, call("settle", done("a"), 6, 6.1, Answer.OK)])
+
+
+def _history(rng: Random, *, flaw: float) -> tuple[list[Call], bool]:
+    """Random calls on one key, decided by the model; with `flaw`, some busy claims are granted all the same."""
+    record: Record | None = None
+    calls: list[Call] = []
+    planted = False
+    now = 0.0
+    for _ in range(12):
+        now += rng.expovariate(2)
+        letter = rng.choice("abc")
+        verb = rng.choice(("claim", "claim", "renew", "settle"))
+        item: Any = {
+            "claim": lambda letter=letter: ask(letter, lease=2.0),
+            "renew": lambda letter=letter: Renewal(SCOPE, letter.encode() * 16, 2.0, 100.0),
+            "settle": lambda letter=letter: done(letter, letter.encode()),
+        }[verb]()
+        decided: Any = getattr(model, verb)(record, item, now)
+        answer: Verdict | Answer = decided[0]
+        if isinstance(answer, Busy) and rng.random() < flaw:
+            answer, planted = won(letter), True
+        record = record if decided[1] is None else decided[1]
+        made = call(verb, item, now - rng.uniform(0, 0.2), now + rng.uniform(0, 0.2), answer)
+        made.applied.append(now)
+        if rng.random() < 0.15:
+            lost = call(verb, item, made.invoked, None)
+            lost.applied.append(now)
+            made, planted = lost, planted and not isinstance(answer, Won)
+        calls.append(made)
+    return calls, planted
+
+
+def test_histories_of_the_model_always_have_an_order() -> None:
+    for seed in range(400):
+        assert is_linearizable(_history(Random(seed), flaw=0.0)[0]), seed
+
+
+def test_most_planted_double_grants_are_found() -> None:
+    wrong = [calls for calls, planted in (_history(Random(seed), flaw=0.5) for seed in range(600)) if planted]
+    found = sum(not is_linearizable(calls) for calls in wrong)
+    print(f"\n{found} of {len(wrong)} planted double grants")
+    assert len(wrong) > 100
+    assert found / len(wrong) > 0.85
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_planted_bug_of_the_product_does_not_reach_the_reference(seed: int) -> None:
+    from semel.testing.mutants import planted
+
+    with planted("settle-unfenced"):
+        assert is_linearizable(_history_of_a_fence(seed, Answer.LOST))
+        assert not is_linearizable(_history_of_a_fence(seed, Answer.OK))
+
+
+def _history_of_a_fence(seed: int, answer: Answer) -> list[Call]:
+    lease = 1.0 + seed
+    return [
+        call("claim", ask("a", lease=lease), 0, 0.1, won("a")),
+        call("claim", ask("b"), lease + 1, lease + 1.1, won("b", attempts=2)),
+        call("settle", done("a"), lease + 2, lease + 2.1, answer),
+    ]
