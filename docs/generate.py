@@ -17,6 +17,9 @@ from semel.guarantees import FAULTS, TABLE, Mode
 from semel.keys import make_scope
 from semel.model import Ask, Kind, Policy, Record, State
 from semel.store import Capabilities, Settings, open_store
+from semel.testing.mutants import MUTANTS
+from semel.testing.mutants.plant import recorded_seeds
+from semel.testing.simulation.invariants import CHECKS
 
 ROOT = Path(__file__).resolve().parent.parent
 _PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -193,6 +196,22 @@ def _decisions() -> Iterator[str]:
         yield f"* [{title}](decisions/{path.name})"
 
 
+def _checks() -> Iterator[str]:
+    yield "| check | what it says |"
+    yield "|---|---|"
+    for name, meaning in CHECKS.items():
+        yield f"| {name} | {meaning} |"
+
+
+def _mutants() -> Iterator[str]:
+    seeds = recorded_seeds()
+    yield "| mutant | what is broken | caught by | seed |"
+    yield "|---|---|---|---|"
+    for name, mutant in MUTANTS.items():
+        where = f"`{mutant.check}` ({mutant.store})" if mutant.store else mutant.check
+        yield f"| `{name}` | {' '.join(mutant.what.split())} | {where} | {seeds.get(name, '–')} |"
+
+
 PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "guarantees": lambda: _guarantees(planned=False),
     "guarantees-all": lambda: _guarantees(planned=True),
@@ -202,6 +221,8 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "capabilities": _capabilities,
     "events": _events,
     "decisions": _decisions,
+    "checks": _checks,
+    "mutants": _mutants,
 }
 
 

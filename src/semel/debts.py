@@ -1,7 +1,8 @@
 """Writes that the store still owes an answer to: outcomes it did not take, claims whose answer was lost.
 
-One ticker offers them again, in batches, for as long as the process lives (outcomes) or such a claim could matter (its lease; under
-hold and probe as long as it could still arrive); a thread or task for each would turn an outage of the store into one of ours.
+One ticker offers them again, in batches, for as long as the process lives (outcomes) or the claim could matter: its
+lease, and under hold or probe as long as it could still arrive. A thread or task for each would turn an outage of the
+store into one of ours.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ __all__ = ["Debts"]
 _BATCH = 128
 _MOST_CLAIMS = 10_000  # past that, lost claims are left to their leases
 _FIRST, _LONGEST = 0.02, 1.0
-_STRAGGLER = 30.0  # how late a claim may still arrive: under hold or probe its grant would be unknown for ever
+_STRAGGLER = (
+    30.0  # how late a claim may still arrive: under hold or probe its grant would be unknown for ever
+)
 
 
 class _Debt(msgspec.Struct):

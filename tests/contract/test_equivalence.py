@@ -66,7 +66,7 @@ def colour(request: pytest.FixtureRequest) -> Colour:
     return "sync" if request.param == "sync" else "async"
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900 if MODE == "long" else 120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600 if MODE == "long" else 300)]
 
 
 def test_sqlite_equals_the_model(sqlite_url: str, colour: Colour) -> None:

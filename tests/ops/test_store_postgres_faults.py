@@ -7,6 +7,8 @@ import gc
 import multiprocessing
 import os
 import signal
+import socket
+import ssl
 import threading
 import time
 import warnings
@@ -558,3 +560,22 @@ def test_a_login_refused_after_it_once_worked_may_work_again() -> None:
     told, pointless = unreachable(Told("28P01", "password authentication failed"), "here", proven=True)
     assert isinstance(told, StoreUnavailable)
     assert pointless
+
+
+@pytest.mark.parametrize(
+    "error, words, pointless",
+    [
+        (ssl.SSLError("wrong version"), "sslmode", True),
+        (socket.gaierror("no such name"), "DNS", True),
+        (TimeoutError(), "firewall", True),
+        (ConnectionRefusedError("refused"), "is the server running", True),
+        (Told("57P03", "the database system is starting up"), "starting up", False),
+        (Told("53300", "sorry, too many clients already"), "max_connections", False),
+    ],
+)
+def test_each_way_not_to_connect_has_its_remedy(error: Exception, words: str, pointless: bool) -> None:
+    told, found = unreachable(error, "here", proven=False)
+    assert isinstance(told, StoreUnavailable)
+    assert words in str(told)
+    assert told.__cause__ is error
+    assert found is pointless

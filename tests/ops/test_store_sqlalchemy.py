@@ -109,6 +109,8 @@ def test_the_mapped_class_is_queried_and_joined_with_rows_of_ones_own(engine: En
         running = session.scalars(select(SemelRecord).where(SemelRecord.state == "running")).all()
         assert [found.key for found in running] == ["running"]
         assert running[0].settled is None
+        labelled = session.scalars(select(SemelRecord.key).where(SemelRecord.labels == {"scene": "x"})).all()
+        assert labelled == ["done"]
 
 
 def test_create_all_makes_them_as_the_store_would(engine: Engine) -> None:

@@ -69,9 +69,9 @@ def test_a_lost_answer_may_have_taken_effect_or_not() -> None:
     lost = call("claim", ask("a"), 0, None)
     assert is_linearizable([lost, call("claim", ask("b"), 1, 2, BUSY)])
     assert is_linearizable([lost, call("claim", ask("b"), 1, 2, won("b"))])
-    assert not is_linearizable(
-        [call("claim", ask("b"), 1, 2, BUSY), call("claim", ask("a"), 3, None)]
-    ), "what was not yet sent explains nothing"
+    assert not is_linearizable([call("claim", ask("b"), 1, 2, BUSY), call("claim", ask("a"), 3, None)]), (
+        "what was not yet sent explains nothing"
+    )
 
 
 def test_a_fenced_owner_that_was_told_ok_has_no_order() -> None:
@@ -93,11 +93,12 @@ def _history(rng: Random, *, flaw: float) -> tuple[list[Call], bool]:
         now += rng.expovariate(2)
         letter = rng.choice("abc")
         verb = rng.choice(("claim", "claim", "renew", "settle"))
-        item: Any = {
-            "claim": lambda letter=letter: ask(letter, lease=2.0),
-            "renew": lambda letter=letter: Renewal(SCOPE, letter.encode() * 16, 2.0, 100.0),
-            "settle": lambda letter=letter: done(letter, letter.encode()),
-        }[verb]()
+        items: dict[str, Any] = {
+            "claim": ask(letter, lease=2.0),
+            "renew": Renewal(SCOPE, letter.encode() * 16, 2.0, 100.0),
+            "settle": done(letter, letter.encode()),
+        }
+        item = items[verb]
         decided: Any = getattr(model, verb)(record, item, now)
         answer: Verdict | Answer = decided[0]
         if isinstance(answer, Busy) and rng.random() < flaw:

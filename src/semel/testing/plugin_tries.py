@@ -26,7 +26,7 @@ import msgspec
 from semel.errors import OutcomeUnknown, PreviousFailure
 from semel.testing.plugin_windows import CALLED, RETURNED, Fault, Watch, Window, shorter_leases, striker
 
-__all__ = ["Case", "Discovery", "Try", "discover", "repeat", "try_window"]
+__all__ = ["Case", "Child", "Discovery", "Try", "Words", "discover", "repeat", "try_window"]
 
 _DIE_WITH_PARENT = 1
 

@@ -22,11 +22,12 @@ import msgspec
 from semel import points
 from semel.face import Face
 
-__all__ = ["FAULTS", "Fault", "Watch", "Window", "shorter_leases"]
+__all__ = ["CALLED", "FAULTS", "RETURNED", "Fault", "Watch", "Window", "shorter_leases", "striker"]
 
 Fault = Literal["kill", "zombie", "interrupt"]
 FAULTS: tuple[Fault, ...] = ("kill", "zombie", "interrupt")
-CALLED, RETURNED = "handler called", "handler returned"
+CALLED = "handler called"
+RETURNED = "handler returned"
 _MEANING = {
     CALLED: "nothing has happened yet",
     RETURNED: "it is over, its caller does not know",

@@ -28,15 +28,14 @@ _STEPS = tuple(
     f"{point}#{number}" for number in (1, 2) for point in ("step.started", "step.returned", "step.stored")
 )
 POINTS: dict[str, tuple[str, ...]] = {
-    **{
-        mode: (*_RUN, "effect.made", *_END, "renew.sent", "wait.parked")
-        for mode in ("retry", "hold", "keyed", "probe")
-    },
+    **dict.fromkeys(
+        ("retry", "hold", "keyed", "probe"), (*_RUN, "effect.made", *_END, "renew.sent", "wait.parked")
+    ),
     "steps": (*_RUN, *_STEPS, *_END),
     "tx": (*_RUN, "effect.made", *_END, "commit.sent", "commit.done", "wait.parked"),
 }
 WIRE_POINTS: dict[str, tuple[str, ...]] = {
-    **{mode: ("claim.sent", "settle.sent") for mode in ("retry", "hold", "keyed", "probe")},
+    **dict.fromkeys(("retry", "hold", "keyed", "probe"), ("claim.sent", "settle.sent")),
     "steps": ("claim.sent", "step.returned#1", "settle.sent"),
     "tx": ("claim.sent", "settle.sent", "commit.sent"),
 }
@@ -145,7 +144,7 @@ class _Worker:
                 assert task is not None
                 task.uncancel()
             self.ledger.error(self.by, type(error).__name__)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the ledger has it
             # Under `tx` a broken connection is the caller's own error; elsewhere none is expected.
             text = "".join(traceback.format_exception(error))
             self.ledger.error(self.by, type(error).__name__ if self.cell.mode == "tx" else "Unexpected", text)
@@ -185,7 +184,7 @@ class _Worker:
         self._effect("effect")
         points.reach("effect.made")
         await asyncio.sleep(0)
-        while not self._may_end():
+        while not self._may_end():  # noqa: ASYNC110 - the sign is a file, made by another process
             await asyncio.sleep(0.002)
         return self._value()
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from semel.testing.chaos.cells import Cell, Heir, Plan, part_of
+from semel.testing.chaos.cells import Cell, Plan, part_of
 from semel.testing.chaos.ledger import Ledger
 from semel.testing.chaos.places import Places, Private
 from semel.testing.chaos.signals import Line
@@ -75,7 +75,7 @@ def _work(plan: Plan) -> NoReturn:
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
         part_of(plan.cell).attempt(plan)
         code = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001
         # Whatever it is, it belongs into the story of this schedule, and a forked worker must never return.
         Ledger(plan.folder).error(plan.role, "Crashed", traceback.format_exc())
     finally:
@@ -241,7 +241,7 @@ def run(job: Job, places: Places) -> Result:
     try:
         stage = Stage(job, places, folder)
         _order_of(job.cell)(stage)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the result says it
         problem = f"{type(error).__name__}: {error}"
         if not isinstance(error, TimeoutError):
             problem += "\n" + traceback.format_exc()

@@ -45,10 +45,14 @@ def _column(group: tuple[str, float], times: Sequence[float], x: float, step: fl
     half = min(step * 0.35, 40)
     middle = times[len(times) // 2]
     parts = [
-        f'<line x1="{x - half:.1f}" x2="{x + half:.1f}" y1="{_y(lease, top):.1f}" y2="{_y(lease, top):.1f}"'
-        ' stroke="#d99a17" stroke-width="2"/>',
-        f'<line x1="{x - half / 2:.1f}" x2="{x + half / 2:.1f}" y1="{_y(middle, top):.1f}" y2="{_y(middle, top):.1f}"'
-        ' stroke="currentColor" stroke-width="2"/>',
+        (
+            f'<line x1="{x - half:.1f}" x2="{x + half:.1f}" y1="{_y(lease, top):.1f}" y2="{_y(lease, top):.1f}"'
+            ' stroke="#d99a17" stroke-width="2"/>'
+        ),
+        (
+            f'<line x1="{x - half / 2:.1f}" x2="{x + half / 2:.1f}" y1="{_y(middle, top):.1f}" y2="{_y(middle, top):.1f}"'
+            ' stroke="currentColor" stroke-width="2"/>'
+        ),
         f'<text x="{x:.1f}" y="{_HEIGHT - 26}" text-anchor="middle">{store}</text>',
         f'<text x="{x:.1f}" y="{_HEIGHT - 10}" text-anchor="middle">{lease:g} s</text>',
     ]

@@ -28,7 +28,7 @@ LEASE = 0.12
 LEASES = (0.06, 0.25, 0.5, 1.0)
 _RECOVERED = ("retry", "kill", "run.started")
 DRIVERS = 10
-LANE_DRIVERS = 4
+LANE_DRIVERS = 5
 TIMED_DRIVERS = 2
 
 

@@ -15,7 +15,6 @@ __all__ = ["INSIDE", "SILENT_DEATHS", "arm", "disarm"]
 
 SILENT_DEATHS = ("kill", "zombie")
 INSIDE = (*SILENT_DEATHS, "cancel", "interrupt")
-_target: asyncio.Task[object] | None = None
 
 
 def arm(plan: Plan, ledger: Ledger, *, task: asyncio.Task[object] | None = None) -> None:
@@ -39,30 +38,20 @@ def disarm() -> None:
 
 
 def _striker(plan: Plan, ledger: Ledger, task: asyncio.Task[object] | None) -> Callable[[], None]:
-    match plan.cell.fault:
-        case "kill":
-            return lambda: (ledger.struck(plan.role), signal.raise_signal(signal.SIGKILL))[1]
-        case "zombie":
-            return lambda: (ledger.struck(plan.role), signal.raise_signal(signal.SIGSTOP))[1]
-        case "cancel":
-            return lambda: _cancel(plan, ledger, task)
-        case "interrupt":
-            return lambda: _interrupt(plan, ledger)
-    # Everything else is done from outside, by the driver, while the worker waits.
-    return lambda: _from_outside(plan, ledger)
+    def strike() -> None:
+        ledger.struck(plan.role)
+        match plan.cell.fault:
+            case "kill":
+                signal.raise_signal(signal.SIGKILL)
+            case "zombie":
+                signal.raise_signal(signal.SIGSTOP)
+            case "cancel":
+                assert task is not None, "a cancellation needs a task"
+                task.cancel()
+            case "interrupt":
+                raise KeyboardInterrupt
+            case _:
+                # Everything else is done from outside, by the driver, while the worker waits.
+                Line.of(plan.folder).ask()
 
-
-def _cancel(plan: Plan, ledger: Ledger, task: asyncio.Task[object] | None) -> None:
-    ledger.struck(plan.role)
-    assert task is not None, "a cancellation needs a task"
-    task.cancel()
-
-
-def _interrupt(plan: Plan, ledger: Ledger) -> None:
-    ledger.struck(plan.role)
-    raise KeyboardInterrupt
-
-
-def _from_outside(plan: Plan, ledger: Ledger) -> None:
-    ledger.struck(plan.role)
-    Line.of(plan.folder).ask()
+    return strike

@@ -13,4 +13,15 @@ from semel.testing.mutants import flows, models, statements
 from semel.testing.mutants.hunt import Catch, catch, search
 from semel.testing.mutants.plant import MUTANTS, Mutant, mutant, planted
 
-__all__ = ["MUTANTS", "Catch", "Mutant", "catch", "flows", "models", "mutant", "planted", "search", "statements"]
+__all__ = [
+    "MUTANTS",
+    "Catch",
+    "Mutant",
+    "catch",
+    "flows",
+    "models",
+    "mutant",
+    "planted",
+    "search",
+    "statements",
+]

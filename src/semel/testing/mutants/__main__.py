@@ -19,7 +19,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants to plant; all of them by default")
     parser.add_argument("--list", action="store_true", help="say what each one is, and plant nothing")
     parser.add_argument("--search", action="store_true", help="without the recorded seeds")
-    parser.add_argument("--most", type=int, default=20_000, help="with --search: schedules per mutant at most")
+    parser.add_argument(
+        "--most", type=int, default=20_000, help="with --search: schedules per mutant at most"
+    )
     parser.add_argument("--record", action="store_true", help="search, and write the seeds down")
     options = parser.parse_args()
     names = options.names or list(MUTANTS)

@@ -33,19 +33,21 @@ def _effect_before_the_claim() -> Sequence[Patch]:
     """The function runs before the claim is answered."""
 
     async def execute(self: Engine, call: Call) -> Outcome[Any]:
-        ask = self._ask(call)  # noqa: SLF001
+        ask = self._ask(call)
         now = self.runtime.now()
-        hope = Record(State.RUNNING, ask.nonce, 1, 0, now, now, now + ask.lease, now + ask.lease, scope=call.scope)
+        hope = Record(
+            State.RUNNING, ask.nonce, 1, 0, now, now, now + ask.lease, now + ask.lease, scope=call.scope
+        )
         run = Run(self, call, ask, hope, self.runtime.interrupt())
         token = _current.set(run)
         try:
-            value = await self.runtime.call(call.fn, call.args, call.kwargs, True)  # noqa: FBT003
+            value = await self.runtime.call(call.fn, call.args, call.kwargs, True)
         finally:
             _current.reset(token)
         verdict = await self.claim(ask)
         if type(verdict) is not Won:
             if type(verdict) is not Replay:
-                ask, verdict = await self._contend(call, ask, verdict)  # noqa: SLF001
+                ask, verdict = await self._contend(call, ask, verdict)
             if type(verdict) is Replay:
                 return self.replay(call, verdict.record)
         return await self.complete(self.begin(call, ask, verdict.record), value)
@@ -122,13 +124,13 @@ def _cancelled_settle_is_dropped() -> Sequence[Patch]:
         reach("settle.sent")
         answer: Any
         try:
-            answer = (await self._store.settle((end,)))[0]  # noqa: SLF001
+            answer = (await self._store.settle((end,)))[0]
         except Exception as error:  # noqa: BLE001
             answer = error
         if answer is Answer.OK:
-            self._heart.remove(run)  # noqa: SLF001
+            self._heart.remove(run)
         else:
-            await self._runtime.protect(self._persist(run, end, value, answer))  # noqa: SLF001
+            await self._runtime.protect(self._persist(run, end, value, answer))
         reach("settle.stored")
 
     return [(Recorder, "record", record)]
@@ -164,7 +166,7 @@ def _fenced_owner_told_ok() -> Sequence[Patch]:
 
     async def accepted(self: Debts, run: Run, answer: Answer) -> bool:
         del answer
-        self._heart.remove(run)  # noqa: SLF001
+        self._heart.remove(run)
         return True
 
     return [(Debts, "accepted", accepted)]
@@ -201,8 +203,8 @@ def _heartbeat_too_slow() -> Sequence[Patch]:
 
     def add(self: Heart, run: Run) -> None:
         run.due = run.won_at + run.ask.lease * 1.2
-        self._runs[run.ask.nonce] = run  # noqa: SLF001
-        self._ticker.at(run.due)  # noqa: SLF001
+        self._runs[run.ask.nonce] = run
+        self._ticker.at(run.due)
 
     return [(Heart, "add", add)]
 
@@ -213,7 +215,7 @@ def _lease_sent_short() -> Sequence[Patch]:
 
     async def renew(self: Retry, renewals: Sequence[Renewal]) -> Any:
         short = [replace(renewal, lease=renewal.lease / 10) for renewal in renewals]
-        return await self._batch(self.inner.renew, short)  # noqa: SLF001
+        return await self._batch(self.inner.renew, short)
 
     return [(Retry, "renew", renew)]
 
@@ -223,11 +225,11 @@ def _resent_with_another_nonce() -> Sequence[Patch]:
     """A claim is sent again under a new nonce: the first one, if granted, blocks it."""
 
     async def claim(self: Retry, asks: Sequence[Ask]) -> Any:
-        start = self._now()  # noqa: SLF001
+        start = self._now()
         try:
             return await self.inner.claim(asks)
         except StoreUnavailable:
-            if self._now() - start > self._patience:  # noqa: SLF001
+            if self._now() - start > self._patience:
                 raise
             fresh = [replace(ask, nonce=hashlib.sha256(ask.nonce).digest()[:16]) for ask in asks]
             return await self.inner.claim(fresh)
@@ -248,7 +250,7 @@ def _cache_kept() -> Sequence[Patch]:
 
     def init(self: Cache, inner: Any, runtime: Any, **options: Any) -> None:
         real(self, inner, runtime, **options)
-        self._ttl = 1_000.0  # noqa: SLF001
+        self._ttl = 1_000.0
 
     return [
         (Cache, "__init__", init),

@@ -10,11 +10,11 @@ import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from semel.store import Settings, Store, open_store
+from semel.store import Colour, Settings, Store, open_store
 from semel.testing import services
 from semel.testing.contract import StoreContract
 from semel.testing.mutants.plant import MUTANTS, Mutant, planted, recorded_seeds
@@ -136,7 +136,7 @@ def _try_clause(pipe: Any, mutant: Mutant, url: str, plant: bool) -> None:
 
 
 class _Suite(StoreContract):
-    colour: Literal["sync"] = "sync"
+    colour: Colour | None = "sync"
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -204,10 +204,10 @@ def _purge_by_age() -> Sequence[Patch]:
     """The clean-up goes by age alone: runs and unknown outcomes too."""
 
     async def purge(self: MemoryStore, limit: int) -> int:
-        now = self._clock()  # noqa: SLF001
-        old = [key for key, record in self._records.items() if record.created < now - 0.5][:limit]  # noqa: SLF001
+        now = self._clock()
+        old = [key for key, record in self._records.items() if record.created < now - 0.5][:limit]
         for key in old:
-            del self._records[key]  # noqa: SLF001
+            del self._records[key]
         return len(old)
 
     return [(MemoryStore, "purge", purge)]
@@ -231,8 +231,10 @@ def _scope_joined() -> Sequence[Patch]:
     real = keys.make_scope
 
     def make_scope(prefix: str, tenant: str, operation: str, key: str, readable: Any = "full") -> Scope:
-        text = ":".join((prefix, tenant, operation, key))
-        return replace(real(prefix, tenant, operation, key, readable), hash=hashlib.sha256(text.encode()).digest())
+        text = f"{prefix}:{tenant}:{operation}:{key}"
+        return replace(
+            real(prefix, tenant, operation, key, readable), hash=hashlib.sha256(text.encode()).digest()
+        )
 
     return [(face, "make_scope", make_scope)]
 

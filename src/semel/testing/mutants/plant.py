@@ -60,5 +60,7 @@ def planted(name: str) -> Iterator[Mutant]:
 
 def recorded_seeds() -> dict[str, int]:
     """The seed that catches each simulated mutant quickly (`--record` writes them)."""
-    seeds: dict[str, int] = json.loads(files("semel.testing.mutants").joinpath("seeds.json").read_text("utf-8"))
+    seeds: dict[str, int] = json.loads(
+        files("semel.testing.mutants").joinpath("seeds.json").read_text("utf-8")
+    )
     return seeds

@@ -27,19 +27,27 @@ def _lua(name: str, *changes: tuple[str, str]) -> Sequence[Patch]:
     return [(module, name, broken) for module in (redis_record, redis) if name in vars(module)]
 
 
-@mutant("redis-settle-unfenced", check="test_nothing_that_an_overtaken_owner_writes_is_accepted", store="redis")
+@mutant(
+    "redis-settle-unfenced", check="test_nothing_that_an_overtaken_owner_writes_is_accepted", store="redis"
+)
 def _redis_settle_unfenced() -> Sequence[Patch]:
     """settle.lua does not compare the nonce."""
     return _lua("SETTLE", ("elseif nonce ~= end_nonce then", "elseif false then"))
 
 
-@mutant("redis-claim-forgets-its-sender", check="test_a_claim_sent_again_wins_again_as_the_same_attempt", store="redis")
+@mutant(
+    "redis-claim-forgets-its-sender",
+    check="test_a_claim_sent_again_wins_again_as_the_same_attempt",
+    store="redis",
+)
 def _redis_claim_forgets_its_sender() -> Sequence[Patch]:
     """claim.lua answers Busy to a claim that is sent again."""
     return _lua("CLAIM", ("elseif state == RUNNING and nonce == ask_nonce then", "elseif false then"))
 
 
-@mutant("redis-note-unfenced", check="test_a_note_by_a_stranger_is_lost_and_of_an_absent_key_gone", store="redis")
+@mutant(
+    "redis-note-unfenced", check="test_a_note_by_a_stranger_is_lost_and_of_an_absent_key_gone", store="redis"
+)
 def _redis_note_unfenced() -> Sequence[Patch]:
     """note.lua appends whoever sends."""
     return _lua("NOTE", ("if nonce ~= mine then", "if false then"))
@@ -55,7 +63,9 @@ def _redis_lease_unseen() -> Sequence[Patch]:
     return _lua("CLAIM", ("elseif seen == RUNNING and now < lease_until then", "elseif false then"))
 
 
-@mutant("sqlite-settle-unfenced", check="test_nothing_that_an_overtaken_owner_writes_is_accepted", store="sqlite")
+@mutant(
+    "sqlite-settle-unfenced", check="test_nothing_that_an_overtaken_owner_writes_is_accepted", store="sqlite"
+)
 def _sqlite_settle_unfenced() -> Sequence[Patch]:
     """The quick settle of SQLite does not compare the nonce."""
     from semel.stores import sqlite_records
@@ -63,7 +73,11 @@ def _sqlite_settle_unfenced() -> Sequence[Patch]:
     return [(sqlite_records, "_DONE", _changed(sqlite_records._DONE, ("AND nonce = :nonce ", "")))]  # noqa: SLF001
 
 
-@mutant("postgres-settle-unfenced", check="test_nothing_that_an_overtaken_owner_writes_is_accepted", store="postgres")
+@mutant(
+    "postgres-settle-unfenced",
+    check="test_nothing_that_an_overtaken_owner_writes_is_accepted",
+    store="postgres",
+)
 def _postgres_settle_unfenced() -> Sequence[Patch]:
     """settle_one in PostgreSQL updates whatever row there is."""
     from semel.stores import postgres_sql

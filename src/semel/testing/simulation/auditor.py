@@ -121,12 +121,13 @@ class Auditor:
         )
 
     def _check_takeover(self, ask: Ask, grant: Grant, now: float) -> None:
+        ended = grant.ended
         if grant.nonce == ask.nonce:
             if grant.ended is not None:
                 self._say("I5", "a claim that had ended was granted again", ask.scope)
             return
-        if grant.ended in (Kind.DONE, Kind.FAILED):
-            self._say("I1", f"granted although it is {grant.ended.value}", ask.scope)
+        if ended is Kind.DONE or ended is Kind.FAILED:
+            self._say("I1", f"granted although it is {ended.value}", ask.scope)
         elif grant.ended is None and now < grant.lease_until:
             self._say("I4", "granted to a second owner within the lease of the first", ask.scope)
         elif grant.ended is None or grant.ended is Kind.UNKNOWN:
@@ -230,7 +231,9 @@ class Auditor:
         grant.policy = end.policy or grant.policy
         grant.known_until = inf if end.kind is Kind.UNKNOWN else now + end.retention
         if end.kind is Kind.RELEASED and grant.keeps:
-            grant.known_until = grant.noted_at + end.retention  # after the last step, not after the release (R14)
+            grant.known_until = (
+                grant.noted_at + end.retention
+            )  # after the last step, not after the release (R14)
 
     def _forgot(self, end: Settle, before: Record, now: float) -> None:
         grant = self.grants.pop(end.scope.hash, None)

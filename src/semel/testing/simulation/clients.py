@@ -74,13 +74,9 @@ async def _peek(world: World, face: AsyncSemel, op: Op, answered: Answered) -> N
 
 async def _resolve(world: World, face: AsyncSemel, op: Op, answered: Answered) -> None:
     world.count += 1
-    word: dict[str, Any] = {
-        "value": {"value": _value(op, world.count)},
-        "error": {"error": "a person says that it failed"},
-        "release": {"release": True},
-    }[op.word]
-    where = {"tenant": op.tenant, "operation": op.operation}
-    await face.resolve(op.key, actor="ada", reason="looked", **where, **word)
+    said: dict[str, Any] = {"value": _value(op, world.count), "error": "a person says so", "release": True}
+    word: dict[str, Any] = {op.word: said[op.word], "tenant": op.tenant, "operation": op.operation}
+    await face.resolve(op.key, actor="ada", reason="looked", **word)
     answered.value = op.word
 
 

@@ -142,9 +142,10 @@ def _same(expected: Any, told: Any) -> bool:
     if isinstance(expected, Won):
         return _run_of(expected.record) == _run_of(told.record)
     if isinstance(expected, Replay):
-        return (expected.record.state, expected.record.result) == (told.record.state, told.record.result)
+        mine, theirs = expected.record, told.record
+        return bool((mine.state, mine.result) == (theirs.state, theirs.result))
     if isinstance(expected, Unknown):
-        return expected.policy == told.policy
+        return bool(expected.policy is told.policy)
     return expected == told if isinstance(expected, str) else True
 
 

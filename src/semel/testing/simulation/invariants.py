@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from semel.codec import CodecError
+from semel.errors import CodecError
 from semel.layers.cache import MOST_SECONDS
 from semel.results import codec_for
 from semel.testing.simulation.history import inexplicable
-from semel.testing.simulation.world import Answered, World
 from semel.testing.simulation.workloads import workload_of
+from semel.testing.simulation.world import Answered, World
 
 __all__ = ["CHECKS", "doubled", "violations"]
 
@@ -46,8 +46,8 @@ def violations(world: World) -> list[str]:
     found = [*world.server.auditor.broken, *world.broken]
     for check in (_effects, _answers, _strangers, _requests, _losses, _stale, _liveness):
         found += check(world)
-    for check in workload_of(world.plan.workload).checks:
-        found += check(world)
+    for own in workload_of(world.plan.workload).checks:
+        found += own(world)
     if not found and not world.plan.lossy and world.plan.seed % HISTORY_EVERY == 0:
         found += inexplicable(world.server.history)
     return found
@@ -164,7 +164,9 @@ def _requests(world: World) -> list[str]:
             # A released failure without steps accepts another request (R14): both may have run, one of them in vain.
             lenient.add(op.name)
     for answer in world.answers:
-        asked[answer.op.name].add(answer.op.request if answer.op.kind in ("execute", "consume", "claim") else 0)
+        asked[answer.op.name].add(
+            answer.op.request if answer.op.kind in ("execute", "consume", "claim") else 0
+        )
     found = [
         f"I6: an equal request under {answer.op.name} was refused as another one"
         for answer in world.answers

@@ -102,5 +102,6 @@ class SimLoop(asyncio.BaseEventLoop):
 
 
 def _tag_of(task: asyncio.Task[Any]) -> str:
-    context = task.get_context() if hasattr(task, "get_context") else None
-    return "" if context is None else context.get(worker_tag, "")
+    # Tasks tell their context from Python 3.12 on; a worker's own task also bears its tag as a name.
+    known: Any = getattr(task, "get_context", None)
+    return "" if known is None else str(known().get(worker_tag, ""))

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["FAULTS", "MODES", "NETWORK", "Fault", "Mode", "Op", "Plan", "plan_of"]
+__all__ = ["FAULTS", "MODES", "NETWORK", "POINTS", "Fault", "Mode", "Op", "Plan", "plan_of"]
 
 Mode = Literal["retry", "hold", "probe", "keyed", "tx", "steps"]
 MODES: tuple[Mode, ...] = ("retry", "hold", "probe", "keyed", "tx", "steps")
@@ -44,7 +44,15 @@ POINTS = (
     "step.stored",
     "wait.parked",
 )
-_SHAPES: dict[str, int] = {"plain": 53, "storm": 10, "repair": 16, "names": 8, "brief": 10, "stale": 3}
+_SHAPES: dict[str, int] = {
+    "plain": 53,
+    "storm": 10,
+    "repair": 16,
+    "names": 8,
+    "brief": 10,
+    "stale": 3,
+    "beat": 4,
+}
 _PLAIN: dict[str, int] = {"execute": 72, "consume": 8, "claim": 8, "purge": 4, "reconcile": 4, "peek": 4}
 _REPAIR: dict[str, int] = {
     "execute": 52,
@@ -122,6 +130,8 @@ def plan_of(seed: int) -> Plan:
     mode = MODES[seed % len(MODES)]
     lease = rng.choice((0.5, 1.0, 2.0))
     shape = _drawn(rng, _SHAPES)
+    if shape == "beat":
+        return _beat(rng, seed, mode)
     workers = _workers(rng, shape, lease, mode)
     faults = tuple(_fault(rng, len(workers), lease) for _ in range(rng.choice((0, 1, 1, 2, 2, 3))))
     return Plan(
@@ -201,6 +211,15 @@ def _stale_ops(rng: Random) -> tuple[tuple[Op, ...], ...]:
 
     reader = tuple(op("execute", *when) for when in ((0.0, 0.1), (0.2, 0.4), (0.6, 1.5), (1.5, 4.0)))
     return reader, (op("forget", 0.4, 0.9), op("execute", 0.0, 3.0))
+
+
+def _beat(rng: Random, seed: int, mode: Mode) -> Plan:
+    """One message of a long run is lost, and somebody waits for its lease to lapse: it must not."""
+    lease = 2.0
+    long_run = Op("k0", 0.0, lease * rng.uniform(1.2, 1.8), 0.0, kind=rng.choice(("execute", "claim")))
+    waiter = Op("k0", rng.uniform(0.1, 0.6), 0.01, 10 * lease)
+    lost = Fault(rng.choice(("lose-request", "lose-reply", "late")), 0, nth=rng.randint(1, 4))
+    return Plan(seed, mode, lease, rng.choice((0.001, 0.01)), ((long_run,), (waiter,)), (lost,))
 
 
 def _fault(rng: Random, workers: int, lease: float) -> Fault:

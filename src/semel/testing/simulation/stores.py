@@ -40,15 +40,12 @@ class Server(MemoryStore):
         self._past: list[tuple[float, Any]] = []
 
     def _time(self) -> float:
-        return 1_000_000.0 + self._loop.time() + self.skew
+        now: float = 1_000_000.0 + self._loop.time() + self.skew
+        return now
 
     def apply(self, verb: str, argument: Any) -> Any:
         """One request, atomically. Every answer is told to the auditor, item by item."""
-        answer = (
-            self._note(argument)
-            if verb == "note"
-            else [_DECIDE[verb](self, item) for item in argument]
-        )
+        answer = self._note(argument) if verb == "note" else [_DECIDE[verb](self, item) for item in argument]
         if self._lossy:
             state = (dict(self._records), self.auditor.save(), list(self.effects))
             self._past.append((self._loop.time(), state))

@@ -163,9 +163,9 @@ class World:
         ]
         tasks: list[asyncio.Task[None]] = []
         for index, op in enumerate(ops):
-            client: Coroutine[Any, Any, None] = self._client(face, tag, op)
+            client = self._client(face, tag, op)
             if awaits and index == 0:
-                client = _stopped_at(client, awaits[0], partial(self._cancel_at_await, tasks))
+                client = _stopped(client, awaits[0], partial(self._cancel_at_await, tasks))
             tasks.append(self.loop.create_task(client))
         self._tasks[number] = tasks
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -334,8 +334,12 @@ class World:
             worker_tag.reset(token)
 
 
+async def _stopped(coroutine: Coroutine[Any, Any, None], nth: int, strike: Callable[[], None]) -> None:
+    await _driven(coroutine, nth, strike)
+
+
 @types.coroutine
-def _stopped_at(
+def _driven(
     coroutine: Coroutine[Any, Any, None], nth: int, strike: Callable[[], None]
 ) -> Generator[Any, Any, None]:
     """Drive a coroutine and strike when it is suspended for the nth time."""

@@ -1,0 +1,85 @@
+"""The crash matrix on real servers: every cell at least once; with SEMEL_TEST=long at least twenty times.
+
+`semel chaos` runs the same with a report. A cell that disagrees is run alone by `semel chaos --cell NAME`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+from semel.testing import services
+from semel.testing.chaos import Cell, Report, Verdict, explore, jobs_for, matrix, recovery_jobs
+from semel.testing.chaos.report import quantile
+
+MODE = os.environ.get("SEMEL_TEST", "full")
+REPEAT = 20 if MODE == "long" else 1
+CELLS = [cell for cell in matrix() if cell.applies]
+GROUPS = sorted({(cell.store, cell.mode) for cell in CELLS})
+NEEDS = {"redis": "redis", "cluster": "redis", "postgres": "postgres", "mariadb": "mariadb"}
+pytestmark = [pytest.mark.services, pytest.mark.timeout(7200 if MODE == "long" else 900)]
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    missing = services.missing()
+    chosen = [cell for cell in CELLS if NEEDS.get(cell.store) not in missing]
+    made = explore(jobs_for(chosen, repeat=REPEAT) + recovery_jobs(chosen, repeat=REPEAT))
+    print(f"\n{len(made.results)} schedules of {made.cells} cells in {made.seconds:.0f} s")
+    return made
+
+
+@pytest.mark.parametrize("store, mode", GROUPS)
+def test_every_cell_agrees_with_the_guarantee_table_in_both_directions(report: Report, store: str, mode: str) -> None:
+    if (server := NEEDS.get(store)) in (missing := services.missing()):
+        raise services.ServerMissing(missing[str(server)])
+    names = {cell.name for cell in CELLS if (cell.store, cell.mode) == (store, mode)}
+    wrong = [each for each in report.disagreeing if each.cell in names]
+    assert not wrong, "\n".join(
+        f"{each.cell}: {each.problem}\n" + "\n".join(f"    {line}" for line in each.story) for each in wrong
+    )
+    assert not names & set(report.missing)
+    assert names <= {each.cell for each in report.results}
+
+
+def test_where_exactly_once_is_promised_nothing_is_lost_and_nothing_doubled(report: Report) -> None:
+    exact = {cell.name for cell in CELLS if cell.expected is Verdict.ONCE}
+    verdicts = Counter(each.verdict for each in report.results if each.cell in exact)
+    assert set(verdicts) == {Verdict.ONCE}
+
+
+def test_enough_real_crashes_were_played(report: Report) -> None:
+    if services.missing():
+        pytest.skip(f"SERVER MISSING: {', '.join(services.missing())}")
+    faults = Counter(_fault(each.cell) for each in report.results)
+    assert sum(faults.values()) >= (10_000 if MODE == "long" else 1_000)
+    if MODE == "long":
+        assert faults["zombie"] >= 1_000
+        assert faults["store-kill"] >= 100
+        assert faults["power-loss"] >= 40
+        assert faults["failover"] >= 20
+
+
+def test_a_killed_workers_effect_is_made_by_another_soon_after_its_lease(report: Report) -> None:
+    # The tail belongs to the long run: a machine that is busy with other things delays single ones.
+    assert quantile(report.lateness, 0.99 if MODE == "long" else 0.5) <= 1.0
+
+
+def _fault(name: str) -> str:
+    return name.rpartition("/")[2].partition("@")[0]
+
+
+def test_the_matrix_can_tell_that_a_cell_is_wrong() -> None:
+    """Teeth: cells with a false expectation must disagree."""
+    import msgspec
+
+    by_name: dict[str, Cell] = {cell.name: cell for cell in CELLS}
+    true = by_name["sqlite/sync/retry/kill@run.returned"]
+    lie = msgspec.structs.replace(true, expected=Verdict.ONCE)
+    nowhere = msgspec.structs.replace(by_name["sqlite/async/keyed/kill@settle.sent"], point="never.reached")
+    made = explore(jobs_for([lie, nowhere]), drivers=2)
+    problems = {each.cell: each.problem for each in made.results}
+    assert problems[lie.name] == "expected exactly once, found doubled"
+    assert "did not strike" in problems[nowhere.name]
