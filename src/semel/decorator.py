@@ -8,6 +8,7 @@ from functools import partial, update_wrapper, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, overload
 from uuid import UUID
 
+from semel.calls import refuse_generator
 from semel.errors import ConfigurationError
 from semel.keys import FieldPath, fingerprint
 from semel.loop import is_async
@@ -102,9 +103,20 @@ def decorate(face: Semel | AsyncSemel, misplaced: tuple[object, ...], options: d
 
 
 def _is_method(fn: Any) -> bool:
-    """A function defined in a class body: its qualified name has a parent that is not a function."""
+    """A function defined in a class body that takes its object or class first; a bound one has it already."""
     parent = getattr(fn, "__qualname__", "").rpartition(".")[0]
-    return bool(parent) and not parent.endswith("<locals>")
+    if inspect.ismethod(fn) or not parent or parent.endswith("<locals>"):
+        return False
+    return next(iter(_signature(fn).parameters), "") in ("self", "cls")
+
+
+def _signature(fn: Any) -> inspect.Signature:
+    try:
+        return inspect.signature(fn)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{fn!r} has no signature to take a key from: decorate a Python function, or use once.execute(key, fn)"
+        ) from error
 
 
 def _wrapped(
@@ -118,6 +130,7 @@ def _wrapped(
 ) -> Any:
     if isinstance(fn, staticmethod | classmethod):
         raise ConfigurationError("put @once below @staticmethod or @classmethod, next to the function itself")
+    refuse_generator(fn)
     once = _Once(face, fn, options, key, request, is_method=is_method)
     if is_method:
         return once
@@ -160,13 +173,11 @@ class _Once:
         self._fn = fn
         self._is_method = is_method
         if face._colour == "sync" and is_async(fn):  # noqa: SLF001
-            raise ConfigurationError(
-                f"{fn.__qualname__} is a coroutine function: decorate it with an AsyncSemel"
-            )
-        signature = inspect.signature(fn)
+            raise ConfigurationError(f"{_title(fn)} is a coroutine function: decorate it with an AsyncSemel")
+        signature = _signature(fn)
         parameters = list(signature.parameters.values())[1 if is_method else 0 :]
         self._signature = signature.replace(parameters=parameters)
-        self._options = {"operation": f"{fn.__module__}.{fn.__qualname__}"[:255], **options}
+        self._options = {"operation": f"{fn.__module__}.{_title(fn)}"[:255], **options}
         self._key = _picker(key, self._signature, "key") if key is not None else _all_arguments
         self._request = None if request is None else _picker(request, self._signature, "request")
 
@@ -195,6 +206,10 @@ class _Once:
         bound: Any = partial(self, instance)
         bound.outcome = partial(self.outcome, instance)
         return bound
+
+
+def _title(fn: Any) -> str:
+    return str(getattr(fn, "__qualname__", type(fn).__qualname__))
 
 
 def _picker(chosen: Any, signature: inspect.Signature, what: str) -> Picker:

@@ -84,6 +84,10 @@ class PreviousFailure(SemelError):
         self.message = message
         self.attempt = attempt
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors travel between processes (Celery, multiprocessing): this one has more arguments than its text."""
+        return type(self), (self.type_name, self.code, self.message), {"attempt": self.attempt}
+
 
 class LeaseLost(SemelError):
     """Another owner took the key over. This run's result was not accepted; do not retry blindly: read the key."""

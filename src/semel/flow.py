@@ -33,7 +33,7 @@ from semel.errors import (
 )
 from semel.heart import Heart
 from semel.hooks import Emit, Executed, Failed, Refused, Replayed, TakenOver
-from semel.keys import SecretRing
+from semel.keys import SecretRing, check_ref
 from semel.model import (
     Answer,
     Ask,
@@ -51,11 +51,11 @@ from semel.model import (
     Verdict,
     Won,
 )
-from semel.options import NOT_FOUND, Found, Release, check_probe, seconds
+from semel.options import NOT_FOUND, Found, Release, check_probe, release_delay
 from semel.points import reach
 from semel.recording import TOO_LARGE, Recorder
 from semel.run import Outcome, Run, _current
-from semel.runtime import Runtime, Ticker
+from semel.runtime import NO_INTERRUPT, Interrupt, Runtime, Ticker
 from semel.stepping import Stepper
 from semel.store import Store
 from semel.waiting import Bench, Seat
@@ -81,7 +81,7 @@ class Engine:
         self.recorder = Recorder(
             store, runtime, self.heart, self.debts, settle_timeout=settle_timeout, emit=emit
         )
-        self.stepper = Stepper(store, runtime, settle_timeout=settle_timeout)
+        self.stepper = Stepper(store, runtime, self.debts, settle_timeout=settle_timeout)
         self.bench = Bench(store, runtime, emit)
         self.purger: Ticker | None = None
 
@@ -95,15 +95,16 @@ class Engine:
                 ask, verdict = await self._contend(call, ask, verdict)
             if type(verdict) is Replay:
                 return self.replay(call, verdict.record)
-        run = self.begin(call, ask, verdict.record)
         if self.runtime.detaches(call.fn, call.options.inline):
+            # It runs on without its caller, so a lost lease must not cancel the caller: the settle will tell.
+            run = self.begin(call, ask, verdict.record, NO_INTERRUPT)
             return await self.runtime.detach(self._perform(run))
-        return await self._perform(run)
+        return await self._perform(self.begin(call, ask, verdict.record))
 
-    def begin(self, call: Call, ask: Ask, record: Record) -> Run:
+    def begin(self, call: Call, ask: Ask, record: Record, interrupt: Interrupt | None = None) -> Run:
         """The key is ours: keep it alive from here until it is settled."""
         reach("claim.won")
-        run = Run(self, call, ask, record, self.runtime.interrupt())
+        run = Run(self, call, ask, record, interrupt or self.runtime.interrupt())
         self.heart.add(run)
         if self.emit is not None and record.attempts > 1:
             self.emit(TakenOver(call.scope, record.attempts))
@@ -253,7 +254,12 @@ class Engine:
                 verdict = await self.claim(ask)
         finally:
             if seat is not None:
-                await seat.leave()
+                try:
+                    await seat.leave()
+                except BaseException:
+                    if isinstance(verdict, Won):
+                        self.debts.abandon(ask)  # ours, but nobody will run it
+                    raise
 
     def _refusal(self, call: Call, verdict: Mismatch | Expired) -> KeyMismatch | KeyExpired:
         if self.emit is not None:
@@ -302,7 +308,7 @@ class Engine:
             tombstone=call.options.tombstone,
             result=data,
             marker=marker,
-            ref=found.ref,
+            ref=None if found.ref is None else check_ref(found.ref),
             new_nonce=self.runtime.entropy(16),
         )
         answer = (await self.store.settle((end,)))[0]
@@ -332,16 +338,25 @@ class Engine:
         """The function raised: a known failure, decided by `on_error` (R9). The error itself goes to the caller."""
         if run.interrupt.fired:
             run.interrupt.absorb()
-        decision = Release() if run.lease_lost else _decide(run, error)
-        after = seconds("Release(after)", decision.after) if isinstance(decision, Release) else 0.0
+        decision, after = self._decision(run, error)
         word = "release" if isinstance(decision, Release) else decision
         kind = {"release": Kind.RELEASED, "replay": Kind.FAILED, "hold": Kind.UNKNOWN}[word]
-        policy = Policy.HOLD if kind is Kind.UNKNOWN and run.ask.policy is not Policy.PROBE else None
+        policy = Policy.HOLD if kind is Kind.UNKNOWN and run.policy is not Policy.PROBE else None
         await self._end_badly(run, kind, error, after=after, policy=policy, word=word)
+
+    @staticmethod
+    def _decision(run: Run, error: Exception) -> tuple[str | Release, float]:
+        """What `on_error` says. One that fails itself decides nothing: then the careful answer is to hold."""
+        try:
+            decision = Release() if run.lease_lost else _decide(run, error)
+            return decision, release_delay(decision) if isinstance(decision, Release) else 0.0
+        except Exception as problem:  # noqa: BLE001 - whatever it is, the run must be settled
+            error.add_note(f"semel: on_error could not decide ({problem!r}); the key is held as unknown")
+            return "hold", 0.0
 
     async def lose(self, run: Run, error: BaseException) -> None:
         """Cancelled, interrupted, exiting: the outcome is lost, and `on_unknown` decides at once (R10)."""
-        if getattr(error, "semel_still_running", False):
+        if run.threads and self.runtime.detaches(run.call.fn, run.call.options.inline):
             # The loop ends under a thread that runs on: never free a key under it, let its lease decide.
             self.heart.remove(run)
             return
@@ -351,7 +366,7 @@ class Engine:
             raise LeaseLost(
                 f"{name_of(run.call)} was taken over by another owner; attempt {run.attempt} was cancelled"
             )
-        kind = Kind.RELEASED if run.ask.policy is Policy.RETRY else Kind.UNKNOWN
+        kind = Kind.RELEASED if run.policy is Policy.RETRY else Kind.UNKNOWN
         await self._end_badly(run, kind, error, after=0.0, policy=None, word="lost")
 
     async def fail_for_good(self, run: Run, error: BaseException | str) -> None:
@@ -374,9 +389,20 @@ class Engine:
             run, Settle(run.scope, run.ask.nonce, Kind.RELEASED, run.call.options.retention), None
         )
 
+    async def _end_when_quiet(
+        self, run: Run, kind: Kind, error: BaseException, *, after: float, policy: Policy | None, word: str
+    ) -> None:
+        await self.runtime.join(run.threads)
+        await self._end_badly(run, kind, error, after=after, policy=policy, word=word)
+
     async def _end_badly(
         self, run: Run, kind: Kind, error: BaseException, *, after: float, policy: Policy | None, word: str
     ) -> None:
+        if run.threads:
+            # A step's thread runs on though its caller has given up: the key stays ours, renewed, until it has ended.
+            ending = self._end_when_quiet(run, kind, error, after=after, policy=policy, word=word)
+            self.runtime.background(ending)
+            return
         options = run.call.options
         if self.emit is not None:
             self.emit(Failed(run.scope, run.attempt, word, error))
@@ -397,10 +423,14 @@ class Engine:
             error.add_note(f"semel: {problem}")
 
     async def close(self) -> None:
+        """Let open runs end, with their leases renewed, for at most `settle_timeout`; then stop."""
+        until = self.runtime.now() + self.settle_timeout
+        while self.heart.busy and self.runtime.now() < until:
+            await self.runtime.sleep(0.01)
+        await self.debts.close(max(0.0, until - self.runtime.now()))
         self.heart.stop()
         if self.purger is not None:
             self.purger.stop()
-        await self.debts.close(self.settle_timeout)
         await self.runtime.drain(self.settle_timeout)
 
 
@@ -410,7 +440,7 @@ def _decide(run: Run, error: Exception) -> str | Release:
         return "hold"
     decision = run.call.options.on_error
     if decision is None:
-        return "release" if run.ask.policy is Policy.RETRY else "hold"
+        return "release" if run.policy is Policy.RETRY else "hold"
     if not callable(decision):
         return decision
     answer: Any = decision(error)

@@ -33,6 +33,10 @@ class Heart:
     def remove(self, run: Run) -> None:
         self._runs.pop(run.ask.nonce, None)
 
+    @property
+    def busy(self) -> bool:
+        return bool(self._runs)
+
     def stop(self) -> None:
         self._ticker.stop()
 

@@ -33,6 +33,9 @@ __all__ = [
 ]
 
 
+_log = logging.getLogger("semel")
+
+
 @dataclass(frozen=True, slots=True)
 class HookEvent:
     scope: Scope
@@ -134,14 +137,18 @@ def emitter(hooks: Sequence[Callable[[object], object]]) -> Emit | None:
             try:
                 hook(event)
             except Exception as error:  # noqa: BLE001 - a broken hook must not break the effect
-                warnings.warn(
-                    f"the hook {hook!r} raised {error!r}; it was ignored", SemelWarning, stacklevel=2
-                )
+                _complain(f"the hook {hook!r} raised {error!r}; it was ignored")
 
     return emit
 
 
-_log = logging.getLogger("semel")
+def _complain(text: str) -> None:
+    try:
+        warnings.warn(text, SemelWarning, stacklevel=4)
+    except SemelWarning:  # warnings are errors here; an effect is not undone for that
+        _log.error("%s", text)
+
+
 _LEVELS: dict[type, int] = {
     Executed: logging.INFO,
     Replayed: logging.INFO,

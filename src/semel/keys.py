@@ -28,6 +28,7 @@ __all__ = [
     "check_fingerprint",
     "check_key",
     "check_operation",
+    "check_ref",
     "check_tenant",
     "downstream_key",
     "field_path",
@@ -60,6 +61,11 @@ def check_key(key: object) -> str:
 def check_tenant(tenant: object) -> str:
     """As `check_key`."""
     return _check("tenant", tenant)
+
+
+def check_ref(ref: object) -> str:
+    """A ref is stored after the effect, so it must be storable everywhere: the same limits as a key."""
+    return _check("ref", ref)
 
 
 def check_operation(operation: object) -> str:

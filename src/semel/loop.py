@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from functools import partial
-from inspect import CO_COROUTINE, iscoroutine, iscoroutinefunction
+from inspect import CO_COROUTINE, isawaitable, iscoroutinefunction
 from typing import Any, Literal, TypeVar
 
 from semel.errors import ConfigurationError
-from semel.runtime import Interrupt, Parker, Ticker
+from semel.run import run_or_none
+from semel.runtime import Interrupt, Parker, Ticker, stopped, ticked
 
 __all__ = ["LoopRuntime", "is_async", "running_loop"]
 
@@ -41,6 +42,18 @@ def is_async(fn: Callable[..., Any]) -> bool:
 
 
 _in_pool: ContextVar[bool] = ContextVar("semel_in_pool", default=False)
+
+
+def _boxed(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, BaseException | None]:
+    """The value or the error, as data: a future refuses to carry a StopIteration and would never end."""
+    try:
+        return fn(*args, **kwargs), None
+    except StopIteration as error:
+        return None, stopped(error)
+    except BaseException as error:  # noqa: BLE001 - raised again on the loop
+        return None, error
 
 
 def _looked_at(ended: asyncio.Future[Any]) -> None:
@@ -104,7 +117,7 @@ class _LoopTicker:
         self._runtime.background(self._run())
 
     async def _run(self) -> None:
-        again = await self._tick()
+        again = await ticked(self._tick, self._runtime.now)
         if again is not None:
             self.at(again)
 
@@ -200,7 +213,7 @@ class LoopRuntime:
             value = fn(*args, **kwargs)
         else:
             value = await self._in_thread(fn, args, kwargs)
-        return await value if iscoroutine(value) else value
+        return await value if isawaitable(value) else value
 
     async def _in_thread(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # A step of a function that itself holds a thread of the pool gets a thread of its own: the pool may be full
@@ -209,16 +222,21 @@ class LoopRuntime:
         pool = ThreadPoolExecutor(1, "semel-step") if nested else self._pool()
         context = copy_context()
         context.run(_in_pool.set, True)
-        future = self.loop.run_in_executor(pool, partial(context.run, fn, *args, **kwargs))
+        future = self.loop.run_in_executor(pool, partial(context.run, _boxed, fn, args, kwargs))
         if nested:
             pool.shutdown(wait=False)  # takes no more work, ends with this one
         try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError as error:
+            value, error_of_fn = await asyncio.shield(future)
+        except asyncio.CancelledError:
             if not future.done():
-                error.semel_still_running = True  # type: ignore[attr-defined]
                 future.add_done_callback(_looked_at)
+                if (run := run_or_none()) is not None:
+                    run.threads.add(future)
+                    future.add_done_callback(run.threads.discard)
             raise
+        if error_of_fn is not None:
+            raise error_of_fn
+        return value
 
     def drive(self, coroutine: Coroutine[Any, Any, T]) -> Any:
         """Inside the loop: the coroutine. In a plain function that runs in our pool: its value, waited for."""
@@ -229,6 +247,10 @@ class LoopRuntime:
         if inside:
             return coroutine
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    async def join(self, threads: Collection[Any]) -> None:
+        if threads:
+            await asyncio.wait(tuple(threads))
 
     async def drain(self, timeout: float) -> None:
         current = asyncio.current_task()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import warnings
 import weakref
 from collections.abc import Awaitable, Callable
@@ -11,7 +12,6 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from semel import keeping
-from semel.calls import Call
 from semel.claims import Claim
 from semel.decorator import AsyncDecorator, Decorator, decorate
 from semel.errors import ConfigurationError, SemelWarning
@@ -52,6 +52,7 @@ class Semel(Face):
     def _reset(self) -> None:
         super()._reset()
         self._made: Engine | None = None
+        self._closing = threading.Lock()
         self._warned = False
 
     def _engine(self) -> Engine:
@@ -82,17 +83,14 @@ class Semel(Face):
         """
         call = self._call(key, _plain(fn), args, options)
         if not self.enabled:
-            self._unprotected(call)
-            return Outcome(fn(*args, **call.kwargs), replayed=False, ref=None, attempt=1)
+            call = self._unprotected(call)
         return run_sync(self._engine().execute(call))
 
     def consume(self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Any) -> bool:
         """Run `fn` once for this key without keeping its result: True if it ran here, False if it had run."""
         call = self._call(key, _plain(fn), args, options, keep=False)
         if not self.enabled:
-            self._unprotected(call)
-            fn(*args, **call.kwargs)
-            return True
+            call = self._unprotected(call)
         return not run_sync(self._engine().execute(call)).replayed
 
     def once(self, *misplaced: object, **options: Any) -> Decorator:
@@ -112,7 +110,8 @@ class Semel(Face):
 
         Inside: `claim.replayed` and `claim.value` when it has been done, else `claim.complete(value)` or `claim.fail(error)`.
         """
-        return Claim(self._engine(), self._call(key, None, (), options), verdicts=verdicts)
+        call = self._call(key, None, (), options)
+        return Claim(self._engine(), call if self.enabled else self._unprotected(call), verdicts=verdicts)
 
     def within(self, transaction: object) -> Within:
         """The same names, bound to a caller's transaction: a session, a connection or a Redis pipeline.
@@ -173,11 +172,12 @@ class Semel(Face):
     def close(self) -> None:
         """Stop heartbeats, finish background writes, close what was opened. May be called twice."""
         self._closed = True
-        engine, self._made = self._made, None
-        if engine is not None:
-            run_sync(engine.close())
-        if self._owns_store:
-            run_sync(self._store.aclose())
+        with self._closing:  # a second closer waits for the first
+            engine, self._made = self._made, None
+            if engine is not None:
+                run_sync(engine.close())
+            if self._owns_store:
+                run_sync(self._store.aclose())
 
     def __enter__(self) -> Self:
         return self
@@ -202,6 +202,7 @@ class AsyncSemel(Face):
     def _reset(self) -> None:
         super()._reset()
         self._engines: dict[asyncio.AbstractEventLoop, Engine] = {}
+        self._close_task: asyncio.Task[None] | None = None
         self._last: tuple[weakref.ref[asyncio.AbstractEventLoop], Engine] | None = None
 
     def _engine(self) -> Engine:
@@ -246,20 +247,15 @@ class AsyncSemel(Face):
         """
         call = self._call(key, fn, args, options)
         if not self.enabled:
-            return Outcome(await self._bare(call), replayed=False, ref=None, attempt=1)
+            call = self._unprotected(call)
         return await self._engine().execute(call)
 
     async def consume(self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Any) -> bool:
         """Run `fn` once for this key without keeping its result: True if it ran here, False if it had run."""
         call = self._call(key, fn, args, options, keep=False)
         if not self.enabled:
-            await self._bare(call)
-            return True
+            call = self._unprotected(call)
         return not (await self._engine().execute(call)).replayed
-
-    async def _bare(self, call: Call) -> Any:
-        self._unprotected(call)
-        return await self._engine().runtime.call(call.fn, call.args, call.kwargs, call.options.inline)
 
     def once(self, *misplaced: object, **options: Any) -> AsyncDecorator:
         """Decorate a function, method or handler class (`method="handle"`) so that it runs once per key.
@@ -278,7 +274,8 @@ class AsyncSemel(Face):
 
         Inside: `claim.replayed` and `claim.value` when it has been done, else `await claim.complete(value)` or `.fail(error)`.
         """
-        return Claim(self._engine(), self._call(key, None, (), options), verdicts=verdicts)
+        call = self._call(key, None, (), options)
+        return Claim(self._engine(), call if self.enabled else self._unprotected(call), verdicts=verdicts)
 
     def within(self, transaction: object) -> AsyncWithin:
         """The same names, bound to a caller's transaction: a session, a connection or a Redis pipeline.
@@ -339,6 +336,11 @@ class AsyncSemel(Face):
     async def aclose(self) -> None:
         """Stop heartbeats, finish background writes, close what was opened. May be called twice."""
         self._closed = True
+        if self._close_task is None or self._close_task.get_loop() is not running_loop():
+            self._close_task = running_loop().create_task(self._close())
+        await asyncio.shield(self._close_task)  # a second closer waits for the first
+
+    async def _close(self) -> None:
         engine = self._engines.pop(running_loop(), None)
         self._last = None
         if engine is not None:

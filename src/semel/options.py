@@ -22,6 +22,7 @@ __all__ = [
     "Options",
     "Release",
     "check_probe",
+    "release_delay",
     "resolve",
     "seconds",
 ]
@@ -191,11 +192,20 @@ def _on_error(value: Any) -> Any:
     if value is None or callable(value) or value in ("release", "hold", "replay"):
         return value
     if isinstance(value, Release):
-        return Release(seconds("Release(after)", value.after))
+        return Release(release_delay(value))
     raise ConfigurationError(
         f'on_error must be "release", "hold", "replay", Release(after=seconds) or a callable of the exception, '
         f"not {value!r}"
     )
+
+
+def release_delay(release: Release) -> float:
+    after = seconds("Release(after)", release.after)
+    if after == inf:
+        raise ConfigurationError(
+            'Release(after=inf) would never let anybody try again: that is on_error="replay"'
+        )
+    return after
 
 
 def _on_unknown(value: Any) -> Any:

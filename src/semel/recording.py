@@ -72,9 +72,9 @@ class Recorder:
                 if await self._debts.accepted(run, answer):
                     return
                 answer = StoreUnavailable("the record was gone; it was claimed again")
-            elif not isinstance(answer, StoreUnavailable) and end.result:
+            elif not isinstance(answer, StoreUnavailable) and (end.result or end.ref):
                 # The store refuses this very result (too big for a packet, say): keep at least the fact.
-                end = msgspec.structs.replace(end, result=b"", marker=TOO_LARGE)
+                end = msgspec.structs.replace(end, result=b"", ref=None, marker=TOO_LARGE)
             if self._runtime.now() >= until:
                 self._debts.owe(run, end)
                 raise self._not_recorded(run, value, answer)

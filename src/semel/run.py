@@ -8,19 +8,24 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from semel import steps
 from semel.errors import CodecError, ConfigurationError
+from semel.keys import check_ref
 
 if TYPE_CHECKING:
     from semel.calls import Call
     from semel.flow import Engine
     from semel.keys import Scope
     from semel.model import Ask, Record
-    from semel.runtime import Interrupt
+    from semel.runtime import Interrupt, Parker
 
-__all__ = ["Outcome", "Run", "current_run"]
+__all__ = ["Outcome", "Run", "current_run", "run_or_none"]
 
 T_co = TypeVar("T_co", covariant=True)
 
 _current: ContextVar[Run] = ContextVar("semel_run")
+
+
+def run_or_none() -> Run | None:
+    return _current.get(None)
 
 
 def current_run() -> Run:
@@ -77,13 +82,16 @@ class Run:
         "attempt",
         "call",
         "due",
+        "in_flight",
         "interrupt",
         "lease_at_risk",
         "lease_lost",
+        "policy",
         "ref",
         "secret_id",
         "settling",
         "stuck",
+        "threads",
         "token",
         "won_at",
     )
@@ -94,12 +102,16 @@ class Run:
         self.ask = ask
         self.attempt = record.attempts
         self.token = record.token
+        self.policy = record.policy  # the stricter of what was stored and what this caller asked for
         self.ref = record.ref
         self.secret_id = record.secret_id
         self.interrupt = interrupt
         self.lease_lost = False
         self.lease_at_risk = False
         self.settling = False
+        self.threads: set[Any] = set()
+        """Threads of steps that run on although whoever waited for them has given up."""
+        self.in_flight: dict[str, list[Parker]] = {}
         self.stuck = False
         self.due = 0.0
         self.won_at = engine.runtime.now()
@@ -144,10 +156,7 @@ class Run:
 
     def set_ref(self, ref: str) -> None:
         """Keep a small stable pointer to the result; it is stored with the outcome."""
-        text: object = ref
-        if not isinstance(text, str) or not 0 < len(text) <= 255:
-            raise ConfigurationError("a ref is a text of 1 to 255 characters, such as a public id")
-        self.ref = ref
+        self.ref = check_ref(ref)
 
     def downstream_key(self, name: str) -> str:
         """A key for an outside service: the same on every attempt of this scope, another one for another name."""

@@ -7,19 +7,31 @@ asyncio world; the simulator brings a third.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from inspect import iscoroutine
 from typing import Any, Literal, Protocol, TypeVar
 
 from semel.errors import ConfigurationError
 from semel.forks import survive_fork
 
-__all__ = ["Interrupt", "Parker", "Runtime", "ThreadRuntime", "Ticker", "run_sync"]
+__all__ = [
+    "NO_INTERRUPT",
+    "Interrupt",
+    "Parker",
+    "Runtime",
+    "ThreadRuntime",
+    "Ticker",
+    "run_sync",
+    "stopped",
+    "ticked",
+]
 
 T = TypeVar("T")
+_log = logging.getLogger("semel")
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -112,6 +124,10 @@ class Runtime(Protocol):
         """Give a coroutine to user code of this colour: its value, or the coroutine to await."""
         ...
 
+    async def join(self, threads: Collection[Any]) -> None:
+        """Wait until these threads, which their callers have left, have ended."""
+        ...
+
     async def drain(self, timeout: float) -> None:
         """Wait for background work, at most `timeout` seconds."""
         ...
@@ -143,7 +159,28 @@ class _NoInterrupt:
         """Nothing was fired."""
 
 
-_NO_INTERRUPT = _NoInterrupt()
+NO_INTERRUPT = _NoInterrupt()
+
+
+_IDLE = 5.0
+
+
+async def ticked(
+    tick: Callable[[], Coroutine[Any, Any, float | None]], now: Callable[[], float]
+) -> float | None:
+    """One tick. A mistake in it is reported and does not end the heartbeats of everybody else."""
+    try:
+        return await tick()
+    except Exception:  # noqa: BLE001 - reported; the next tick may do better
+        _log.exception("a background tick of semel failed; it goes on in a second")
+        return now() + 1.0
+
+
+def stopped(error: StopIteration) -> RuntimeError:
+    """A StopIteration cannot pass through coroutines; Python itself turns it into a RuntimeError there."""
+    problem = RuntimeError("the function raised StopIteration")
+    problem.__cause__ = error
+    return problem
 
 
 class _ThreadTicker:
@@ -187,11 +224,16 @@ class _ThreadTicker:
         while True:
             with self._wakeup:
                 while not self._stopped and (self._when is None or time.monotonic() < self._when):
-                    self._wakeup.wait(None if self._when is None else max(0.0, self._when - time.monotonic()))
+                    pause = _IDLE if self._when is None else max(0.0, self._when - time.monotonic())
+                    if not self._wakeup.wait(pause) and self._when is None:
+                        self._thread = (
+                            None  # nothing to do for a while: a forgotten face must not keep a thread
+                        )
+                        return
                 if self._stopped:
                     return
                 self._when = None
-            again = run_sync(self._tick())
+            again = run_sync(ticked(self._tick, time.monotonic))
             if again is not None:
                 self.at(again)
 
@@ -224,7 +266,7 @@ class ThreadRuntime:
         return _ThreadTicker(tick)
 
     def interrupt(self) -> Interrupt:
-        return _NO_INTERRUPT
+        return NO_INTERRUPT
 
     async def protect(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return await coroutine
@@ -252,7 +294,10 @@ class ThreadRuntime:
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inline: bool
     ) -> Any:
         del inline
-        value = fn(*args, **kwargs)
+        try:
+            value = fn(*args, **kwargs)
+        except StopIteration as error:
+            raise stopped(error) from error
         if iscoroutine(value):
             value.close()
             raise ConfigurationError(
@@ -262,6 +307,9 @@ class ThreadRuntime:
 
     def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return run_sync(coroutine)
+
+    async def join(self, threads: Collection[Any]) -> None:
+        """In the world of threads nobody leaves a call before it has ended."""
 
     async def drain(self, timeout: float) -> None:
         until = time.monotonic() + timeout

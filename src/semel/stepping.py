@@ -7,23 +7,33 @@ from typing import Any
 
 from semel import ids, steps
 from semel.calls import name_of
-from semel.errors import ConfigurationError, KeyMismatch, LeaseLost, OutcomeUnknown, StoreUnavailable
+from semel.codec import Codec
+from semel.debts import Debts
+from semel.errors import (
+    CodecError,
+    ConfigurationError,
+    KeyMismatch,
+    LeaseLost,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
 from semel.keys import check_key, fingerprint
 from semel.model import Answer, Note
 from semel.options import NOT_FOUND, Found, check_probe
 from semel.points import reach
 from semel.results import codec_for
 from semel.run import Run
-from semel.runtime import Runtime
+from semel.runtime import Parker, Runtime
 from semel.store import Store
 
 __all__ = ["Stepper"]
 
 
 class Stepper:
-    def __init__(self, store: Store, runtime: Runtime, *, settle_timeout: float = 0.0) -> None:
+    def __init__(self, store: Store, runtime: Runtime, debts: Debts, *, settle_timeout: float) -> None:
         self._store = store
         self._runtime = runtime
+        self._debts = debts
         self._settle_timeout = settle_timeout
 
     async def step(
@@ -38,14 +48,57 @@ class Stepper:
         on_unknown: Any,
     ) -> Any:
         check_key(name)
+        if name.startswith("id:"):
+            raise ConfigurationError(
+                f"a step's name may not begin with 'id:', as {name!r} does: ids are kept there"
+            )
         codec = codec_for(fn, result_type)
         wanted = "" if request is None else fingerprint(request)
-        known = run.steps.get(name)
-        if known is not None and wanted and known.fingerprint and wanted != known.fingerprint:
-            raise KeyMismatch(f"step {name!r} of {name_of(run.call)} was made with another request")
-        if known is not None and known.phase == "done":
-            return codec.decode(known.value)
-        policy = run.call.options.on_unknown if on_unknown is None else on_unknown
+        await self._alone(run, name)
+        try:
+            known = run.steps.get(name)
+            if known is not None and wanted and known.fingerprint and wanted != known.fingerprint:
+                raise KeyMismatch(f"step {name!r} of {name_of(run.call)} was made with another request")
+            if known is not None and known.phase == "done":
+                return self._remembered(run, known, codec)
+            policy = run.call.options.on_unknown if on_unknown is None else on_unknown
+            return await self._make(run, name, fn, args, kwargs, codec, wanted, policy, known)
+        finally:
+            self._next(run, name)
+
+    async def _alone(self, run: Run, name: str) -> None:
+        """One name, one step, also for callers at the same time: the others wait for the first and get its result."""
+        mine: list[Parker] = []
+        while (waiting := run.in_flight.setdefault(name, mine)) is not mine:
+            parker = self._runtime.parker()
+            waiting.append(parker)
+            await parker.park(1.0)
+
+    @staticmethod
+    def _next(run: Run, name: str) -> None:
+        for parker in run.in_flight.pop(name, ()):
+            parker.wake()
+
+    @staticmethod
+    def _remembered(run: Run, known: steps.Step, codec: Codec) -> Any:
+        if not known.value:
+            raise CodecError(
+                f"step {known.name!r} of {name_of(run.call)} is done, but its result could not be encoded and was not kept"
+            )
+        return codec.decode(known.value)
+
+    async def _make(
+        self,
+        run: Run,
+        name: str,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        codec: Codec,
+        wanted: str,
+        policy: Any,
+        known: steps.Step | None,
+    ) -> Any:
         if known is not None:
             found = await self._probe_step(run, name, policy, args)
             if found is not None:
@@ -55,10 +108,18 @@ class Stepper:
                 return found.value
         elif policy != "retry":
             await self._note(run, steps.Step(name, "started", run.clock(), b"", wanted))
+        self._check_room(run, name, 0)
         reach("step.started")
         value = await self._runtime.call(fn, args, kwargs, run.call.options.inline)
         reach("step.returned")
-        done = steps.Step(name, "done", run.clock(), codec.encode(value), wanted)
+        problem: Exception | None = None
+        try:
+            data = codec.encode(value)
+            self._check_room(run, name, len(data))
+        except (CodecError, ConfigurationError) as error:
+            # The effect has happened: remember that much, so that it is never made again.
+            data, problem = b"", error
+        done = steps.Step(name, "done", run.clock(), data, wanted)
         try:
             await self._keep(run, done)
         except Exception:
@@ -68,6 +129,8 @@ class Stepper:
             await self._runtime.protect(self._keep(run, done))
             raise
         reach("step.stored")
+        if problem is not None:
+            raise problem
         return value
 
     async def _keep(self, run: Run, done: steps.Step) -> None:
@@ -104,32 +167,41 @@ class Stepper:
 
     async def new_id(self, run: Run, kind: str, name: str) -> str:
         label = f"id:{name}"
-        known = run.steps.get(label)
-        if known is None:
-            text = ids.mint(kind, int(run.clock() * 1000), self._runtime.entropy(10)).text
-            await self._note(run, steps.Step(label, "id", run.clock(), text.encode()))
-        else:
-            text = ids.parse(known.value.decode(), kind).text
+        await self._alone(run, label)
+        try:
+            known = run.steps.get(label)
+            if known is None:
+                text = ids.mint(kind, int(run.clock() * 1000), self._runtime.entropy(10)).text
+                self._check_room(run, label, len(text))
+                await self._note(run, steps.Step(label, "id", run.clock(), text.encode()))
+            else:
+                text = ids.parse(known.value.decode(), kind).text
+        finally:
+            self._next(run, label)
         if run.ref is None:
             run.ref = text
         return text
 
-    async def _note(self, run: Run, step: steps.Step) -> None:
-        entry = steps.encode(step)
+    @staticmethod
+    def _check_room(run: Run, name: str, size: int) -> None:
         known = run.steps
-        size = sum(len(each.value) + len(each.name) for each in known.values()) + len(entry)
-        if len(known) >= steps.MAX_STEPS and step.name not in known:
+        if len(known) >= steps.MAX_STEPS and name not in known:
+            raise ConfigurationError(f"a run has at most {steps.MAX_STEPS} steps; {name!r} would be one more")
+        if sum(len(each.value) + len(each.name) + 32 for each in known.values()) + size > steps.MAX_BYTES:
             raise ConfigurationError(
-                f"a run has at most {steps.MAX_STEPS} steps; {step.name!r} would be one more"
-            )
-        if size > steps.MAX_BYTES:
-            raise ConfigurationError(
-                f"the steps of a run hold at most {steps.MAX_BYTES} bytes together; with {step.name!r} they would "
+                f"the steps of a run hold at most {steps.MAX_BYTES} bytes together; with {name!r} they would "
                 "hold more: return a ref from the step instead of its data"
             )
-        note = Note(run.scope, run.ask.nonce, entry)
+
+    async def _note(self, run: Run, step: steps.Step) -> None:
+        note = Note(run.scope, run.ask.nonce, steps.encode(step))
         answer = await self._store.note(note)
+        if answer is Answer.GONE and await self._debts.reclaim(run):
+            # The store lost the record, nobody took it over: the same nonce claims it again.
+            answer = await self._store.note(note)
+        if answer is Answer.REFUSED:
+            raise ConfigurationError(f"{name_of(run.call)} has ended: it takes no more steps ({step.name!r})")
         if answer is not Answer.OK:
             run.lease_lost = True
             raise LeaseLost(f"{name_of(run.call)} was taken over; step {step.name!r} was not accepted")
-        known[step.name] = step
+        run.steps[step.name] = step

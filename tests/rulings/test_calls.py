@@ -304,7 +304,9 @@ async def test_R45_create_makes_the_tables_before_the_first_call(lab: Lab) -> No
     once = lab.face(table="made_early")
     await lab.do(once.create())
     await lab.do(once.create())
-    assert (await lab.do(lab.face(table="made_early", create=False).execute("k", lab.effect()))).value == "done"
+    assert (
+        await lab.do(lab.face(table="made_early", create=False).execute("k", lab.effect()))
+    ).value == "done"
 
 
 async def test_R7_forget_refuses_a_live_run(lab: Lab) -> None:

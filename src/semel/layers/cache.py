@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+from semel.errors import StoreUnavailable
 from semel.layers.layer import Layer
 from semel.model import Answer, Ask, Mismatch, Record, Replay, Settle, State, Verdict, conflicts
 from semel.runtime import Runtime
@@ -77,30 +78,36 @@ class Cache(Layer):
         return None
 
     async def _keep(self, ask: Ask, record: Record) -> None:
-        # Retention left is judged from the record's own times: it was settled by the store's clock, not ours.
-        settled = record.settled if record.settled is not None else record.updated
-        retention = record.expires - settled
+        """Remember an outcome for what is left of its retention by the store's clock, and at most `ttl`."""
         key = ask.scope.hash
-        entry = _Entry(record, self._runtime.now() + min(self._ttl, retention / 10))
+        try:
+            _, now = await self.inner.peek(ask.scope)
+            entry = _Entry(record, self._runtime.now() + min(self._ttl, record.expires - now))
+            if self.inner.capabilities.notifies:
+                entry.unwatch = await self.inner.watch(ask.scope, self._dropper(entry))
+        except StoreUnavailable:
+            return  # the replay is in hand; there is just nothing to remember
         with self._lock:
+            replaced = self._entries.pop(key, None)
             self._entries[key] = entry
             oldest = next(iter(self._entries)) if len(self._entries) > self._size else None
+        self._forget(replaced)
         if oldest is not None:
             self._drop(oldest)
-        if self.inner.capabilities.notifies:
-            entry.unwatch = await self.inner.watch(ask.scope, self._dropper(key, entry))
 
-    def _dropper(self, key: bytes, entry: _Entry) -> Callable[[], None]:
+    @staticmethod
+    def _dropper(entry: _Entry) -> Callable[[], None]:
         def drop() -> None:
-            with self._lock:
-                if self._entries.get(key) is entry:
-                    entry.until = 0.0
+            entry.until = 0.0  # also before it is in: what was watched has changed already
 
         return drop
 
     def _drop(self, key: bytes) -> None:
         with self._lock:
             entry = self._entries.pop(key, None)
+        self._forget(entry)
+
+    def _forget(self, entry: _Entry | None) -> None:
         if entry is not None and entry.unwatch is not None:
             self._runtime.background(_await(entry.unwatch))
 

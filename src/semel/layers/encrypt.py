@@ -14,7 +14,7 @@ import msgspec
 from semel.errors import CodecError, ConfigurationError, OutcomeUnknown
 from semel.keys import Scope
 from semel.layers.layer import Layer
-from semel.model import Answer, Ask, Note, Policy, Record, Replay, Settle, Unknown, Verdict, Won
+from semel.model import Answer, Ask, Kind, Note, Policy, Record, Replay, Settle, Unknown, Verdict, Won
 from semel.store import Page, Query, Store
 
 try:
@@ -70,15 +70,18 @@ class Encrypt(Layer):
 
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
         verdicts = await self.inner.claim(asks)
-        return [self._opened_verdict(verdict, ask.scope) for verdict, ask in zip(verdicts, asks, strict=True)]
+        return [await self._opened_verdict(verdict, ask) for verdict, ask in zip(verdicts, asks, strict=True)]
 
-    def _opened_verdict(self, verdict: Verdict | Exception, scope: Scope) -> Verdict | Exception:
-        if isinstance(verdict, Won | Replay | Unknown) and verdict.record is not None:
-            try:
-                return _replace(verdict, record=self._opened(verdict.record, scope))
-            except CodecError:
-                return Unknown(verdict.record, Policy.HOLD, unreadable=True)
-        return verdict
+    async def _opened_verdict(self, verdict: Verdict | Exception, ask: Ask) -> Verdict | Exception:
+        if not isinstance(verdict, Won | Replay | Unknown) or verdict.record is None:
+            return verdict
+        try:
+            return _replace(verdict, record=self._opened(verdict.record, ask.scope))
+        except CodecError:
+            if isinstance(verdict, Won):
+                # Granted, but its steps cannot be read here: give it back to somebody who has the key.
+                await self.inner.settle((Settle(ask.scope, ask.nonce, Kind.RELEASED, ask.retention),))
+            return Unknown(verdict.record, Policy.HOLD, unreadable=True)
 
     def _opened(self, record: Record, scope: Scope) -> Record:
         if not record.result and not record.steps:

@@ -31,15 +31,15 @@ class Namespace(Layer):
         digest = hashlib.sha256(b"semel/namespace/1\0" + len(raw).to_bytes(4, "big") + raw).digest()
         self._mask = int.from_bytes(digest)
 
-    def _moved(self, scope: Scope) -> Scope:
+    def moved(self, scope: Scope) -> Scope:
         """There and back: moving twice is not moving."""
         return _replace(scope, hash=(int.from_bytes(scope.hash) ^ self._mask).to_bytes(32))
 
     def _in(self, items: Sequence[_Item]) -> list[_Item]:
-        return [_replace(item, scope=self._moved(item.scope)) for item in items]
+        return [_replace(item, scope=self.moved(item.scope)) for item in items]
 
     def _out(self, record: Record) -> Record:
-        return record if record.scope is None else _replace(record, scope=self._moved(record.scope))
+        return record if record.scope is None else _replace(record, scope=self.moved(record.scope))
 
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
         return [self._verdict(verdict) for verdict in await self.inner.claim(self._in(asks))]
@@ -59,14 +59,14 @@ class Namespace(Layer):
         return await self.inner.note(self._in((note,))[0])
 
     async def peek(self, scope: Scope) -> tuple[Record | None, float]:
-        record, now = await self.inner.peek(self._moved(scope))
+        record, now = await self.inner.peek(self.moved(scope))
         return (None if record is None else self._out(record)), now
 
     async def watch(self, scope: Scope, wake: Callable[[], None]) -> Unwatch:
-        return await self.inner.watch(self._moved(scope), wake)
+        return await self.inner.watch(self.moved(scope), wake)
 
     async def scan(self, query: Query) -> Page:
         if query.history is not None:
-            query = _replace(query, history=self._moved(query.history))
+            query = _replace(query, history=self.moved(query.history))
         page = await self.inner.scan(query)
         return _replace(page, records=tuple(self._out(record) for record in page.records))

@@ -25,6 +25,7 @@ from semel.model import Answer, Ask, Busy, Kind, Policy, Record, Settle, Unknown
 from semel.options import Release, seconds
 from semel.points import reach
 from semel.run import Outcome, Run, _current
+from semel.runtime import Interrupt
 from semel.stepping import Stepper
 from semel.store import Store
 from semel.waiting import Bench, Seat
@@ -46,7 +47,7 @@ class TxEngine(Engine):
         self.outer = outer
         self.bound = bound
         self.store = layered
-        self.stepper = _NoSteps(layered, outer.runtime)
+        self.stepper = _NoSteps(layered, outer.runtime, outer.debts, settle_timeout=outer.settle_timeout)
         self.bench = self._bench = _TxBench(outer.bench)
         self._home = home
         self._looks = False
@@ -58,9 +59,10 @@ class TxEngine(Engine):
             return self.replay(call, verdict.record)
         return await self._perform(self.begin(call, ask, verdict.record))
 
-    def begin(self, call: Call, ask: Ask, record: Record) -> Run:
+    def begin(self, call: Call, ask: Ask, record: Record, interrupt: Interrupt | None = None) -> Run:
         reach("claim.won")
-        run = Run(self, call, ask, record, self.runtime.interrupt())
+        run = Run(self, call, ask, record, interrupt or self.runtime.interrupt())
+        run.policy = ask.policy  # the row says hold only to guard against a function that commits by itself
         if self.emit is not None and record.attempts > 1:
             self.emit(TakenOver(call.scope, record.attempts))
         return run

@@ -51,6 +51,12 @@ class _Bound:
         # The session belongs to this thread or loop: neither the function nor a probe may run in another thread.
         return msgspec.structs.replace(call, options=msgspec.structs.replace(call.options, inline=True))
 
+    async def _run(self, call: Call) -> Outcome[Any]:
+        if self._face.enabled:
+            return await self._tx.execute(call)
+        engine: Engine = self._face._engine()  # noqa: SLF001
+        return await engine.execute(self._face._unprotected(call))  # noqa: SLF001
+
 
 class Within(_Bound):
     """The sync face on a caller's transaction. The record commits, or rolls back, with the caller's rows."""
@@ -61,19 +67,12 @@ class Within(_Bound):
     def execute(self, key: str, fn: Callable[..., T], /, *args: Any, **options: Any) -> Outcome[T]:
         """Run `fn` once for this key in the caller's transaction, or give back what it gave. Commit is the caller's."""
         call = self._call(key, _plain(fn), args, options)
-        if not self._face.enabled:
-            self._face._unprotected(call)  # noqa: SLF001
-            return Outcome(fn(*args, **call.kwargs), replayed=False, ref=None, attempt=1)
-        return run_sync(self._tx.execute(call))
+        return run_sync(self._run(call))
 
     def consume(self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Any) -> bool:
         """As `execute`, without keeping the result: True if it ran here, False if it had run."""
         call = self._call(key, _plain(fn), args, options, keep=False)
-        if not self._face.enabled:
-            self._face._unprotected(call)  # noqa: SLF001
-            fn(*args, **call.kwargs)
-            return True
-        return not run_sync(self._tx.execute(call)).replayed
+        return not run_sync(self._run(call)).replayed
 
     def once(self, *misplaced: object, **options: Any) -> Decorator:
         """Decorate a function for the life of this transaction."""
@@ -108,17 +107,12 @@ class AsyncWithin(_Bound):
     async def execute(self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Outcome[Any]:
         """Run `fn` once for this key in the caller's transaction, or give back what it gave. Commit is the caller's."""
         call = self._call(key, fn, args, options)
-        if not self._face.enabled:
-            return Outcome(await self._face._bare(call), replayed=False, ref=None, attempt=1)  # noqa: SLF001
-        return await self._tx.execute(call)
+        return await self._run(call)
 
     async def consume(self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Any) -> bool:
         """As `execute`, without keeping the result: True if it ran here, False if it had run."""
         call = self._call(key, fn, args, options, keep=False)
-        if not self._face.enabled:
-            await self._face._bare(call)  # noqa: SLF001
-            return True
-        return not (await self._tx.execute(call)).replayed
+        return not (await self._run(call)).replayed
 
     def once(self, *misplaced: object, **options: Any) -> AsyncDecorator:
         """Decorate a function for the life of this transaction."""

@@ -73,7 +73,9 @@ class MysqlWords:
         changes = ", ".join(
             f"`{column}` = {_value(column, at)}" for at, column in enumerate(rows.COLUMNS, 1) if at > 1
         )
-        self._update = f"UPDATE {name} SET {changes}, `version` = `version` + 1, `buried` = 0 WHERE `scope` = UNHEX($1)"
+        self._update = (
+            f"UPDATE {name} SET {changes}, `version` = `version` + 1, `buried` = 0 WHERE `scope` = UNHEX($1)"
+        )
         # @@in_transaction (MariaDB): the function may have committed, and this must not be a transaction of its own. Drivers
         # cannot tell: they learn the server's status from some answers only.
         self._finish = (

@@ -133,7 +133,7 @@ class PipelineEngine(Engine):
                 try:
                     if await self._try(run, sealed, sender, queued):
                         break
-                except (OSError, _lost()) as error:
+                except (OSError, StoreUnavailable, _lost()) as error:
                     failure = error
                 if self.runtime.now() >= until:
                     raise self._undecided(run, failure)

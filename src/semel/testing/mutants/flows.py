@@ -16,7 +16,7 @@ from semel.heart import Heart
 from semel.layers import cache, coalesce
 from semel.layers.cache import Cache
 from semel.layers.retry import Retry
-from semel.model import Answer, Ask, Busy, Kind, Policy, Record, Renewal, Replay, Settle, State, Won
+from semel.model import Answer, Ask, Busy, Kind, Record, Renewal, Replay, Settle, State, Won
 from semel.points import reach
 from semel.recording import Recorder
 from semel.run import Outcome, Run, _current
@@ -109,8 +109,10 @@ def _cancel_frees_a_held_key() -> Sequence[Patch]:
     real = Engine.lose
 
     async def lose(self: Engine, run: Run, error: BaseException) -> None:
-        run.ask = replace(run.ask, policy=Policy.RETRY)
-        await real(self, run, error)
+        if run.interrupt.fired:
+            await real(self, run, error)
+            return
+        await self._end_badly(run, Kind.RELEASED, error, after=0.0, policy=None, word="lost")
 
     return [(Engine, "lose", lose)]
 

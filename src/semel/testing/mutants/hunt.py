@@ -22,6 +22,8 @@ from semel.testing.simulation.runner import Report, explore
 
 __all__ = ["Catch", "catch", "clause_of", "search"]
 
+_AFRESH = 3_000  # schedules
+
 
 class Catch(msgspec.Struct, frozen=True):
     """What became of a mutant. `seed` is None when no schedule caught it, or none was needed."""
@@ -37,14 +39,13 @@ class Catch(msgspec.Struct, frozen=True):
 
 
 def catch(name: str) -> Catch:
-    """The quick way: the recorded seed, or the clause."""
+    """The quick way: the recorded seed, or the clause. A seed that the product has outgrown is looked for anew."""
     mutant = MUTANTS[name]
     if mutant.store:
         return clause_of(mutant)
     seed = recorded_seeds().get(name)
-    if seed is None:
-        return Catch(name, mutant.check, caught=False, schedules=0, seconds=0.0)
-    return _hunted(mutant, seed, 1)
+    found = None if seed is None else _hunted(mutant, seed, 1)
+    return found if found is not None and found.caught else _hunted(mutant, 0, _AFRESH)
 
 
 def search(name: str, *, first: int = 0, most: int = 20_000) -> Catch:

@@ -140,7 +140,7 @@ def _same(expected: Any, told: Any) -> bool:
     if type(expected) is not type(told):
         return False
     if isinstance(expected, Won):
-        return _run_of(expected.record) == _run_of(told.record)
+        return bool(_run_of(expected.record) == _run_of(told.record))
     if isinstance(expected, Replay):
         mine, theirs = expected.record, told.record
         return bool((mine.state, mine.result) == (theirs.state, theirs.result))

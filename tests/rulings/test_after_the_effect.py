@@ -1,0 +1,105 @@
+"""R10, R16, R26: what is written after an effect is written whatever happens to its caller. Found by the crash matrix."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from semel import AsyncSemel, Semel, StoreUnavailable, current_run, points
+from semel.layers import Layer
+from semel.model import Answer
+from semel.stores.memory import MemoryStore
+
+from .conftest import Lab
+
+
+@pytest.fixture(autouse=True)
+def deaf_again() -> Iterator[None]:
+    yield
+    points.listen(None)
+
+
+def test_R16_an_interrupt_between_the_effect_and_the_settle_does_not_keep_the_outcome_from_being_stored() -> (
+    None
+):
+    def interrupt(name: str) -> None:
+        if name == "settle.sent":
+            points.listen(None)
+            raise KeyboardInterrupt
+
+    with Semel("memory://") as once:
+        points.listen(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            once.execute("k", lambda: "made", on_unknown="hold")
+        assert once.execute("k", lambda: "again", on_unknown="hold").value == "made"
+
+
+def test_R26_a_cancelled_caller_still_stores_the_note_of_a_step_whose_effect_has_happened() -> None:
+    class Slow(Layer):
+        async def note(self, note: Any) -> Answer:
+            await asyncio.sleep(0.01)
+            return await self.inner.note(note)
+
+    async def main() -> None:
+        made: list[int] = []
+        once = AsyncSemel(Slow(MemoryStore()))
+
+        async def effect() -> int:
+            made.append(1)
+            return len(made)
+
+        async def work() -> Any:
+            return await current_run().step("charge", effect)
+
+        task = asyncio.create_task(once.execute("k", work))
+        points.listen(lambda name: (task.cancel() and None) if name == "step.returned" else None)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        points.listen(None)
+        assert (await once.execute("k", work)).value == 1
+        assert made == [1]
+        await once.aclose()
+
+    asyncio.run(main())
+
+
+class Flaky(Layer):
+    """Loses the first notes."""
+
+    left = 5
+
+    async def note(self, note: Any) -> Answer:
+        self.left -= 1
+        if self.left >= 0:
+            raise StoreUnavailable("the note was lost")
+        return await self.inner.note(note)
+
+
+async def test_R26_the_note_of_a_step_is_offered_until_the_store_takes_it(light_lab: Lab) -> None:
+    store = Flaky(MemoryStore())
+    once: Any = (Semel if light_lab.colour == "sync" else AsyncSemel)(store, settle_timeout=10)
+    step = light_lab.effect()
+
+    def work() -> Any:
+        return current_run().step("charge", step)
+
+    assert (await light_lab.do(once.execute("k", light_lab.fn(work)))).value == "done"
+    assert (store.left < 0, len(light_lab.effects)) == (True, 1)
+    await light_lab.do(once.close())
+
+
+async def test_R16_a_claim_without_an_answer_is_released_before_the_face_is_closed(light_lab: Lab) -> None:
+    class Deaf(Layer):
+        async def claim(self, asks: Any) -> Any:
+            await self.inner.claim(asks)
+            raise StoreUnavailable("the reply was lost")
+
+    memory = MemoryStore()
+    once: Any = (Semel if light_lab.colour == "sync" else AsyncSemel)(Deaf(memory), lease=30)
+    with pytest.raises(StoreUnavailable):
+        await light_lab.do(once.execute("k", light_lab.effect(), on_unknown="hold"))
+    await light_lab.do(once.close())
+    assert [record.state for record in memory._records.values()] == ["released"]
