@@ -222,7 +222,7 @@ class LoopRuntime:
         pool = ThreadPoolExecutor(1, "semel-step") if nested else self._pool()
         context = copy_context()
         context.run(_in_pool.set, True)
-        future = self.loop.run_in_executor(pool, partial(context.run, _boxed, fn, args, kwargs))
+        future = self.loop.run_in_executor(pool, context.run, _boxed, fn, args, kwargs)
         if nested:
             pool.shutdown(wait=False)  # takes no more work, ends with this one
         try:

@@ -19,7 +19,14 @@ APPLICABLE = [cell for cell in CELLS if cell.applies]
 
 
 def cell(**changes: object) -> Cell:
-    facts = {"part": "core", "store": "redis", "colour": "sync", "mode": "retry", "fault": "kill", "point": "run.returned"}
+    facts = {
+        "part": "core",
+        "store": "redis",
+        "colour": "sync",
+        "mode": "retry",
+        "fault": "kill",
+        "point": "run.returned",
+    }
     return Cell(**{**facts, "expected": Verdict.DOUBLED, "heir": Heir.RAN, **changes})  # type: ignore[arg-type]
 
 
@@ -40,14 +47,17 @@ def test_no_cell_expects_what_the_guarantee_table_does_not_allow() -> None:
 @pytest.mark.parametrize("mode", ["retry", "hold", "keyed", "probe", "steps", "tx"])
 def test_what_a_mode_promises_less_than_exactly_once_is_shown_by_some_cell(mode: str) -> None:
     found = {each.expected for each in APPLICABLE if each.mode == mode}
-    assert found == {
-        "retry": {Verdict.ONCE, Verdict.DOUBLED},
-        "hold": {Verdict.ONCE, Verdict.UNKNOWN, Verdict.DOUBLED},
-        "keyed": {Verdict.ONCE},
-        "probe": {Verdict.ONCE, Verdict.DOUBLED},
-        "steps": {Verdict.ONCE, Verdict.DOUBLED},
-        "tx": {Verdict.ONCE, Verdict.LOST},
-    }[mode]
+    assert (
+        found
+        == {
+            "retry": {Verdict.ONCE, Verdict.DOUBLED},
+            "hold": {Verdict.ONCE, Verdict.UNKNOWN, Verdict.DOUBLED},
+            "keyed": {Verdict.ONCE},
+            "probe": {Verdict.ONCE, Verdict.DOUBLED},
+            "steps": {Verdict.ONCE, Verdict.DOUBLED},
+            "tx": {Verdict.ONCE, Verdict.LOST},
+        }[mode]
+    )
 
 
 def test_a_name_that_no_cell_has_is_refused() -> None:
@@ -85,8 +95,14 @@ def test_the_verdict_is_the_worst_that_the_ledger_says(
 def test_a_keyed_peer_makes_one_effect_of_two_calls_with_the_same_key_and_two_of_different_ones() -> None:
     first = Effect("effect", "victim", 1.0, "a")
     keyed = cell(mode="keyed")
-    assert judge(keyed, [first, Effect("effect", "heir", 2.0, "a")], [TOLD, REPLAYED], ("effect",)) is Verdict.ONCE
-    assert judge(keyed, [first, Effect("effect", "heir", 2.0, "b")], [TOLD, REPLAYED], ("effect",)) is Verdict.DOUBLED
+    assert (
+        judge(keyed, [first, Effect("effect", "heir", 2.0, "a")], [TOLD, REPLAYED], ("effect",))
+        is Verdict.ONCE
+    )
+    assert (
+        judge(keyed, [first, Effect("effect", "heir", 2.0, "b")], [TOLD, REPLAYED], ("effect",))
+        is Verdict.DOUBLED
+    )
 
 
 def test_both_directions_are_compared() -> None:
@@ -116,7 +132,15 @@ def test_the_page_shows_what_disagrees_what_did_not_run_and_what_does_not_apply(
     )
     report = Report(results=[bad], seconds=1.0, cells=2, missing=[APPLICABLE[1].name])
     page = write(report, CELLS, tmp_path / "out", "semel chaos --report out").read_text("utf-8")
-    for text in ("1 wrong", "expected &lt;this&gt;", "it broke", APPLICABLE[1].name, "SQLite has no network", "<svg", "not run"):
+    for text in (
+        "1 wrong",
+        "expected &lt;this&gt;",
+        "it broke",
+        APPLICABLE[1].name,
+        "SQLite has no network",
+        "<svg",
+        "not run",
+    ):
         assert text in page
     assert "http://" not in page
     assert "https://" not in page

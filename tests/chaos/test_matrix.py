@@ -32,7 +32,9 @@ def report() -> Report:
 
 
 @pytest.mark.parametrize("store, mode", GROUPS)
-def test_every_cell_agrees_with_the_guarantee_table_in_both_directions(report: Report, store: str, mode: str) -> None:
+def test_every_cell_agrees_with_the_guarantee_table_in_both_directions(
+    report: Report, store: str, mode: str
+) -> None:
     if (server := NEEDS.get(store)) in (missing := services.missing()):
         raise services.ServerMissing(missing[str(server)])
     names = {cell.name for cell in CELLS if (cell.store, cell.mode) == (store, mode)}

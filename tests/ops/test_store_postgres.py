@@ -604,10 +604,13 @@ def test_the_indexes_serve_purge_scan_and_ref(here: Lab, postgres_server: servic
             ("purge", (0.0, 100), "semel_expiry"),
             ("purge", (0.0, 100), "semel_open"),
             ("scan_ref", (0.0, ["done"], None, None, False, b"", 10, "r5"), "semel_ref"),
+            ("scan", (0.0, ["running"], None, None, False, b"", 10), "semel_open"),
+            ("scan", (0.0, ["failed"], "t", "o", False, b"", 10), "semel_attention"),
         ):
             sql = statements("semel")[name].encode()
             plan = psycopg.RawCursor(session).execute(b"explain " + sql, args).fetchall()
             assert any(index in line for (line,) in plan), (name, plan)
+            assert not any("Seq Scan" in line for (line,) in plan), (name, plan)
 
 
 # --------------------------------------------------------------------------------------------- note and facts

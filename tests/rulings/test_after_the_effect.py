@@ -55,7 +55,12 @@ def test_R26_a_cancelled_caller_still_stores_the_note_of_a_step_whose_effect_has
             return await current_run().step("charge", effect)
 
         task = asyncio.create_task(once.execute("k", work))
-        points.listen(lambda name: (task.cancel() and None) if name == "step.returned" else None)
+
+        def cancel(name: str) -> None:
+            if name == "step.returned":
+                task.cancel()
+
+        points.listen(cancel)
         with pytest.raises(asyncio.CancelledError):
             await task
         points.listen(None)

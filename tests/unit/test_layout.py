@@ -26,7 +26,9 @@ MODULE_LINES = 500
 FUNCTION_LINES = 60
 # What may be longer, how long, and why. Shorten the code before you lengthen this table.
 LONGER_MODULES: dict[str, tuple[int, str]] = {}
-LONGER_FUNCTIONS: dict[str, tuple[int, str]] = {}
+LONGER_FUNCTIONS: dict[str, tuple[int, str]] = {
+    "src/semel/face.py:__init__": (70, "half of it is the list of settings, one a line with its default"),
+}
 
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "manager", "common", "base", "misc"}
 

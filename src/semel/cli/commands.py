@@ -24,9 +24,9 @@ Table = Annotated[str, typer.Option(help="The table= that the program uses.")]
 
 
 @app.callback(invoke_without_command=True)
-def root(
+def _root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,  # noqa: FBT002
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
 ) -> None:
     if version:
         typer.echo(__version__)
@@ -35,6 +35,6 @@ def root(
 
 
 @schema.command("sql")
-def print_schema(url: Url, table: Table = "semel") -> None:
+def _print_schema(url: Url, table: Table = "semel") -> None:
     """Print the statements that create the tables, for people who may not let a program do it."""
     typer.echo(schema_sql(url, Settings(table=table)))

@@ -1,0 +1,1 @@
+"""One module per store, named after its technology; siblings with its name as prefix hold its parts."""

@@ -309,7 +309,7 @@ def settle_values(end: Settle) -> dict[str, Any] | None:
     }
     for name in ("marker", "ref", "error_type", "error_code"):
         text = values[name]
-        if text is not None and len(text) > _LIMITS[name]:
+        if isinstance(text, str) and len(text) > _LIMITS[name]:
             _too_long(name, text, _LIMITS[name])
     return values
 

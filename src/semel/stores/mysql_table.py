@@ -74,7 +74,10 @@ class Table:
         text = self.words[name]
         if witness is None:
             return await self.session.write(text, parameters, probe=self._probe([parameters[-3]])) == 1
-        parts = [(text, parameters), (self.words["witness"], witness.parameters())]
+        parts: list[tuple[str, Sequence[Any] | Mapping[str, Any]]] = [
+            (text, parameters),
+            (self.words["witness"], witness.parameters()),
+        ]
         return await self.session.transact(parts, probe=self._probe([parameters[-3]])) == [1, 1]
 
     async def change(self, name: str, values: Sequence[Mapping[str, Any]]) -> list[bool]:

@@ -154,7 +154,7 @@ def dial_pymysql(options: Mapping[str, Any], where: str, patience: float) -> Pym
         connection = pymysql.connect(
             **options,
             client_flag=CLIENT.MULTI_STATEMENTS,
-            connect_timeout=patience,  # type: ignore[arg-type]  # the stubs say int, the driver takes any number
+            connect_timeout=patience,
             read_timeout=patience,
             write_timeout=patience,
         )

@@ -57,6 +57,7 @@ _BULK: Final = 1 << 16  # a result this large travels alone: nothing small waits
 _PURGE: Final = 1000  # rows a purge statement removes at most
 _LOCKED: Final = Busy(0.05, 0)
 _KEPT: Final = frozenset(State)
+_OUTCOMES: Final = frozenset({State.DONE, State.EXPIRED})
 _ATTENTION: Final = frozenset({State.RUNNING, State.UNKNOWN, State.FAILED})
 
 
@@ -391,10 +392,10 @@ class PostgresStore:
         chosen = query.states or (_ATTENTION if query.ref is None else _KEPT)
         states = sorted(state.value for state in chosen if query.ref is None or state is not State.EXPIRED)
         where = (states, query.tenant, query.operation, query.abandoned, _after(query), query.limit + 1)
-        if query.ref is None:
-            rows = await self._run("scan", deadline, *where)
-        else:
+        if query.ref is not None:
             rows = await self._run("scan_ref", deadline, *where, query.ref)
+        else:
+            rows = await self._run("scan_all" if _OUTCOMES & chosen else "scan", deadline, *where)
         now = rows[0][0] if rows else (await self._run("now", deadline))[0][0]
         records = tuple(record_of(row[1:])[0] for row in rows[: query.limit])
         cursor = bytes(rows[query.limit - 1][1]).hex() if len(rows) > query.limit else ""

@@ -20,7 +20,7 @@ from semel.runtime import run_sync
 from semel.stores.postgres_errors import unreachable
 from semel.stores.postgres_link import Link, NotReached, Source
 
-__all__ = ["Flag", "Homes", "LoopWorld", "Pool", "ThreadWorld", "World"]
+__all__ = ["Flag", "H", "Home", "Homes", "LoopWorld", "Pool", "Slots", "ThreadWorld", "World"]
 
 
 class Slots(Protocol):

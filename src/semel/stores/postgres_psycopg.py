@@ -23,7 +23,7 @@ from psycopg.rows import tuple_row
 from semel.stores.postgres_errors import Late, Lost, NotReplicated, Unfit, refused
 from semel.stores.postgres_link import SYNC_WAIT, Lender, NotReached, Row
 
-__all__ = ["PsycopgLoans", "PsycopgPool", "PsycopgSource", "in_time"]
+__all__ = ["PsycopgLoans", "PsycopgPool", "PsycopgSource", "T", "in_time", "kind_of"]
 
 T = TypeVar("T")
 _INTERVAL = 0.1

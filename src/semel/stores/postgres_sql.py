@@ -23,6 +23,7 @@ __all__ = [
     "ask_args",
     "change_args",
     "end_args",
+    "is_plain",
     "record_of",
     "renewal_args",
     "schema_sql",
@@ -63,8 +64,8 @@ def statements(table: str) -> Mapping[str, str]:
         "{names:held}": ", ".join(f"held.{column}" for column in rows.COLUMNS),
     }
     parts = dict(_parts(_text()))
-    for name in ("viewed", "buriable"):
-        words[f"{{{name}}}"] = parts[name]
+    for part in ("filter", "viewed", "buriable"):  # in this order: the first uses the second
+        words[f"{{{part}}}"] = parts[part]
     return {title: _filled(body, words) for title, body in parts.items()}
 
 

@@ -10,7 +10,7 @@ from semel.errors import ConfigurationError, SemelError, StoreUnavailable
 from semel.keys import Scope
 from semel.stores.postgres_errors import Trouble
 
-__all__ = ["in_turns", "settled"]
+__all__ = ["MOST", "A", "I", "Item", "Step", "in_turns", "settled"]
 
 MOST: Final = 256  # items a statement carries at most
 

@@ -14,7 +14,7 @@
 -- {records} {audit} {schema}  the quoted table names    {begin} {pkey}  a function, the records' primary key
 -- {name}  the plain table name, also the NOTIFY channel
 -- {row} {row:r}  all columns of a record, times as seconds    {names:held}  their names
--- {viewed} {buriable}  the statements of these names
+-- {filter} {viewed} {buriable}  the statements of these names
 
 -- name: claim_one
 -- Read first: a key that is there is only read (no write, no WAL, no transaction id); one that is not is inserted by
@@ -234,16 +234,26 @@ update {records} r set waited = true from clock where r.scope = $2::bytea and no
 -- What needs attention, in the order of scopes. $2 viewed states $3 tenant or NULL $4 operation or NULL
 -- $5 only runs whose lease is over $6 after this scope $7 how many. Rows: now, the record.
 -- {viewed} restates model.view. A row whose state nobody knows is shown as unknown: a person must look at it.
+-- Two halves, so that each finds its partial index: what is done, nearly everything, is never read.
+with clock as materialized (
+    select clock_timestamp() + make_interval(secs => $1::float8) as now
+)
+select date_part('epoch', clock.now), {row:r}
+from (select * from {records} where state = 'running'
+      union all
+      select * from {records} where state not in ('running', 'done')) r cross join clock
+where {filter}
+order by r.scope
+limit $7::integer
+
+-- name: scan_all
+-- The same when outcomes are asked for as well: through the whole table, by its key.
 with clock as materialized (
     select clock_timestamp() + make_interval(secs => $1::float8) as now
 )
 select date_part('epoch', clock.now), {row:r}
 from {records} r cross join clock
-where r.scope > $6::bytea
-  and ($3::text is null or r.tenant = $3::text)
-  and ($4::text is null or r.operation = $4::text)
-  and (not $5::boolean or (r.state = 'running' and r.lease_until <= now))
-  and {viewed} = any ($2::text[])
+where {filter}
 order by r.scope
 limit $7::integer
 
@@ -254,16 +264,20 @@ with clock as materialized (
 )
 select date_part('epoch', clock.now), {row:r}
 from {records} r cross join clock
-where r.ref = $8::text and r.scope > $6::bytea
+where r.ref = $8::text and {filter}
+order by r.scope
+limit $7::integer
+
+-- name: filter
+-- Part of the scans.
+r.scope > $6::bytea
   and ($3::text is null or r.tenant = $3::text)
   and ($4::text is null or r.operation = $4::text)
   and (not $5::boolean or (r.state = 'running' and r.lease_until <= now))
   and {viewed} = any ($2::text[])
-order by r.scope
-limit $7::integer
 
 -- name: viewed
--- Part of scan: what a row reads as.
+-- Part of the scans: what a row reads as.
 case
     when r.state in ('done', 'failed', 'released', 'expired') then
         case when r.expires is null or r.expires > now then r.state
@@ -373,7 +387,7 @@ select pg_logical_emit_message(true, '{name}', '')
 --
 -- `waited` is set by waiters and never cleared. Rows are updated once or twice in their life; what an update changes
 -- (state, lease, expiry) is indexed, so HOT helps only marks and notes, and fillfactor leaves them room. The indexes are
--- partial: a claim writes two of them beside the key, a settle to `done` one.
+-- partial: a claim writes one of them beside the key, a settle to `done` one.
 select pg_advisory_xact_lock(7310027190031157869);
 create table if not exists {records} (
     scope bytea constraint {pkey} primary key,
@@ -412,8 +426,9 @@ create index if not exists {name}_expiry on {records} (greatest(expires, tombsto
 -- Bodies that purge removes before their tombstone.
 create index if not exists {name}_bodies on {records} (expires)
     where {buriable};
--- What needs attention, by tenant and operation.
-create index if not exists {name}_attention on {records} (tenant, operation, state) where state <> 'done';
+-- What needs attention, by tenant and operation; runs are found by their leases.
+create index if not exists {name}_attention on {records} (tenant, operation, state)
+    where state not in ('running', 'done');
 -- Open leases: abandoned runs are found here.
 create index if not exists {name}_open on {records} (lease_until) where state = 'running';
 create index if not exists {name}_ref on {records} (ref) where ref is not null;

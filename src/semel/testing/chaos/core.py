@@ -239,6 +239,8 @@ class _Worker:
             points.reach("commit.sent")
             await opened.commit()
             points.reach("commit.done")
+            if self.cell.fault == "cancel":
+                await asyncio.sleep(0)  # here, and not while the connection is closed
             return outcome
         finally:
             await opened.close()

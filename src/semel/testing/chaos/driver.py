@@ -43,7 +43,7 @@ class Job(msgspec.Struct, kw_only=True):
     """Its time of recovery counts: it runs when the machine is not kept busy by other schedules."""
 
 
-class Worker:
+class _Worker:
     """A forked attempt."""
 
     def __init__(self, plan: Plan) -> None:
@@ -106,12 +106,12 @@ class Stage:
         self.places = places
         self.ledger = Ledger(str(folder))
         self.folder = folder
-        self.workers: list[Worker] = []
+        self.workers: list[_Worker] = []
         self.key = f"{job.number}-{os.urandom(4).hex()}"
         self.bit = False
         self.url = places.url(self.cell)
 
-    def start(self, role: str, **changes: Any) -> Worker:
+    def start(self, role: str, **changes: Any) -> _Worker:
         plan = Plan(
             cell=self.cell,
             key=self.key,
@@ -120,7 +120,7 @@ class Stage:
             lease=self.job.lease,
             role=role,
         )
-        worker = Worker(msgspec.structs.replace(plan, **changes))
+        worker = _Worker(msgspec.structs.replace(plan, **changes))
         self.workers.append(worker)
         return worker
 

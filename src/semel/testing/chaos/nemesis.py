@@ -22,6 +22,7 @@ from semel.testing.chaos.preloads import ClockedPostgres, ClockedRedis, Forgetfu
 from semel.testing.chaos.signals import Line
 from semel.testing.services import home
 from semel.testing.services.redis import RedisServer, redis_program
+from semel.testing.services.topology import QUICK
 
 __all__ = ["nemesis_cells"]
 
@@ -75,18 +76,19 @@ def _cell(store: str, colour: str, mode: str, fault: str, point: str, end: Any, 
 def _losses(store: str, colour: str, mode: str) -> Iterator[Cell]:
     for (fault, point), stores in _LOSSES.items():
         kept = point in {"acked.always", "acked.synchronous"}
-        reason = "" if store in stores else _why_no_loss(store, fault, point)
+        reason = "" if store in stores else _why_no_loss(store, fault)
         if not reason and fault == "power-loss":
             reason = no_compiler()
         yield _cell(store, colour, mode, fault, point, _KEPT if kept else _LOST[mode], reason)
 
 
-def _why_no_loss(store: str, fault: str, point: str) -> str:
-    setting = point.partition(".")[2]
-    if fault == "store-kill" or (fault == "power-loss" and store in {"sqlite", "postgres", "mariadb"}):
-        if fault == "power-loss":
-            return "its log keeps its size or is written by the worker: cutting un-synced bytes off the end shows nothing"
-        return f"a setting of PostgreSQL (synchronous_commit): {store} has no {setting} commit here"
+def _why_no_loss(store: str, fault: str) -> str:
+    if fault == "store-kill":
+        return f"a setting of PostgreSQL (synchronous_commit): {store} is killed at run.returned"
+    if fault == "power-loss" and store == "sqlite":
+        return "not broken here: its log is written by the worker itself, which runs without the preload"
+    if fault == "power-loss" and store in {"postgres", "mariadb"}:
+        return "not broken here: its log keeps its size, so cutting what was not synced off the end shows nothing"
     if store == "cluster":
         return "each node is a redis: power and replication are broken there, on one node"
     return "one server without a replica: there is nothing to fail over to"
@@ -165,12 +167,8 @@ def _struck(stage: Stage) -> None:
 def _failed_over(stage: Stage) -> None:
     """The replica's link is cut without a word; the primary acknowledges on; then the primary dies."""
     with contextlib.ExitStack() as stack:
-        primary = stack.enter_context(
-            RedisServer(program=redis_program(), config=services.topology.QUICK).open()
-        )
-        replica = stack.enter_context(
-            RedisServer(program=redis_program(), config=services.topology.QUICK).open()
-        )
+        primary = stack.enter_context(RedisServer(program=redis_program(), config=QUICK).open())
+        replica = stack.enter_context(RedisServer(program=redis_program(), config=QUICK).open())
         replica.command("REPLICAOF", primary.host, primary.port)
         _until_linked(replica)
         # Nothing arrives any more, not even what a paused replica's socket would still hold.

@@ -14,6 +14,7 @@ from semel import Semel
 from semel.testing import services
 from semel.testing.chaos.cells import Cell
 from semel.testing.chaos.transactions import TABLE
+from semel.testing.services.redis import Appendonly
 from semel.testing.services.server import Server
 
 __all__ = ["Addresses", "Places", "Private", "coloured", "shared_servers", "with_tables"]
@@ -54,15 +55,15 @@ def shared_servers(stores: set[str], folder: Path) -> Iterator[Addresses]:
         yield found
 
 
-def _open(store: str) -> Any:
+def _open(store: str, *, appendonly: Appendonly = "everysec") -> Any:
     match store:
         case "redis":
-            return services.redis(appendonly="always")
+            return services.redis(appendonly=appendonly)
         case "postgres":
             return services.postgres()
         case "mariadb":
             return services.mariadb()
-    return services.redis_cluster()
+    return services.redis_cluster(appendonly=appendonly)
 
 
 def with_tables(store: str, server: Any) -> str:
@@ -86,7 +87,7 @@ class Private:
 
     def __init__(self, store: str) -> None:
         self.store = store
-        self.server: Any = services.redis_cluster(appendonly="always") if store == "cluster" else _open(store)
+        self.server: Any = _open(store, appendonly="always")
         self.url = with_tables(store, self.server)
         self._down: Server | None = None
 

@@ -16,7 +16,7 @@ from semel.testing.chaos.plots import recovery_plot
 from semel.testing.chaos.runner import Report
 from semel.testing.chaos.verdicts import Result
 
-__all__ = ["Row", "Summary", "summarize", "write"]
+__all__ = ["Row", "Summary", "quantile", "summarize", "write"]
 
 
 class Row(msgspec.Struct, kw_only=True):

@@ -11,6 +11,7 @@ from semel.errors import CodecError
 from semel.layers.cache import MOST_SECONDS
 from semel.results import codec_for
 from semel.testing.simulation.history import inexplicable
+from semel.testing.simulation.plans import NETWORK
 from semel.testing.simulation.workloads import workload_of
 from semel.testing.simulation.world import Answered, World
 
@@ -85,7 +86,7 @@ def _is_once(world: World) -> bool:
         return not plan.lossy
     if plan.mode == "probe":
         # Authoritative, but a zombie may act between the look and the re-run; so may a store that forgot the claim.
-        return kinds <= {"kill", "kill-at-point", "lose-request", "lose-reply", "double"} and len(kinds) < 2
+        return kinds <= {"kill", "kill-at-point", *NETWORK} - {"late"}
     return _is_one_lost_message(world)
 
 

@@ -20,7 +20,7 @@ from semel.testing.simulation.shrink import shrink
 from semel.testing.simulation.workloads import workload_of
 from semel.testing.simulation.world import World
 
-__all__ = ["Report", "check", "explore", "replay"]
+__all__ = ["CHUNK", "Report", "check", "dump", "explore", "replay"]
 
 CHUNK = 200  # schedules per forked process: what killed workers leave behind is never finalized, so processes end early
 

@@ -30,6 +30,14 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
     replace = msgspec.structs.replace
     for index in range(len(plan.faults)):
         yield replace(plan, faults=plan.faults[:index] + plan.faults[index + 1 :])
+    for simpler_store in (
+        replace(plan, batches=False),
+        replace(plan, cache=False),
+        replace(plan, notifies=True),
+        replace(plan, retention=None),
+    ):
+        if simpler_store != plan:
+            yield simpler_store
     for number, ops in enumerate(plan.workers):
         # A worker's place stays: faults name workers by number.
         for index in range(len(ops)):
