@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar, copy_context
+from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from inspect import CO_COROUTINE, isawaitable, iscoroutinefunction
 from typing import Any, Literal, TypeVar
@@ -45,11 +45,11 @@ _in_pool: ContextVar[bool] = ContextVar("semel_in_pool", default=False)
 
 
 def _boxed(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    context: Context, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, BaseException | None]:
     """The value or the error, as data: a future refuses to carry a StopIteration and would never end."""
     try:
-        return fn(*args, **kwargs), None
+        return context.run(fn, *args, **kwargs), None
     except StopIteration as error:
         return None, stopped(error)
     except BaseException as error:  # noqa: BLE001 - raised again on the loop
@@ -222,7 +222,7 @@ class LoopRuntime:
         pool = ThreadPoolExecutor(1, "semel-step") if nested else self._pool()
         context = copy_context()
         context.run(_in_pool.set, True)
-        future = self.loop.run_in_executor(pool, context.run, _boxed, fn, args, kwargs)
+        future = self.loop.run_in_executor(pool, _boxed, context, fn, args, kwargs)
         if nested:
             pool.shutdown(wait=False)  # takes no more work, ends with this one
         try:
