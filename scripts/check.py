@@ -70,7 +70,7 @@ def main() -> int:
     if unknown:
         print(f"no such part: {', '.join(unknown)}; parts are: lint {' '.join(known)}")
         return 2
-    measured = options.coverage or not (options.part or options.quick)
+    measured = options.coverage or (options.long and not options.part)
     if measured:
         _reset_coverage()
     rows = []

@@ -23,7 +23,20 @@ from tests.docs.runner import extras
 REFERENCE = ROOT / "docs" / "reference"
 # Parts of a Run that have no underscore and are nevertheless the flow's own.
 MACHINERY = {
-    *("ask", "call", "due", "in_flight", "interrupt", "policy", "secret_id", "settling", "stuck", "threads", "token", "won_at")
+    *(
+        "ask",
+        "call",
+        "due",
+        "in_flight",
+        "interrupt",
+        "policy",
+        "secret_id",
+        "settling",
+        "stuck",
+        "threads",
+        "token",
+        "won_at",
+    )
 }
 ONE_CALL = {"request", "fields", "fingerprint", "kwargs", "labels"}
 

@@ -41,6 +41,7 @@ def main() -> None:
         with suppress(ImportError):  # a driver that is not installed has no cells that run
             importlib.import_module(name)
     gc.collect()
+    gc.disable()  # a collection would touch every page, and workers live for milliseconds
     gc.freeze()  # what is there now is not looked at again in each child: its pages stay shared
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner ends us by closing our sockets
     for number in numbers:
