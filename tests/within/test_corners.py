@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from semel import CodecError, ConfigurationError, OutcomeUnknown, Semel, current_run
+from semel import ConfigurationError, InvalidKey, OutcomeUnknown, Semel, current_run
 from semel.hooks import Contended, Executed, Failed, Replayed, TakenOver, Unrecorded
 from semel.runtime import run_sync
 from tests.within.lab import Lab, wait
@@ -159,7 +159,7 @@ async def test_R27_a_ref_that_cannot_be_stored_undoes_the_run(few: Lab) -> None:
         await tx.insert(key)
         current_run().set_ref("a\0b")
 
-    with pytest.raises(CodecError):
+    with pytest.raises(InvalidKey, match="ref"):
         await wait(once.within(tx.target).execute("k1", coloured(lab, body), "k1"))
     await tx.insert("after")
     await tx.commit()

@@ -92,6 +92,9 @@ def _is_plain(value: Any, room: int, budget: list[int]) -> bool:
 # --------------------------------------------------------------------------------------------- scalars
 
 
+_MICROSECOND = dt.timedelta(microseconds=1)
+
+
 def _moment(tag: int, value: dt.datetime | dt.time) -> Ext:
     """ISO text; fold, a zone's key and a fixed offset's name follow when there are any."""
     zone = value.tzinfo
@@ -103,7 +106,12 @@ def _moment(tag: int, value: dt.datetime | dt.time) -> Ext:
     elif type(zone) is dt.timezone:
         offset = zone.utcoffset(None)
         label = zone.tzname(None)
-        name = None if label == dt.timezone(offset).tzname(None) else label
+        # Python cannot read the offset back from ISO text when it has fractions of a second: named, it is kept apart.
+        odd = offset.microseconds != 0
+        name = None if label == dt.timezone(offset).tzname(None) and not odd else label
+        if odd:
+            parts = [value.replace(tzinfo=None).isoformat(), value.fold, None, name, offset // _MICROSECOND]
+            return Ext(tag, _pack(parts))
     elif zone is not None:
         raise Refused(
             f"has a time zone of class {type_name(type(zone))}, which cannot be stored: "
@@ -118,8 +126,13 @@ def _moment(tag: int, value: dt.datetime | dt.time) -> Ext:
 def _read_moment(kind: Any, parts: Any) -> Any:
     if type(parts) is str:
         return kind.fromisoformat(parts)
-    text, fold, key, name = parts
+    text, fold, key, name, *micros = parts
     value = kind.fromisoformat(text)
+    if micros:
+        zone = dt.timezone(dt.timedelta(microseconds=micros[0]))
+        return value.replace(
+            tzinfo=zone if name == zone.tzname(None) else dt.timezone(zone.utcoffset(None), name), fold=fold
+        )
     offset = value.utcoffset()
     zone = value.tzinfo
     if key is not None:
