@@ -129,10 +129,10 @@ def _read_moment(kind: Any, parts: Any) -> Any:
     text, fold, key, name, *micros = parts
     value = kind.fromisoformat(text)
     if micros:
-        zone = dt.timezone(dt.timedelta(microseconds=micros[0]))
-        return value.replace(
-            tzinfo=zone if name == zone.tzname(None) else dt.timezone(zone.utcoffset(None), name), fold=fold
-        )
+        fixed = dt.timezone(dt.timedelta(microseconds=micros[0]))
+        if name != fixed.tzname(None):
+            fixed = dt.timezone(fixed.utcoffset(None), name)
+        return value.replace(tzinfo=fixed, fold=fold)
     offset = value.utcoffset()
     zone = value.tzinfo
     if key is not None:
