@@ -179,7 +179,7 @@ CREATE TABLE IF NOT EXISTS {table} (
     `version`             BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'counted up by every write',
     `buried`              TINYINT         NOT NULL DEFAULT 0 COMMENT 'a tombstone whose body is gone',
     `purge_after`         DATETIME(6) GENERATED ALWAYS AS (
-        CASE WHEN `state` = 'unknown' THEN NULL
+        CASE WHEN `state` NOT IN ('running', 'done', 'failed', 'released') THEN NULL
              WHEN `buried` = 1 AND `tombstone` > `expires` THEN `tombstone`
              ELSE `expires` END) STORED,
     PRIMARY KEY (`scope`),
