@@ -60,6 +60,8 @@ def main() -> int:
     os.chdir(ROOT)
     # Ended from outside, the part that runs is ended too (subprocess.run kills it), and its servers end with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # Started in the background, SIGINT is ignored, and children would inherit that: some tests send it to theirs.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("PYTHONHASHSEED", "0")
     os.environ["SEMEL_TEST"] = "quick" if options.quick else "long" if options.long else "full"
     shutil.rmtree(RESULTS, ignore_errors=True)

@@ -128,9 +128,12 @@ class Race:
     def _listen(self, number: int, process: subprocess.Popen[str]) -> None:
         if process.stdout is None:
             return
-        for line in process.stdout:
-            if line.endswith("}\n"):  # what a kill tore is not told
-                self._told.put((number, json.loads(line)))
+        try:
+            for line in process.stdout:
+                if line.endswith("}\n"):  # what a kill tore is not told
+                    self._told.put((number, json.loads(line)))
+        except ValueError:
+            return  # `stop` closed the pipe: nobody listens any more
         self._told.put((number, {"did": "ended", "code": process.wait()}))
 
     def _take_in(self, number: int, told: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -48,9 +49,11 @@ class _Blocking:
         return answer
 
     def bounded_wait(self, link: _Link) -> Callable[..., Any]:
+        blocking = _wait_function()
+
         def wait(gen: Any, interval: float = _INTERVAL, **more: Any) -> Any:
             fileno = link.connection.pgconn.socket
-            return waiting.wait(link.bounded(gen), fileno, interval=min(interval, link.interval()), **more)
+            return blocking(link.bounded(gen), fileno, interval=min(interval, link.interval()), **more)
 
         return wait
 
@@ -201,6 +204,14 @@ class _Link:
     def _close(self) -> None:
         if not self.connection.closed:
             self.connection.pgconn.finish()
+
+
+def _wait_function() -> Any:
+    """Psycopg chooses its way to wait when it is imported, which may be before gevent patches the process (preload)."""
+    patched = sys.modules.get("gevent.monkey")
+    if patched is not None and patched.is_module_patched("select"):
+        return waiting.wait_poll
+    return waiting.wait
 
 
 def _shut(connection: Any) -> None:
