@@ -249,7 +249,9 @@ def test_a_watched_channel_whose_slot_moves_is_watched_at_its_new_place(
 
 # -------------------------------------------------------------------------------------------- fail-over
 @pytest.mark.slow
-@pytest.mark.parametrize("valkey", [False, True], ids=["redis", "valkey"])
+@pytest.mark.parametrize(
+    "valkey", [False, pytest.param(True, marks=pytest.mark.long)], ids=["redis", "valkey"]
+)
 def test_a_killed_cluster_master_is_replaced_within_the_callers_time(valkey: bool) -> None:
     with services.redis_cluster(valkey=valkey) as cluster:
         key = fresh()
@@ -341,7 +343,9 @@ def test_clients_of_sentinel_master_for_are_read_and_never_closed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "paused"])
-@pytest.mark.parametrize("valkey", [False, True], ids=["redis", "valkey"])
+@pytest.mark.parametrize(
+    "valkey", [False, pytest.param(True, marks=pytest.mark.long)], ids=["redis", "valkey"]
+)
 def test_a_lost_master_under_sentinel_is_replaced_within_the_callers_time(how: str, valkey: bool) -> None:
     with services.redis_sentinel(valkey=valkey) as group:
         key = fresh()
