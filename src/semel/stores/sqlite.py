@@ -78,7 +78,7 @@ def _path(url: str) -> str:
 class SqliteStore:
     """One colour's view of a file; stores of both colours on one file share its connections and its writer."""
 
-    capabilities = Capabilities(durable=True, shared=True, joins_transactions=True)
+    capabilities = Capabilities(durable=True, shared=True, joins_transactions=True, batches=True)
 
     def __init__(self, path: str, settings: Settings, colour: Colour) -> None:
         self.colour: Colour = "sync" if colour == "sync" else "async"
