@@ -60,7 +60,7 @@ from semel.stepping import Stepper
 from semel.store import Store
 from semel.waiting import Bench, Seat
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "done_of"]
 
 UNENCODABLE = "unencodable"
 
@@ -132,18 +132,7 @@ class Engine:
     async def complete(self, run: Run, value: Any) -> Outcome[Any]:
         """The effect happened: record it, whatever that takes."""
         data, marker, problem = self._encode(run.call, value)
-        options = run.call.options
-        end = Settle(
-            scope=run.scope,
-            nonce=run.ask.nonce,
-            kind=Kind.DONE,
-            retention=options.retention,
-            tombstone=options.tombstone,
-            result=data,
-            marker=marker,
-            ref=run.ref,
-            steps=steps.summarize(run.steps) if run.has_steps else None,
-        )
+        end = done_of(run, data, marker)
         await self.recorder.record(run, end, value)
         if self.emit is not None:
             self.emit(Executed(run.scope, run.attempt, self.runtime.now() - run.won_at))
@@ -432,6 +421,23 @@ class Engine:
         if self.purger is not None:
             self.purger.stop()
         await self.runtime.drain(self.settle_timeout)
+
+
+def done_of(run: Run, data: bytes, marker: str, policy: Policy | None = None) -> Settle:
+    """The end of a run whose effect happened."""
+    options = run.call.options
+    return Settle(
+        scope=run.scope,
+        nonce=run.ask.nonce,
+        kind=Kind.DONE,
+        retention=options.retention,
+        tombstone=options.tombstone,
+        result=data,
+        marker=marker,
+        ref=run.ref,
+        policy=policy,
+        steps=steps.summarize(run.steps) if run.has_steps else None,
+    )
 
 
 def _decide(run: Run, error: Exception) -> str | Release:

@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from semel import model, steps
+from semel import model
 from semel.calls import Call, failure_of
 from semel.errors import ConfigurationError, SemelError, StoreUnavailable
-from semel.flow import Engine, _decide
+from semel.flow import Engine, _decide, done_of
 from semel.hooks import Executed, Failed, TakenOver
 from semel.model import Answer, Ask, Busy, Kind, Policy, Record, Settle, Unknown, Verdict, Won
 from semel.options import Release, seconds
@@ -88,19 +88,7 @@ class TxEngine(Engine):
     async def complete(self, run: Run, value: Any) -> Outcome[Any]:
         """Settle and release the savepoint. The caller's commit makes it true, together with his rows."""
         data, marker, problem = self._encode(run.call, value)
-        options = run.call.options
-        end = Settle(
-            scope=run.scope,
-            nonce=run.ask.nonce,
-            kind=Kind.DONE,
-            retention=options.retention,
-            tombstone=options.tombstone,
-            result=data,
-            marker=marker,
-            ref=run.ref,
-            policy=options.policy,
-            steps=steps.summarize(run.steps) if run.has_steps else None,
-        )
+        end = done_of(run, data, marker, run.call.options.policy)
         try:
             await self.bound.flush(run.ask.nonce)
             reach("settle.sent")

@@ -17,10 +17,10 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
-from semel import model, steps
+from semel import model
 from semel.calls import Call, failure_of, name_of
 from semel.errors import ConfigurationError, LeaseLost, StoreUnavailable
-from semel.flow import Engine
+from semel.flow import Engine, done_of
 from semel.hooks import Executed, Unrecorded
 from semel.model import Answer, Kind, Policy, Settle, State
 from semel.points import reach
@@ -98,18 +98,7 @@ class PipelineEngine(Engine):
     # ------------------------------------------------------------------------------------- the one EXEC
     async def complete(self, run: Run, value: Any) -> Outcome[Any]:
         data, marker, problem = self._encode(run.call, value)
-        options = run.call.options
-        end = Settle(
-            scope=run.scope,
-            nonce=run.ask.nonce,
-            kind=Kind.DONE,
-            retention=options.retention,
-            tombstone=options.tombstone,
-            result=data,
-            marker=marker,
-            ref=run.ref,
-            steps=steps.summarize(run.steps) if run.has_steps else None,
-        )
+        end = done_of(run, data, marker)
         try:
             await self.runtime.protect(self._commit(run, end))
         except _NothingApplied as refused:
