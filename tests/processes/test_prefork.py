@@ -76,7 +76,12 @@ def running(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Pope
 
 
 @pytest.mark.parametrize("kind", ["sync", "gthread", "gevent"])
-def test_R29_gunicorn_with_preload(url: str, kind: str, tmp_path: Path) -> None:
+def test_R29_gunicorn_with_preload(
+    url: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if kind == "gevent" and url.startswith("sqlite"):
+        known = "a gevent worker on SQLite sometimes hangs (docs/howto/prefork-servers.md)"
+        request.applymarker(pytest.mark.xfail(reason=known, strict=False))
     effects = tmp_path / "effects"
     port = free_port()
     command = [
