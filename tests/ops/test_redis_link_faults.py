@@ -221,7 +221,7 @@ def test_a_reply_that_drips_is_put_together_and_a_short_timeout_cuts_it(proxy: P
         start = time.monotonic()
         with pytest.raises(StoreUnavailable):
             await link.call(ECHO, [b"k"], [b"y" * 3000], timeout=0.3)
-        assert time.monotonic() - start < 1.0
+        assert time.monotonic() - start < 3.0
         await link.aclose()
 
     run(face, body())
