@@ -150,7 +150,7 @@ def test_a_silent_connection_is_replaced_within_the_callers_time(proxy: Proxy, f
         rule = proxy.blackhole(match=is_script)
         start = time.monotonic()
         assert await link.call(ONCE, once_keys(key), [b"nonce"]) == [b"nonce", b"1"]
-        assert 0.4 < time.monotonic() - start < 1.0
+        assert 0.4 < time.monotonic() - start < 3.0
         assert rule.fired.is_set()
         assert proxy.connections == before + 1
         await link.aclose()
