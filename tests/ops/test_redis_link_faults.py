@@ -150,7 +150,7 @@ def test_a_silent_connection_is_replaced_within_the_callers_time(proxy: Proxy, f
         rule = proxy.blackhole(match=is_script)
         start = time.monotonic()
         assert await link.call(ONCE, once_keys(key), [b"nonce"]) == [b"nonce", b"1"]
-        assert 0.4 < time.monotonic() - start < 3.0
+        assert 0.4 < time.monotonic() - start < 1.0
         assert rule.fired.is_set()
         assert proxy.connections == before + 1
         await link.aclose()
@@ -221,7 +221,8 @@ def test_a_reply_that_drips_is_put_together_and_a_short_timeout_cuts_it(proxy: P
         start = time.monotonic()
         with pytest.raises(StoreUnavailable):
             await link.call(ECHO, [b"k"], [b"y" * 3000], timeout=0.3)
-        assert time.monotonic() - start < 3.0
+        # Well below the link's own 3 s, which is what an uncut call would take; a busy machine needs some of the room.
+        assert time.monotonic() - start < 2.0
         await link.aclose()
 
     run(face, body())

@@ -40,7 +40,7 @@ def read_facts(db: sqlite3.Connection, path: str) -> Facts:
         )
     if _has_reset_bug(sqlite3.sqlite_version_info):
         warnings.append(
-            f"SQLite {sqlite3.sqlite_version} has the WAL-reset bug: semel keeps clear of it, other programs that write "
+            f"SQLite {sqlite3.sqlite_version} has the WAL-reset bug: semel makes it rarer, not impossible; other programs that write "
             "to this file may not; upgrade SQLite to 3.51.3"
         )
     return Facts(
