@@ -23,7 +23,7 @@ from typing import Any
 import redis
 import redis.asyncio
 
-from semel.stores.redis_link import Link, Script, open_link
+from semel.stores.redis.link import Link, Script, open_link
 
 # About what a claim costs: a read, a decision, a write of 1 KB with an expiry.
 SCRIPT = Script(

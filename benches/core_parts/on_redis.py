@@ -28,8 +28,8 @@ from semel.keys import make_scope
 from semel.model import Ask, Kind, Settle
 from semel.results import codec_for
 from semel.stores.redis import RedisStore
-from semel.stores.redis_courier import pack
-from semel.stores.redis_record import CLAIM, SETTLE, pack_ask
+from semel.stores.redis.courier import pack
+from semel.stores.redis.record import CLAIM, SETTLE, pack_ask
 from semel.testing import services
 
 __all__ = ["bench", "ping_on"]

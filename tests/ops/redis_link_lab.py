@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import uvloop
 
-from semel.stores.redis_link import Link, Script, open_link
+from semel.stores.redis.link import Link, Script, open_link
 from semel.testing import services
 from semel.testing.proxy import RESP, Proxy
 

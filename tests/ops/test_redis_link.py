@@ -17,7 +17,7 @@ import redis
 import redis.asyncio
 
 from semel.errors import ConfigurationError, StoreUnavailable
-from semel.stores.redis_link import Call, Lane, Script, ServerError, open_link
+from semel.stores.redis.link import Call, Lane, Script, ServerError, open_link
 from semel.testing import services
 from semel.testing.proxy import CHUNKS, Proxy
 from tests.ops.redis_link_lab import (
@@ -532,7 +532,7 @@ def test_a_client_of_the_wrong_colour_is_refused() -> None:
 
 
 def test_our_connections_never_retry_by_themselves(redis_server: services.RedisServer) -> None:
-    from semel.stores.redis_address import connection, read_target
+    from semel.stores.redis.address import connection, read_target
 
     eager = redis.Redis.from_url(redis_server.url)  # redis-py's default: ten retries
     for colour, source in (("sync", eager), ("sync", redis_server.url), ("async", redis_server.url)):

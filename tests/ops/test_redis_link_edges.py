@@ -13,9 +13,9 @@ import pytest
 from redis import exceptions as driver
 
 from semel.errors import ConfigurationError, StoreUnavailable
-from semel.stores.redis_errors import ServerError
-from semel.stores.redis_link import Call, Script, open_link
-from semel.stores.redis_watch import Feed
+from semel.stores.redis.errors import ServerError
+from semel.stores.redis.link import Call, Script, open_link
+from semel.stores.redis.watch import Feed
 from semel.testing import services
 from tests.ops.redis_link_lab import (
     COLOURS,
@@ -221,7 +221,7 @@ def test_a_master_demoted_by_sentinel_is_left_for_the_new_one(face: Face) -> Non
 
 
 def test_a_missing_driver_names_the_extra() -> None:
-    program = "import sys; sys.modules[{name!r}] = None\nimport semel.stores.redis_link"
+    program = "import sys; sys.modules[{name!r}] = None\nimport semel.stores.redis.link"
     for name in ("redis", "hiredis"):
         ended = subprocess.run(
             [sys.executable, "-c", program.format(name=name)], capture_output=True, text=True, check=False

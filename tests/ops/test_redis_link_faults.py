@@ -12,7 +12,7 @@ import pytest
 from redis import exceptions as driver
 
 from semel.errors import StoreUnavailable
-from semel.stores.redis_link import Call, Lane, Link, Script, open_link
+from semel.stores.redis.link import Call, Lane, Link, Script, open_link
 from semel.testing import services
 from semel.testing.proxy import Proxy
 from tests.ops.redis_link_lab import (

@@ -19,7 +19,7 @@ import pytest
 import uvloop
 
 from semel.errors import ConfigurationError, StoreUnavailable
-from semel.stores.redis_link import Call, Link, open_link
+from semel.stores.redis.link import Call, Link, open_link
 from semel.testing import services
 from tests.ops.redis_link_lab import (
     COLOURS,

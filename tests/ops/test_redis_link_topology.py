@@ -15,9 +15,9 @@ import redis.asyncio.sentinel
 import redis.sentinel
 
 from semel.errors import ConfigurationError, StoreUnavailable
-from semel.stores.redis_address import Endpoint, Target
-from semel.stores.redis_link import Call, open_link
-from semel.stores.redis_topology import Topology
+from semel.stores.redis.address import Endpoint, Target
+from semel.stores.redis.link import Call, open_link
+from semel.stores.redis.topology import Topology
 from semel.testing import services
 from tests.ops.redis_link_lab import (
     COLOURS,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from semel.errors import StoreUnavailable
-from semel.stores.redis_link import Link, open_link
-from semel.stores.redis_watch import Feed
+from semel.stores.redis.link import Link, open_link
+from semel.stores.redis.watch import Feed
 from semel.testing import services
 from semel.testing.proxy import Proxy
 from semel.testing.services.redis import redis_program

@@ -36,9 +36,9 @@ from semel.runtime import run_sync
 from semel.store import Query, Settings, open_store
 from semel.stores import mysql
 from semel.stores.mysql import MysqlStore
-from semel.stores.mysql_errors import Locked
-from semel.stores.mysql_rows import Statements, statements
-from semel.stores.mysql_table import Table
+from semel.stores.mysql.errors import Locked
+from semel.stores.mysql.rows import Statements, statements
+from semel.stores.mysql.table import Table
 from semel.testing import services
 from semel.testing.proxy import Proxy
 from tests.ops.mysql_lab import COLOURS, DRIVER, Colour, ask, beat, drive, end, rival, scope, using, win
@@ -247,7 +247,7 @@ def test_on_mysql_a_locked_key_is_busy_at_once_too(
     colour: Colour, url: str, mariadb_server: services.MariaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MySQL's way, played on MariaDB: there a lock cannot be waited for less than a second, but it can be probed."""
-    monkeypatch.setattr("semel.stores.mysql_wires._is_mariadb", lambda _: False)
+    monkeypatch.setattr("semel.stores.mysql.wires._is_mariadb", lambda _: False)
 
     async def body(store: MysqlStore) -> None:
         mine = await win(store)

@@ -11,9 +11,9 @@ import pytest
 from semel.errors import CodecError, ConfigurationError, StoreUnavailable
 from semel.store import Colour, Facts, Settings, adopt, open_store
 from semel.stores import mysql
-from semel.stores.mysql_address import Address, parse
-from semel.stores.mysql_errors import Duplicate, Locked, Lost, translate, unreachable
-from semel.stores.mysql_server import facts_of
+from semel.stores.mysql.address import Address, parse
+from semel.stores.mysql.errors import Duplicate, Locked, Lost, translate, unreachable
+from semel.stores.mysql.server import facts_of
 
 
 @pytest.mark.parametrize("dialect", ["mysql", "mariadb"])

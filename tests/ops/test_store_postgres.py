@@ -35,8 +35,8 @@ from semel.model import (
 )
 from semel.store import Query, Settings, open_store
 from semel.stores import postgres
-from semel.stores.postgres_facts import facts_of
-from semel.stores.postgres_sql import ask_args, statements
+from semel.stores.postgres.facts import facts_of
+from semel.stores.postgres.sql import ask_args, statements
 from semel.testing import services
 from tests.ops.postgres_lab import IDS, KINDS, Lab, ask_for, beat_of, database_of, end_of, lab, rows, scope_of
 

@@ -25,7 +25,7 @@ from semel.model import Answer, Busy, Note, Replay, Won
 from semel.runtime import run_sync
 from semel.store import Settings
 from semel.stores import postgres
-from semel.stores.postgres_errors import refused, unreachable
+from semel.stores.postgres.errors import refused, unreachable
 from semel.testing import services
 from semel.testing.proxy import Proxy
 from tests.ops.postgres_lab import IDS, KINDS, Lab, ask_for, database_of, end_of, lab, rows, scope_of

@@ -17,12 +17,12 @@ from semel.errors import ConfigurationError, StoreUnavailable
 from semel.model import Answer, Busy, Note, Won
 from semel.runtime import run_sync
 from semel.store import Settings, adopt
-from semel.stores import postgres_url
 from semel.stores.postgres import PostgresStore
-from semel.stores.postgres_asyncpg import AsyncpgLoans, AsyncpgPool
-from semel.stores.postgres_errors import Clash, Late, Locked, Lost, Trouble, Unfit, refused
-from semel.stores.postgres_home import LoopWorld, Pool, ThreadWorld
-from semel.stores.postgres_link import Link, NotReached, Source
+from semel.stores.postgres import url as postgres_url
+from semel.stores.postgres.asyncpg import AsyncpgLoans, AsyncpgPool
+from semel.stores.postgres.errors import Clash, Late, Locked, Lost, Trouble, Unfit, refused
+from semel.stores.postgres.home import LoopWorld, Pool, ThreadWorld
+from semel.stores.postgres.link import Link, NotReached, Source
 from semel.testing import services
 from semel.testing.proxy import Proxy
 from tests.ops.postgres_lab import IDS, KINDS, Lab, ask_for, database_of, end_of, lab, scope_of

@@ -24,7 +24,7 @@ from semel.runtime import run_sync
 from semel.store import Settings, adopt
 from semel.stores import postgres
 from semel.stores.postgres import PostgresStore
-from semel.stores.postgres_wake import Watchers
+from semel.stores.postgres.wake import Watchers
 from semel.testing import services
 from tests.ops.postgres_lab import IDS, KINDS, Lab, ask_for, database_of, end_of, lab, rows
 
@@ -254,7 +254,7 @@ def test_a_server_that_is_away_for_a_while_wakes_the_waiter_when_it_is_back(here
 def test_the_listening_connection_is_given_up_when_nobody_waits(
     here: Lab, postgres_server: services.PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semel.stores.postgres_wake._IDLE", 0.1)
+    monkeypatch.setattr("semel.stores.postgres.wake._IDLE", 0.1)
     store = here.open()
     ask = here.begin(store, "k")
 

@@ -32,7 +32,7 @@ from semel.model import (
 from semel.runtime import run_sync
 from semel.store import Query
 from semel.stores.redis import RedisStore
-from semel.stores.redis_record import Unreadable, answer, read_peek, read_record, verdict
+from semel.stores.redis.record import Unreadable, answer, read_peek, read_record, verdict
 from semel.testing import services
 from tests.ops.redis_store_lab import (
     BOTH,
@@ -477,7 +477,7 @@ def test_a_ref_beyond_64_kib_is_refused(store: RedisStore) -> None:
 
 
 def test_scripts_refuse_arguments_that_are_not_whole(store: RedisStore, server: services.RedisServer) -> None:
-    from semel.stores import redis_record as scripts
+    from semel.stores.redis import record as scripts
 
     owner = ask()
     keys = [*store.settle_keys(end(owner, actor="ada"))]
@@ -820,7 +820,7 @@ def test_R28_the_tag_names_the_slot_of_the_record(store: RedisStore) -> None:
 def test_R28_a_settle_can_be_queued_in_a_callers_transaction(
     store: RedisStore, server: services.RedisServer
 ) -> None:
-    from semel.stores.redis_record import SETTLE
+    from semel.stores.redis.record import SETTLE
 
     owner = run_sync(win(store))
     finished = end(owner, result=b"body")

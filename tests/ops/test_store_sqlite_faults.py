@@ -16,9 +16,10 @@ from semel.errors import CodecError, ConfigurationError, OutcomeUnknown, StoreUn
 from semel.model import Answer, Failure, Kind, Note, Policy, Renewal, Settle, State, Unknown, Won
 from semel.runtime import run_sync
 from semel.store import Query
-from semel.stores import sqlite_errors, sqlite_file
 from semel.stores.sqlite import SqliteStore
-from semel.stores.sqlite_writer import Job
+from semel.stores.sqlite import errors as sqlite_errors
+from semel.stores.sqlite import file as sqlite_file
+from semel.stores.sqlite.writer import Job
 from tests.ops.sqlite_lab import (
     BOTH,
     Colour,

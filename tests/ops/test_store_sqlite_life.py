@@ -19,7 +19,7 @@ import uvloop
 from semel.errors import StoreUnavailable
 from semel.model import Replay
 from semel.runtime import run_sync
-from semel.stores import sqlite_file
+from semel.stores.sqlite import file as sqlite_file
 from tests.ops.sqlite_lab import (
     BOTH,
     Colour,

@@ -17,10 +17,10 @@ from semel.errors import ConfigurationError
 from semel.model import Answer, Ask, Kind, Policy, Record, Settle, State
 from semel.runtime import run_sync
 from semel.store import Query
-from semel.stores import sqlite_facts
 from semel.stores.memory import MemoryStore
 from semel.stores.sqlite import SqliteStore
-from semel.stores.sqlite_records import _BODIES, _ENDED, _LAPSED, _condition
+from semel.stores.sqlite import facts as sqlite_facts
+from semel.stores.sqlite.records import _BODIES, _ENDED, _LAPSED, _condition
 from tests.ops.sqlite_lab import ask, end, finish, opened, raw, scope, win
 
 

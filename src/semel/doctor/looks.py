@@ -124,9 +124,9 @@ async def _look_sqlite(url: str, settings: Settings, colour: Colour) -> Look:
 
 
 def _read_sqlite(path: str, table: str) -> Look:
-    from semel.stores.sqlite_errors import explain
-    from semel.stores.sqlite_facts import read_facts
-    from semel.stores.sqlite_records import Records
+    from semel.stores.sqlite.errors import explain
+    from semel.stores.sqlite.facts import read_facts
+    from semel.stores.sqlite.records import Records
 
     path = os.path.realpath(path)
     if not Path(path).exists():
@@ -149,7 +149,7 @@ def _read_sqlite(path: str, table: str) -> Look:
 
 
 def _sqlite_schema(db: sqlite3.Connection, table: str) -> Schema:
-    from semel.stores.sqlite_schema import VERSION
+    from semel.stores.sqlite.schema import VERSION
 
     named = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
     version = None
@@ -160,11 +160,11 @@ def _sqlite_schema(db: sqlite3.Connection, table: str) -> Schema:
 
 # ------------------------------------------------------------------------------------------------ PostgreSQL
 async def _look_postgres(url: str, settings: Settings, colour: Colour) -> Look:
-    from semel.stores import postgres_url
-    from semel.stores.postgres_errors import Trouble, unreachable
-    from semel.stores.postgres_facts import facts_of
-    from semel.stores.postgres_link import NotReached
-    from semel.stores.postgres_sql import SCHEMA_VERSION, statements
+    from semel.stores.postgres import url as postgres_url
+    from semel.stores.postgres.errors import Trouble, unreachable
+    from semel.stores.postgres.facts import facts_of
+    from semel.stores.postgres.link import NotReached
+    from semel.stores.postgres.sql import SCHEMA_VERSION, statements
 
     address = postgres_url.parse(url, colour)
     source = postgres_url.source(address, colour)
@@ -189,12 +189,12 @@ async def _look_postgres(url: str, settings: Settings, colour: Colour) -> Look:
 
 # ------------------------------------------------------------------------------------------- MariaDB, MySQL
 async def _look_mysql(url: str, settings: Settings, colour: Colour) -> Look:
-    from semel.stores.mysql_address import parse
-    from semel.stores.mysql_errors import Lost
-    from semel.stores.mysql_pools import LoopPool, Pool, ThreadPool
-    from semel.stores.mysql_rows import statements
-    from semel.stores.mysql_server import SCHEMA_VERSION, read_facts
-    from semel.stores.mysql_wires import need
+    from semel.stores.mysql.address import parse
+    from semel.stores.mysql.errors import Lost
+    from semel.stores.mysql.pools import LoopPool, Pool, ThreadPool
+    from semel.stores.mysql.rows import statements
+    from semel.stores.mysql.server import SCHEMA_VERSION, read_facts
+    from semel.stores.mysql.wires import need
 
     address = parse(url, colour)
     need(address.driver)

@@ -1,1 +1,1 @@
-"""One module per store, named after its technology; siblings with its name as prefix hold its parts."""
+"""One module or package per store, named after its technology; `sql` and `lua` hold their statements."""

@@ -194,7 +194,7 @@ def _create_really(connection: Connection, made: Tables, table: str) -> None:
 
 def _schema(dialect: str, table: str) -> list[str]:
     if dialect == "postgresql":
-        from semel.stores import postgres_sql
+        from semel.stores.postgres import sql as postgres_sql
 
         script = postgres_sql.schema_sql(table)
     elif dialect in {"mysql", "mariadb"}:

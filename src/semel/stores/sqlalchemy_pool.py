@@ -12,7 +12,7 @@ from sqlalchemy.pool import NullPool, PoolProxiedConnection, QueuePool
 from sqlalchemy.util import greenlet_spawn
 
 from semel.errors import ConfigurationError
-from semel.stores.postgres_link import Source
+from semel.stores.postgres.link import Source
 
 __all__ = ["engine_source"]
 
@@ -21,11 +21,11 @@ def engine_source(engine: Engine | AsyncEngine) -> Source:
     """Links on the engine's connections. A driver that semel does not speak is a ConfigurationError."""
     driver = engine.dialect.driver
     if driver == "asyncpg" and isinstance(engine, AsyncEngine):
-        from semel.stores.postgres_asyncpg import AsyncpgLoans
+        from semel.stores.postgres.asyncpg import AsyncpgLoans
 
         return AsyncpgLoans(_LoopLender(engine))
     if driver.startswith("psycopg") and driver != "psycopg2":
-        from semel.stores.postgres_psycopg import PsycopgLoans
+        from semel.stores.postgres.psycopg import PsycopgLoans
 
         if isinstance(engine, AsyncEngine):
             return PsycopgLoans(_LoopLender(engine), colour="async")
@@ -103,7 +103,7 @@ class _ThreadLender(_Lender):
         self._engine = engine
 
     async def lend(self, timeout: float) -> Any:
-        from semel.stores.postgres_psycopg import in_time
+        from semel.stores.postgres.psycopg import in_time
 
         if isinstance(self._pool, QueuePool) and self._pool.checkedin():
             return self._note(self._engine.raw_connection())

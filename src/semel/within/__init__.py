@@ -102,8 +102,8 @@ def _pipeline(face: Any, engine: Engine, pipe: Any, *, cluster: bool) -> Engine:
 
 def _home(store: object) -> str | None:
     """The database of a store of ours; None for one that we do not know."""
-    package, _, name = type(store).__module__.rpartition(".")
-    return _STORES.get(name) if package == "semel.stores" else None
+    home, _, path = type(store).__module__.partition(".stores.")
+    return _STORES.get(path.partition(".")[0]) if home == "semel" else None
 
 
 def _wrong_face(face: Any, transaction: object, colour: str) -> ConfigurationError:

@@ -241,6 +241,6 @@ def _lost() -> type[Exception]:
 
 
 def _source() -> str:
-    from semel.stores.redis_record import SETTLE
+    from semel.stores.redis.record import SETTLE
 
     return SETTLE.source

@@ -26,9 +26,9 @@ __all__ = ["main"]
 _DRIVERS = (
     "asyncio", "encodings.idna", "sqlite3", "redis", "redis.asyncio", "redis.asyncio.cluster", "hiredis", "psycopg", "asyncpg", "pymysql",
     "asyncmy", "sqlalchemy.ext.asyncio", "sqlalchemy.dialects.sqlite.aiosqlite", "aiosqlite",
-    "semel.stores.sqlite", "semel.stores.redis", "semel.stores.postgres", "semel.stores.postgres_asyncpg",
-    "semel.stores.postgres_psycopg", "semel.stores.mysql", "semel.within.drivers", "semel.within.alchemy",
-    "semel.within.redis", "semel.stores.redis_loops", "semel.stores.redis_threads", "semel.stores.mysql_pools",
+    "semel.stores.sqlite", "semel.stores.redis", "semel.stores.postgres", "semel.stores.postgres.asyncpg",
+    "semel.stores.postgres.psycopg", "semel.stores.mysql", "semel.within.drivers", "semel.within.alchemy",
+    "semel.within.redis", "semel.stores.redis.loops", "semel.stores.redis.threads", "semel.stores.mysql.pools",
 )  # fmt: skip
 
 

@@ -19,12 +19,13 @@ def _changed(text: str, *changes: tuple[str, str]) -> str:
 
 
 def _lua(name: str, *changes: tuple[str, str]) -> Sequence[Patch]:
-    from semel.stores import redis, redis_record
-    from semel.stores.redis_calls import Script
+    from semel.stores.redis import record as redis_record
+    from semel.stores.redis import store as redis_store
+    from semel.stores.redis.calls import Script
 
     real = vars(redis_record)[name]
     broken = Script(real.name, _changed(real.source, *changes))
-    return [(module, name, broken) for module in (redis_record, redis) if name in vars(module)]
+    return [(module, name, broken) for module in (redis_record, redis_store) if name in vars(module)]
 
 
 @mutant(
@@ -68,7 +69,7 @@ def _redis_lease_unseen() -> Sequence[Patch]:
 )
 def _sqlite_settle_unfenced() -> Sequence[Patch]:
     """The quick settle of SQLite does not compare the nonce."""
-    from semel.stores import sqlite_records
+    from semel.stores.sqlite import records as sqlite_records
 
     return [(sqlite_records, "_DONE", _changed(sqlite_records._DONE, ("AND nonce = :nonce ", "")))]  # noqa: SLF001
 
@@ -80,7 +81,7 @@ def _sqlite_settle_unfenced() -> Sequence[Patch]:
 )
 def _postgres_settle_unfenced() -> Sequence[Patch]:
     """settle_one in PostgreSQL updates whatever row there is."""
-    from semel.stores import postgres_sql
+    from semel.stores.postgres import sql as postgres_sql
 
     real = postgres_sql._text  # noqa: SLF001
     postgres_sql.statements.cache_clear()

@@ -1,0 +1,7 @@
+"""MariaDB and MySQL, through asyncmy or PyMySQL."""
+
+from __future__ import annotations
+
+from semel.stores.mysql.store import MysqlStore, adopt, open_url, schema_sql
+
+__all__ = ["MysqlStore", "adopt", "open_url", "schema_sql"]

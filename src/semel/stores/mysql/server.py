@@ -1,0 +1,170 @@
+"""The server itself: semel's tables in it, and the settings that decide what its word is worth."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from semel.errors import ConfigurationError
+from semel.store import Facts
+from semel.stores.mysql.errors import Duplicate, Locked
+from semel.stores.mysql.rows import Statements, statements
+from semel.stores.mysql.session import Session
+
+__all__ = ["SCHEMA_VERSION", "facts_of", "prepare", "read_facts", "schema_sql"]
+
+SCHEMA_VERSION: Final = 1
+
+_VARIABLES: Final = (
+    "version",
+    "version_comment",
+    "innodb_flush_log_at_trx_commit",
+    "innodb_flush_method",
+    "innodb_doublewrite",
+    "log_bin",
+    "sync_binlog",
+    "binlog_format",
+    "read_only",
+    "wsrep_on",
+    "wsrep_provider",
+    "rpl_semi_sync_master_enabled",
+    "rpl_semi_sync_source_enabled",
+    "max_allowed_packet",
+    "wait_timeout",
+)
+_REPLICAS: Final = ("Slaves_connected", "Rpl_semi_sync_master_clients", "Rpl_semi_sync_source_clients")
+_ON: Final = frozenset({"ON", "1", "YES"})
+
+
+def schema_sql(table: str = "semel") -> str:
+    """The DDL, for those who may not let a program create tables."""
+    words = statements(table)
+    stamp = words["stamp"] % SCHEMA_VERSION
+    return "".join(f"{text};\n\n" for text in (*words.schema(), stamp)).rstrip("\n") + "\n"
+
+
+async def prepare(session: Session, words: Statements, *, create: bool) -> int:
+    """Make sure that the tables are there and not newer than we are; returns the server's max_allowed_packet.
+
+    Safe against any number of processes that do the same: each statement may be repeated, the version comes last.
+    """
+    ((limit,),) = await session.query("SELECT @@max_allowed_packet")
+    found = await _version(session, words)
+    if found is None and create:
+        for text in words.schema():
+            with contextlib.suppress(Duplicate):  # asyncmy would log the warning that IF NOT EXISTS leaves
+                await session.execute(text.replace("IF NOT EXISTS ", "", 1))
+        with contextlib.suppress(Locked):  # another creator writes it at this moment
+            await session.write(words["stamp"], (SCHEMA_VERSION,))
+        found = SCHEMA_VERSION
+    if found is None:
+        raise ConfigurationError(
+            f"{session.where}: semel's tables are not there: run the DDL of `semel schema sql URL`, or allow create=True"
+        )
+    if found > SCHEMA_VERSION:
+        raise ConfigurationError(
+            f"{session.where}: the tables have schema version {found}, this semel knows version {SCHEMA_VERSION}: "
+            "upgrade semel, or name other tables with table="
+        )
+    return int(limit)
+
+
+async def _version(session: Session, words: Statements) -> int | None:
+    """The stored schema version; None when the table or its row is not there yet."""
+    name = words["create_schema"].split("`", 2)[1]
+    there = "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = %s"
+    if not await session.query(there, (name,)):
+        return None
+    rows = await session.query(words["version"])
+    return int(rows[0][0]) if rows else None
+
+
+async def read_facts(session: Session) -> Facts:
+    """The live settings, read from the server."""
+    marks = ", ".join(["%s"] * len(_VARIABLES))
+    rows = await session.query(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", _VARIABLES)
+    settings = {str(name).lower(): str(value) for name, value in rows}
+    settings["replicas"] = str(await _replicas(session))
+    return facts_of(settings, "mariadb" if session.wire.mariadb else "mysql")
+
+
+async def _replicas(session: Session) -> int:
+    """How many replicas follow: as the server counts them, or by the threads that serve them, if they may be seen."""
+    marks = ", ".join(["%s"] * len(_REPLICAS))
+    rows = await session.query(f"SHOW GLOBAL STATUS WHERE Variable_name IN ({marks})", _REPLICAS)
+    # MySQL warns of information_schema's list, MariaDB has no other.
+    schema = "information_schema" if session.wire.mariadb else "performance_schema"
+    threads = await session.query(f"SELECT command FROM {schema}.processlist")
+    serving = sum(str(command).startswith("Binlog Dump") for (command,) in threads)
+    return max(serving, *(int(value) for _, value in rows), 0)
+
+
+def facts_of(settings: Mapping[str, str], store: str) -> Facts:
+    """What settings (by lower-case name) are worth."""
+    galera = _galera(settings)
+    return Facts(
+        store=store,
+        version=settings.get("version", ""),
+        settings=settings,
+        durable_writes=not galera and not _durability(settings),
+        survives_failover=not galera and not _failover(settings),
+        warnings=tuple(_warnings(settings)),
+    )
+
+
+def _on(settings: Mapping[str, str], *names: str) -> bool:
+    return any(settings.get(name, "OFF").upper() in _ON for name in names)
+
+
+def _galera(settings: Mapping[str, str]) -> bool:
+    return _on(settings, "wsrep_on") and settings.get("wsrep_provider", "none") not in ("none", "")
+
+
+def _durability(settings: Mapping[str, str]) -> list[str]:
+    found: list[str] = []
+    flush = settings.get("innodb_flush_log_at_trx_commit", "1")
+    if flush != "1":
+        found.append(
+            f"innodb_flush_log_at_trx_commit={flush}: a power loss forgets acknowledged writes; set it to 1"
+        )
+    if _on(settings, "log_bin") and settings.get("sync_binlog", "1") != "1":
+        found.append(
+            f"sync_binlog={settings.get('sync_binlog')} with the binary log on: a power loss rolls acknowledged writes "
+            "back; set sync_binlog=1"
+        )
+    if settings.get("innodb_flush_method", "").lower() in ("nosync", "littlesync"):
+        found.append(
+            "innodb_flush_method does not flush: a power loss forgets acknowledged writes; set it to fsync"
+        )
+    if settings.get("innodb_doublewrite", "ON").upper() in ("OFF", "0"):
+        found.append(
+            "innodb_doublewrite=OFF: a power loss may tear a page; set it to ON unless the file system is atomic"
+        )
+    return found
+
+
+def _failover(settings: Mapping[str, str]) -> list[str]:
+    replicas = settings.get("replicas", "0")
+    if replicas == "0" or _on(settings, "rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled"):
+        return []
+    text = (
+        f"{replicas} replica(s) follow asynchronously: a failover forgets acknowledged writes; set "
+        "rpl_semi_sync_master_enabled=ON (MySQL: rpl_semi_sync_source_enabled) and a long rpl_semi_sync_master_timeout"
+    )
+    return [text]
+
+
+def _warnings(settings: Mapping[str, str]) -> Sequence[str]:
+    found = [*_durability(settings), *_failover(settings)]
+    if _galera(settings):
+        found.insert(
+            0,
+            "Galera (wsrep_on=ON): healthy clusters lose updates and read stale rows, so effects are at least once; "
+            "give semel a single writer with replicas",
+        )
+    if settings.get("binlog_format") == "STATEMENT" and _on(settings, "log_bin"):
+        found.append("binlog_format=STATEMENT refuses writes made at READ COMMITTED; set binlog_format=ROW")
+    if _on(settings, "read_only"):
+        found.append("read_only=ON: this is a replica; the URL must name the writer")
+    return found

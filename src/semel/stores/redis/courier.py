@@ -1,0 +1,320 @@
+"""Getting a call answered in spite of lost replies, moved slots, restarts and failovers: one body, both colours.
+
+The first try is the link's own fast path. What went wrong comes here, and is tried again until the caller's time
+is over: freely while no byte of the call left us or the server said "not now", once more when a reply was lost
+(a few times more when the new connection dies without a word, which is what a dying server's kernel offers).
+"""
+
+from __future__ import annotations
+
+import abc
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import hiredis
+
+from semel.errors import ConfigurationError, SemelError, StoreUnavailable
+from semel.stores.redis.address import Endpoint, Target
+from semel.stores.redis.calls import Arg, Call, Lane, Script
+from semel.stores.redis.errors import (
+    MOVING,
+    TRANSIENT,
+    Full,
+    Lost,
+    NotSent,
+    Overdue,
+    ServerError,
+    refusal,
+    unreachable,
+)
+from semel.stores.redis.topology import Topology
+
+__all__ = ["Courier", "Parcel", "Trouble", "pack"]
+
+# hiredis types the argument as a 1-tuple; it takes any.
+pack: Final = cast("Callable[[tuple[Arg, ...]], bytes]", hiredis.pack_command)
+_ASKING: Final = pack((b"ASKING",))
+_PAUSES: Final = (0.0, 0.01, 0.025, 0.05, 0.1, 0.2)  # then the last one, again and again
+_MAX_STILLBORN: Final = 3  # connections that died without a word, as those to a dying server do
+_MAX_DETOURS: Final = 16  # MOVED and ASK in a row: two nodes that point at each other must not be a hang
+
+Trouble = ServerError | NotSent | Overdue
+
+
+@dataclass(slots=True)
+class Parcel:
+    """One call on its way: what is sent, and what happened to it so far."""
+
+    script: Script | None
+    key: bytes | None
+    keys: Sequence[bytes]
+    args: Sequence[Arg]
+    lane: Lane
+    resend: bool
+    timeout: float
+    deadline: float
+    acks: int = 0
+    ack_timeout: float = 0.0
+    whole: bool = False  # the server lacks the script: send its text
+    detour: Endpoint | None = None  # ASK: this node, once
+    pinned: Endpoint | None = None  # this very node, whatever the map says
+    lost: int = 0
+    stillborn: int = 0
+    detours: int = 0
+    tries: int = 0
+    where: str = "?"
+    told: SemelError | None = None  # the best explanation so far
+    cause: BaseException | None = None
+
+    def patience(self, now: float) -> float:
+        """How long the server may be silent: half of the time, so that one more try fits; at last, all of it."""
+        return (
+            self.timeout / 2 + self.ack_timeout * bool(self.acks)
+            if not (self.lost or self.stillborn)
+            else self.deadline - now
+        )
+
+    def commands(self) -> list[bytes]:
+        if self.script is None:
+            main = pack(tuple(self.args))
+        elif self.whole:
+            main = pack((b"EVAL", self.script.source, len(self.keys), *self.keys, *self.args))
+        else:
+            main = pack((b"EVALSHA", self.script.sha1, len(self.keys), *self.keys, *self.args))
+        asking = [_ASKING] if self.detour is not None else []
+        if not self.acks:
+            return [*asking, main]
+        # WAIT counts from the connection's own last write, and a repeated call may write nothing: newer servers
+        # would then confirm what no replica has. A write that vanishes at once makes the count honest.
+        mark = pack((b"SET", _beside(self.key), b"", b"PX", 1))
+        return [*asking, main, *asking, mark, pack((b"WAIT", self.acks, int(self.ack_timeout * 1000)))]
+
+    def opened(self, replies: list[Any]) -> Any:
+        """The caller's part of the replies; an error of the script outranks the count of replicas."""
+        if not self.acks:
+            return replies[-1]
+        script = replies[1 if self.detour is not None else 0]
+        failed = next((reply for reply in (script, *replies) if isinstance(reply, ServerError)), None)
+        return failed if failed is not None else [script, replies[-1]]
+
+
+def _beside(key: bytes | None) -> bytes:
+    """A key in the slot of `key`."""
+    if key is None:
+        return b"semel:ack"
+    start = key.find(b"{")
+    end = key.find(b"}", start + 1)
+    tagged = start >= 0 and end > start + 1
+    return b"{" + (key[start + 1 : end] if tagged else key) + b"}:ack"
+
+
+class Courier(abc.ABC):
+    """What a link adds to its transport. A colour supplies the five ports below."""
+
+    def __init__(self, target: Target, *, timeout: float, connect_timeout: float) -> None:
+        self._topology = Topology(target)
+        self._target = target
+        self._timeout = timeout
+        self._connect_timeout = connect_timeout
+
+    @abc.abstractmethod
+    def _now(self) -> float: ...
+
+    @abc.abstractmethod
+    async def _pause(self, seconds: float) -> None: ...
+
+    @abc.abstractmethod
+    async def _exchange(self, node: Endpoint, parcel: Parcel, packed: list[bytes]) -> list[Any]:
+        """All replies in order (error replies as values); raises NotSent, Lost or Overdue."""
+
+    @abc.abstractmethod
+    async def _ask(self, node: Endpoint, command: tuple[bytes, ...], *, sentinel: bool, limit: float) -> Any:
+        """One command on a connection of its own, within `limit` seconds; raises NotSent or ServerError."""
+
+    @property
+    def timeout(self) -> float:
+        return self._timeout
+
+    @property
+    def topology(self) -> Any:
+        return self._target.kind
+
+    def _plain(
+        self, args: Sequence[Arg], key: bytes | None, lane: Lane, timeout: float | None, *, resend: bool
+    ) -> Parcel:
+        span = self._timeout if timeout is None else timeout
+        return Parcel(None, key, (), args, lane, resend, span, self._now() + span)
+
+    def _parcel(self, call: Call, timeout: float, deadline: float) -> Parcel:
+        key = call.keys[0] if call.keys else None
+        lane = Lane.BLOCKING if call.acks else call.lane
+        return Parcel(
+            call.script,
+            key,
+            call.keys,
+            call.args,
+            lane,
+            call.resend,
+            timeout,
+            deadline,
+            call.acks,
+            call.ack_timeout,
+        )
+
+    # --------------------------------------------------------------------------------- the body
+    async def _deliver(self, parcel: Parcel, trouble: Trouble | None = None) -> Any:
+        """The reply, or the error for the caller. `trouble` is what the first try ended in, if there was one."""
+        while True:
+            if trouble is not None:
+                await self._overcome(parcel, trouble)
+                trouble = None
+            self._in_time(parcel)
+            node = parcel.detour or parcel.pinned or self._topology.locate(parcel.key)
+            if node is None:
+                trouble = await self._refresh(parcel)
+                continue
+            parcel.where = str(node)
+            try:
+                replies = await self._exchange(node, parcel, parcel.commands())
+            except (NotSent, Overdue) as error:
+                trouble = error
+                parcel.detour = None
+                continue
+            reply = parcel.opened(replies)
+            parcel.detour = None
+            self._topology.proven = True
+            if reply.__class__ is not ServerError:
+                return reply
+            trouble = reply
+
+    async def _overcome(self, parcel: Parcel, trouble: Trouble) -> None:
+        """Get ready for the next try, or raise what the caller is to see."""
+        if isinstance(trouble, ServerError):
+            await self._answered(parcel, trouble)
+        elif isinstance(trouble, Overdue):
+            raise self._given_up(parcel) from (parcel.cause or trouble)
+        else:
+            await self._unanswered(parcel, trouble)
+
+    async def _answered(self, parcel: Parcel, error: ServerError) -> None:
+        self._topology.proven = True
+        if error.code == "NOSCRIPT" and parcel.script is not None and not parcel.whole:
+            parcel.whole = True  # EVAL runs it and leaves it in the cache for the next EVALSHA
+            return
+        if error.code in {"MOVED", "ASK"}:
+            await self._redirected(parcel, error)
+            return
+        if error.code not in TRANSIENT:
+            raise refusal(parcel.where, error)
+        parcel.cause = error
+        parcel.told = StoreUnavailable(
+            f"Redis at {parcel.where} answered {error.code} for {parcel.timeout:g} s: {error}"
+        )
+        if error.code in MOVING and self._topology.suspect():
+            await self._refresh(parcel)
+        await self._rest(parcel)
+
+    async def _redirected(self, parcel: Parcel, error: ServerError) -> None:
+        if self._target.kind != "cluster":
+            raise ConfigurationError(
+                f"Redis at {parcel.where} is a node of a cluster: write redis+cluster:// in the URL"
+            ) from error
+        parcel.detours += 1
+        if parcel.detours > _MAX_DETOURS:
+            raise StoreUnavailable(
+                f"Redis Cluster keeps redirecting ({error}): is a resharding stuck?"
+            ) from error
+        asked = parcel.detour or self._topology.locate(parcel.key) or self._target.seeds[0]
+        node = self._topology.learn(str(error), asked)
+        if error.code == "ASK":
+            parcel.detour = node
+        elif self._now() - self._topology.refreshed_at > 1.0:
+            await self._refresh(parcel)  # one slot moved: most likely others did too
+
+    async def _unanswered(self, parcel: Parcel, trouble: NotSent) -> None:
+        parcel.cause = trouble.cause
+        if isinstance(trouble, Full):
+            parcel.told = StoreUnavailable(f"{trouble.cause}: slow down, or give Redis more room")
+        elif isinstance(trouble, Lost):
+            if trouble.stillborn and parcel.stillborn < _MAX_STILLBORN:
+                parcel.stillborn += 1
+            else:
+                parcel.lost += 1
+            if parcel.lost > 1 or not parcel.resend:
+                raise StoreUnavailable(
+                    f"the connection to Redis at {parcel.where} was lost before it answered ({trouble.cause}); "
+                    "the call may have run"
+                ) from trouble.cause
+        else:
+            told, final = unreachable(parcel.where, trouble.cause, proven=self._topology.proven)
+            parcel.told = told
+            if final:
+                raise told from trouble.cause
+        if not isinstance(trouble, Full) and self._topology.suspect():
+            await self._refresh(parcel)
+        await self._rest(parcel)
+
+    async def command_everywhere(self, *args: Arg, timeout: float | None = None) -> dict[str, Any]:
+        """See `Link`."""
+        parcel = self._plain(args, None, Lane.MAIN, timeout, resend=True)
+        while self._topology.locate(None) is None:
+            trouble = await self._refresh(parcel)
+            if trouble is not None:
+                await self._overcome(parcel, trouble)  # raises when the time is over: never an empty answer
+        replies: dict[str, Any] = {}
+        for node in self._topology.masters():
+            one = self._plain(args, None, Lane.MAIN, timeout, resend=True)
+            one.pinned = node
+            replies[str(node)] = await self._deliver(one)
+        return replies
+
+    # ------------------------------------------------------------------------------------- time
+    async def _rest(self, parcel: Parcel) -> None:
+        pause = _PAUSES[min(parcel.tries, len(_PAUSES) - 1)] * random.uniform(0.75, 1.25)  # noqa: S311 - spreads callers
+        parcel.tries += 1
+        if pause:
+            await self._pause(max(0.0, min(pause, parcel.deadline - self._now())))
+        self._in_time(parcel)
+
+    def _in_time(self, parcel: Parcel) -> None:
+        if self._now() >= parcel.deadline:
+            raise self._given_up(parcel) from parcel.cause
+
+    def _given_up(self, parcel: Parcel) -> SemelError:
+        if parcel.told is not None:
+            return parcel.told
+        return StoreUnavailable(
+            f"Redis at {parcel.where} did not answer within {parcel.timeout:g} s: is it overloaded, stopped or cut off?"
+        )
+
+    async def _look_up(self) -> None:
+        """Refresh the map for the watcher. Raises `NotSent` when no server knows it."""
+        trouble = await self._refresh(self._plain((), None, Lane.MAIN, None, resend=True))
+        if isinstance(trouble, NotSent):
+            raise trouble
+
+    async def _refresh(self, parcel: Parcel) -> Trouble | None:
+        """Ask for the current map, one asker at a time. Not knowing is a trouble like an unreachable server."""
+        topology = self._topology
+        if topology.refreshing:
+            await self._rest(parcel)
+            return None
+
+        async def ask(node: Endpoint, sentinel: bool, command: tuple[bytes, ...]) -> Any:
+            limit = min(self._connect_timeout, parcel.deadline - self._now())
+            if limit <= 0:
+                raise NotSent(TimeoutError("no time left to ask"))
+            return await self._ask(node, command, sentinel=sentinel, limit=limit)
+
+        topology.refreshing = True
+        try:
+            await topology.refresh(ask)
+            topology.refreshed_at = self._now()
+        except NotSent as error:
+            parcel.where = ", ".join(map(str, self._target.seeds))
+            return error
+        finally:
+            topology.refreshing = False
+        return None

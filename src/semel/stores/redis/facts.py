@@ -1,0 +1,135 @@
+"""What a Redis server's live settings mean for records: the facts, and the refusal of a server that would eat them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from semel.errors import ConfigurationError
+from semel.store import Facts
+from semel.stores.redis.calls import Link
+from semel.stores.redis.link import ServerError
+
+__all__ = ["check", "facts"]
+
+_OLDEST: Final = 7
+_SETTINGS: Final = ("appendfsync", "save", "min-replicas-to-write", "min-replicas-max-lag")
+_KEEP: Final = "CONFIG SET maxmemory-policy noeviction"
+
+
+async def check(link: Link, *, accept_eviction: bool) -> None:
+    """Refuse a server that is too old or that drops records by itself (R15 of the design's section 6)."""
+    for where, info in (await _info(link)).items():
+        version = _version(info)
+        if version and int(version.partition(".")[0]) < _OLDEST:
+            raise ConfigurationError(
+                f"Redis at {where} is version {version}: semel needs Redis {_OLDEST}.0 or newer, or any Valkey (sharded "
+                "pub/sub, PXAT); upgrade the server"
+            )
+        if _evicts(info) and not accept_eviction:
+            policy = info["maxmemory_policy"]
+            raise ConfigurationError(
+                f"Redis at {where} drops keys when its memory is full (maxmemory {info['maxmemory']}, maxmemory-policy "
+                f"{policy}), so a key could run twice. Run `{_KEEP}` and `CONFIG REWRITE`, use another "
+                "server, or accept the loss with ?eviction=accept in the URL"
+            )
+
+
+async def facts(link: Link, *, acks: int) -> Facts:
+    """Read the live settings of every master; the weakest one decides."""
+    infos = await _info(link)
+    settings = await _settings(link)
+    warnings: list[str] = []
+    if not infos:
+        warnings.append(
+            "this user may not run INFO: nothing is known about eviction and persistence; allow +info"
+        )
+    if not settings:
+        warnings.append("this user may not run CONFIG GET: appendfsync is unknown; allow +config|get")
+    for info in infos.values():
+        warnings += _warn_about(info)
+    fsync = {value for one in settings.values() if (value := one.get("appendfsync"))}
+    durable = bool(infos) and all(info.get("aof_enabled") == "1" for info in infos.values())
+    if durable and settings and fsync != {"always"}:
+        warnings.append(
+            "appendfsync is not always: a power loss takes up to a second of writes; CONFIG SET appendfsync always"
+        )
+    replicated = link.topology != "standalone" or any(
+        int(info.get("connected_slaves", 0)) for info in infos.values()
+    )
+    if replicated and not acks:
+        warnings.append(
+            "replicas follow without being waited for: a failover can lose acknowledged writes; set acks=1"
+        )
+    some: Mapping[str, str] = next(iter(infos.values()), {})
+    return Facts(
+        store="valkey" if some.get("server_name") == "valkey" else "redis",
+        version=some.get("valkey_version") or _version(some),
+        settings=_told(link, some, next(iter(settings.values()), {}), acks),
+        durable_writes=durable and fsync == {"always"},
+        survives_failover=not replicated or acks > 0,
+        evicts=any(map(_evicts, infos.values())),
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
+
+
+def _told(link: Link, info: Mapping[str, str], settings: Mapping[str, str], acks: int) -> dict[str, str]:
+    told = {"topology": link.topology, "acks": str(acks)}
+    names = ("maxmemory", "maxmemory_policy", "aof_enabled", "connected_slaves", "cluster_enabled")
+    told |= {name.replace("_", "-"): info[name] for name in names if name in info}
+    return told | {name: settings[name] for name in _SETTINGS if name in settings}
+
+
+def _warn_about(info: Mapping[str, str]) -> Iterable[str]:
+    policy = info.get("maxmemory_policy", "noeviction")
+    if _evicts(info):
+        yield f"maxmemory-policy is {policy}: Redis may drop a record before it ends, and its key runs again; {_KEEP}"
+    elif policy != "noeviction":
+        yield f"maxmemory-policy is {policy}: harmless until somebody sets maxmemory; {_KEEP}"
+    if info.get("aof_enabled") == "0":
+        yield "appendonly is off: a restart loses what came after the last snapshot; CONFIG SET appendonly yes"
+
+
+def _evicts(info: Mapping[str, str]) -> bool:
+    return info.get("maxmemory_policy", "noeviction") != "noeviction" and info.get("maxmemory", "0") != "0"
+
+
+def _version(info: Mapping[str, str]) -> str:
+    return info.get("redis_version", "")
+
+
+async def _info(link: Link) -> dict[str, dict[str, str]]:
+    replies = await _everywhere(link, "INFO")
+    return {
+        where: _pairs(line.partition(":")[::2] for line in _text(reply).splitlines())
+        for where, reply in replies.items()
+    }
+
+
+async def _settings(link: Link) -> dict[str, dict[str, str]]:
+    replies = await _everywhere(link, "CONFIG", "GET", *_SETTINGS)
+    return {
+        where: dict(zip(map(_text, reply[::2]), map(_text, reply[1::2]), strict=True))
+        for where, reply in replies.items()
+    }
+
+
+async def _everywhere(link: Link, *words: str) -> dict[str, Any]:
+    """Managed servers forbid some of these commands: then nothing is known, and that is told as a warning."""
+    try:
+        return await link.command_everywhere(*words)
+    except (ServerError, ConfigurationError) as error:
+        reply = error if isinstance(error, ServerError) else error.__cause__
+        if isinstance(reply, ServerError) and (
+            reply.code == "NOPERM" or "unknown command" in str(reply).lower()
+        ):
+            return {}
+        raise
+
+
+def _pairs(found: Iterable[tuple[str, ...]]) -> dict[str, str]:
+    return {name: value for name, value in found if value}
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")

@@ -1,0 +1,394 @@
+"""The packed record in Redis, and the packed arguments of its scripts: bytes in, bytes out, no I/O.
+
+The layout is told once, at the head of `lua/record.lua`; each script's arguments at its own head. Everything here is on
+the hot path, hence the long positional calls: a replay has about four microseconds for all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from math import inf
+from struct import Struct
+from struct import error as StructError  # noqa: N812 - struct spells its exception like a module
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from semel.errors import OutcomeUnknown, StoreUnavailable
+from semel.keys import Scope, mask
+from semel.model import (
+    Answer,
+    Ask,
+    Busy,
+    Event,
+    Expired,
+    Failure,
+    Kind,
+    Mismatch,
+    Note,
+    Policy,
+    Record,
+    Renewal,
+    Replay,
+    Settle,
+    State,
+    Unknown,
+    Verdict,
+    Won,
+    bury,
+    view,
+)
+from semel.stores.redis.calls import Script
+
+__all__ = [
+    "CLAIM",
+    "COUNT",
+    "LARGE_SIZE",
+    "NOTE",
+    "PEEK",
+    "RENEW",
+    "SETTLE",
+    "SHARD",
+    "SWEEP",
+    "TRAIL",
+    "Large",
+    "Unreadable",
+    "answer",
+    "pack_ask",
+    "pack_end",
+    "pack_note",
+    "pack_peek",
+    "pack_renewal",
+    "pack_time",
+    "read_peek",
+    "read_record",
+    "read_trail",
+    "unreadable",
+    "verdict",
+]
+
+LARGE_SIZE: Final = 1 << 16
+"""What is longer travels on a connection of its own, so that nothing small waits behind it."""
+
+
+def _text(name: str) -> str:
+    """A Lua file with its `--@include x` lines replaced by x.lua (why not functions: see record.lua)."""
+    lines = files("semel.stores").joinpath(f"lua/{name}.lua").read_text("utf-8").splitlines()
+    return "\n".join(_text(line.split()[1]) if line.startswith("--@include ") else line for line in lines)
+
+
+def _script(name: str, *before: str) -> Script:
+    return Script(name, "\n".join(map(_text, (*before, name))))
+
+
+CLAIM: Final = _script("claim", "record")
+SETTLE: Final = _script("settle", "record")
+RENEW: Final = _script("renew", "record")
+NOTE: Final = _script("note", "record")
+PEEK: Final = _script("peek", "record")
+SHARD: Final = _script("shard")
+SWEEP: Final = _script("sweep")
+TRAIL: Final = _script("trail")
+COUNT: Final = _script("count")
+
+_HEAD: Final = Struct("<BBBBIBBBHHHQddd")
+_WIDE: Final = Struct("<ddIddHHHII")
+_ASK: Final = Struct("<dddBBBBBBHHHHI")
+_END: Final = Struct("<ddddBBBBBHHHHHHIII")
+_RENEWAL: Final = Struct("<dddB")
+_NOTE: Final = Struct("<dB")
+_LINE: Final = Struct("<ddBBIHI")
+_FRESH: Final = Struct("<Qddd")
+_BUSY: Final = Struct("<dIB")
+_TIME: Final = Struct("<d")
+
+# Place 0 is never stored.
+_STATES: Final = (
+    State.EXPIRED,
+    State.RUNNING,
+    State.DONE,
+    State.FAILED,
+    State.UNKNOWN,
+    State.RELEASED,
+    State.EXPIRED,
+)
+_RUNNING: Final = 1
+_POLICIES: Final = (Policy.RETRY, Policy.PROBE, Policy.HOLD)
+_POLICY_CODE: Final = {policy: code for code, policy in enumerate(_POLICIES)}
+_KIND_CODE: Final = {Kind.DONE: 2, Kind.FAILED: 3, Kind.UNKNOWN: 4, Kind.RELEASED: 5, Kind.FORGOTTEN: 7}
+_KINDS: Final = {code: kind for kind, code in _KIND_CODE.items()}
+_RESOLVED, _HAS_WIDE, _BURIED = 4, 8, 16
+_NO_REF: Final = 0xFFFF
+_AS_IT_IS: Final = 0xFF
+_REPAIR, _NEW_STEPS, _INDEX_REF = 1, 2, 4
+_ECHO: Final = 8
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_labels: Final = msgspec.msgpack.Decoder(dict[str, str]).decode
+_decode_error: Final = msgspec.msgpack.Decoder(tuple[str, str | None, str]).decode
+
+
+class Unreadable(Exception):
+    """Bytes under our key that are no record: damaged, foreign, or of a format that this version does not know."""
+
+
+# --------------------------------------------------------------------------------------------- arguments
+
+
+def pack_ask(ask: Ask, skew: float, *, large: bool = False) -> bytes:
+    scope = ask.scope
+    nonce, print_, takeover = ask.nonce, ask.fingerprint, ask.takeover
+    tenant, operation, key = scope.tenant.encode(), scope.operation.encode(), scope.key.encode()
+    secret = ask.secret_id.encode()
+    labels = _encode(ask.labels) if ask.labels else b""
+    head = _ASK.pack(
+        ask.lease, ask.retention, skew,
+        _POLICY_CODE[ask.policy], ask.fingerprint_version, len(print_), len(nonce), len(takeover), large,
+        len(tenant), len(operation), len(key), len(secret), len(labels),
+    )  # fmt: skip
+    return b"".join((head, nonce, print_, tenant, operation, key, secret, labels, takeover))
+
+
+def pack_end(end: Settle, skew: float, *, index_ref: bool = False) -> bytes:
+    nonce, steps = end.nonce, end.steps
+    marker = end.marker.encode()
+    ref = b"" if end.ref is None else end.ref.encode()
+    error = b"" if end.error is None else _encode((end.error.type, end.error.code, end.error.message))
+    policy = _AS_IT_IS if end.policy is None else _POLICY_CODE[end.policy]
+    options = (0 if steps is None else _NEW_STEPS) | (_INDEX_REF if index_ref else 0)
+    ref_size = _NO_REF if end.ref is None else _ref_size(ref)
+    times = end.retention, end.tombstone, end.after, skew
+    if not (end.new_nonce or end.repair or end.actor):  # an owner's own settle
+        head = _END.pack(
+            *times, _KIND_CODE[end.kind], policy, options, len(nonce), 0,
+            len(marker), ref_size, 0, 0, 0, 0, len(error), len(steps or b""), 0,
+        )  # fmt: skip
+        return b"".join((head, nonce, marker, ref, error, steps or b""))
+    tenant, operation, key = end.scope.tenant.encode(), end.scope.operation.encode(), end.scope.key.encode()
+    actor, reason = end.actor.encode(), end.reason.encode()
+    head = _END.pack(
+        *times, _KIND_CODE[end.kind], policy, options | (_REPAIR if end.repair else 0), len(nonce), len(end.new_nonce),
+        len(marker), ref_size, len(tenant), len(operation), len(key), len(actor),
+        len(error), len(steps or b""), len(reason),
+    )  # fmt: skip
+    parts = (
+        head,
+        nonce,
+        end.new_nonce,
+        marker,
+        ref,
+        error,
+        steps or b"",
+        tenant,
+        operation,
+        key,
+        actor,
+        reason,
+    )
+    return b"".join(parts)
+
+
+def _ref_size(ref: bytes) -> int:
+    if len(ref) >= _NO_REF:
+        raise ValueError(
+            f"a ref of {len(ref)} bytes is too long, {_NO_REF - 1} is the most: store a shorter pointer"
+        )
+    return len(ref)
+
+
+def pack_renewal(renewal: Renewal, skew: float) -> bytes:
+    return _RENEWAL.pack(renewal.lease, renewal.retention, skew, len(renewal.nonce)) + renewal.nonce
+
+
+def pack_note(note: Note, skew: float) -> bytes:
+    return _NOTE.pack(skew, len(note.nonce)) + note.nonce
+
+
+def pack_time(skew: float) -> bytes:
+    return _TIME.pack(skew)
+
+
+def pack_peek(skew: float, *, large: bool) -> bytes:
+    return _NOTE.pack(skew, large)
+
+
+# ----------------------------------------------------------------------------------------------- records
+
+
+def read_record(raw: bytes, at: int, scope: Scope | None, scope_hash: bytes, now: float = inf) -> Record:
+    """The record that begins at `at`. `scope` spares reading the names again; `now` ends a tombstone's retention."""
+    try:
+        head = _HEAD.unpack_from(raw, at)
+        (
+            magic, version, state, flags, attempts, print_version, print_size, nonce_size,
+            tenant_size, operation_size, key_size, token, created, updated, expires,
+        ) = head  # fmt: skip
+        if magic != 0x5E or version != 1:
+            raise Unreadable
+        wide = flags & _HAS_WIDE
+        nonce_at = at + (99 if wide else 49)
+        print_at = nonce_at + nonce_size
+        names_at = print_at + print_size
+        end = names_at + tenant_size + operation_size + key_size
+        if scope is None:
+            operation_at = names_at + tenant_size
+            key_at = operation_at + operation_size
+            scope = Scope(
+                scope_hash,
+                raw[names_at:operation_at].decode(),
+                raw[operation_at:key_at].decode(),
+                raw[key_at:end].decode(),
+            )
+        if not wide:
+            return Record(
+                _STATES[state], raw[nonce_at:print_at], attempts, token, created, updated, updated, expires,
+                _POLICIES[flags & 3], raw[print_at:names_at], print_version, updated, 0.0, 0.0, 0.0,
+                flags & _RESOLVED != 0, "", raw[end:], None, None, None, b"", "", scope,
+            )  # fmt: skip
+        return _wide(raw, at, head, (nonce_at, print_at, names_at, end), scope, now)
+    except (StructError, UnicodeDecodeError, IndexError, msgspec.MsgspecError) as error:
+        raise Unreadable from error
+
+
+def _wide(
+    raw: bytes, at: int, head: tuple[Any, ...], places: tuple[int, int, int, int], scope: Scope, now: float
+) -> Record:
+    _, _, state, flags, attempts, print_version, _, _, _, _, _, token, created, updated, expires = head
+    (
+        lease_until, noted, steps_size, tombstone, not_before,
+        ref_size, marker_size, secret_size, labels_size, error_size,
+    ) = _WIDE.unpack_from(raw, at + 49)  # fmt: skip
+    nonce_at, print_at, names_at, ref_at = places
+    marker_at = ref_at + (0 if ref_size == _NO_REF else ref_size)
+    secret_at = marker_at + marker_size
+    labels_at = secret_at + secret_size
+    error_at = labels_at + labels_size
+    steps_at = error_at + error_size
+    result_at = steps_at + steps_size
+    if flags & _BURIED and now < expires:
+        expires = now  # the body is gone, whatever a clock that was set back would say
+    return Record(
+        _STATES[state], raw[nonce_at:print_at], attempts, token, created, updated, lease_until, expires,
+        _POLICIES[flags & 3], raw[print_at:names_at], print_version, None if state == _RUNNING else updated,
+        tombstone, not_before, noted, flags & _RESOLVED != 0, raw[marker_at:secret_at].decode(), raw[result_at:],
+        None if ref_size == _NO_REF else raw[ref_at:marker_at].decode(),
+        Failure(*_decode_error(raw[error_at:steps_at])) if error_size else None,
+        _decode_labels(raw[labels_at:error_at]) if labels_size else None,
+        raw[steps_at:result_at], raw[secret_at:labels_at].decode(), scope,
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------- replies
+
+
+class Large:
+    """The record is too long for the shared connection: ask again on the other one."""
+
+
+_LARGE: Final = Large()
+_UNREADABLE: Final = Unknown(None, Policy.HOLD, unreadable=True)
+
+
+def verdict(ask: Ask, reply: bytes) -> Verdict | Large:
+    """What claim.lua answered. `StoreUnavailable` when it is the answer to another question."""
+    scope, nonce = ask.scope, ask.nonce
+    hashed = scope.hash
+    at = _ECHO + len(nonce)
+    if reply[:_ECHO] != hashed[:_ECHO] or reply[_ECHO:at] != nonce:
+        _crossed(scope)
+    letter = reply[at : at + 1]
+    at += 1
+    try:
+        if letter == b"P":
+            return Replay(read_record(reply, at, scope, hashed))
+        if letter == b"F":
+            token, now, until, gone = _FRESH.unpack_from(reply, at)
+            return Won(_fresh(ask, token, now, until, gone))
+        if letter == b"B":
+            left, attempts, delayed = _BUSY.unpack_from(reply, at)
+            return Busy(left, attempts, bool(delayed))
+        if letter == b"W":
+            return Won(read_record(reply, at, scope, hashed))
+        if letter == b"U":
+            return Unknown(read_record(reply, at + 1, scope, hashed), _POLICIES[reply[at]])
+    except Unreadable:
+        return _UNREADABLE
+    if letter == b"M":
+        return Mismatch()
+    if letter == b"E":
+        return Expired(_TIME.unpack_from(reply, at)[0])
+    return _LARGE if letter == b"L" else _UNREADABLE
+
+
+def _fresh(ask: Ask, token: int, now: float, until: float, gone: float) -> Record:
+    return Record(
+        State.RUNNING, ask.nonce, 1, token, now, now, until, gone,
+        ask.policy, ask.fingerprint, ask.fingerprint_version, None, 0.0, 0.0, 0.0,
+        False, "", b"", None, None, ask.labels or None, b"", ask.secret_id, ask.scope,
+    )  # fmt: skip
+
+
+_ANSWERS: Final[Mapping[bytes, Answer]] = {
+    b"O": Answer.OK, b"L": Answer.LOST, b"G": Answer.GONE, b"R": Answer.REFUSED,
+}  # fmt: skip
+
+
+def answer(scope: Scope, nonce: bytes, reply: bytes) -> Answer:
+    """What settle, renew and note answered; raises as `verdict` does, and OutcomeUnknown for an unreadable record."""
+    if reply[:_ECHO] != scope.hash[:_ECHO] or reply[_ECHO:-1] != nonce:
+        _crossed(scope)
+    found = _ANSWERS.get(reply[-1:])
+    if found is None:
+        raise unreadable(scope)
+    return found
+
+
+def _crossed(scope: Scope) -> NoReturn:
+    raise StoreUnavailable(
+        f"crossed reply: Redis answered a call on {scope!r} with the reply to another one. A proxy between us and the "
+        "server mixes up connections; nothing of it was used"
+    )
+
+
+def unreadable(scope: Scope) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"the record of key {mask(scope.key)!r} (operation {scope.operation!r}, scope {scope.hash.hex()}) cannot be read: "
+        "it is damaged, or a newer version wrote it; find out what happened, then call resolve(key, …) or forget(key)",
+        unreadable=True,
+    )
+
+
+def read_peek(scope: Scope, reply: bytes) -> tuple[Record | None, float] | Large:
+    """What peek.lua answered; raises as `answer` does."""
+    if reply[:_ECHO] != scope.hash[:_ECHO]:
+        _crossed(scope)
+    letter = reply[_ECHO : _ECHO + 1]
+    (now,) = _TIME.unpack_from(reply, _ECHO + 1)
+    if letter == b"N":
+        return None, now
+    if letter == b"L":
+        return _LARGE
+    if letter == b"X":
+        raise unreadable(scope)
+    try:
+        record = read_record(reply, _ECHO + 9, None, scope.hash, now)
+        # Redis removes the body within a millisecond of its end; until then it is gone all the same (R19).
+        return bury(record) if view(record, now) is State.EXPIRED else record, now
+    except Unreadable as error:
+        raise unreadable(scope) from error.__cause__
+
+
+def read_trail(reply: Sequence[bytes]) -> tuple[Sequence[Event], float]:
+    """What trail.lua answered: a trail is kept or dropped whole, as long as its youngest line wants."""
+    (now,) = _TIME.unpack(reply[0])
+    lines = [(_TIME.unpack_from(line)[0], _read_event(line)) for line in reply[1:]]
+    kept = max((until for until, _ in lines), default=0.0)
+    return tuple(event for _, event in lines) if now < kept else (), now
+
+
+def _read_event(line: bytes) -> Event:
+    _, at, kind, state, attempt, actor_size, _ = _LINE.unpack_from(line)
+    reason_at = _LINE.size + actor_size
+    actor, reason = line[_LINE.size : reason_at].decode(), line[reason_at:].decode()
+    return Event(at, _KINDS[kind], _STATES[state] if state else None, actor, reason, attempt)

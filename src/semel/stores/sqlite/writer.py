@@ -1,0 +1,295 @@
+"""Group commit: everything that the threads and loops of this process want written now goes into one transaction.
+
+A thread that finds nobody else writing commits its own job at once, because a thread hop costs more than the
+statements. Everybody else queues, and the writer thread takes all that is queued. Nothing is answered before its
+commit is on disk; a job whose caller has left is written all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sqlite3
+import threading
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Protocol, TypeVar
+
+from semel.stores.sqlite.errors import explained, is_busy, overdue
+
+__all__ = ["Connections", "Job", "Writer", "patiently", "roll_back"]
+
+T = TypeVar("T")
+
+GROUP: Final = 256
+"""Jobs in one commit at most."""
+_log = logging.getLogger("semel.stores.sqlite")
+
+
+class Job:
+    """What one caller wants written: `step(connection, item)` for each item, answers in order.
+
+    An item that fails fails alone (its exception stands among the answers); `error` is what befell the whole job.
+    `after` is called when the job is committed, before its caller goes on.
+    """
+
+    __slots__ = ("after", "answers", "deadline", "done", "error", "future", "items", "step")
+
+    def __init__(
+        self,
+        step: Callable[[sqlite3.Connection, Any], Any],
+        items: Sequence[Any],
+        deadline: float,
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        self.step = step
+        self.items = items
+        self.deadline = deadline
+        self.after = after
+        self.answers: list[Any] = []
+        self.error: BaseException | None = None
+        self.done: threading.Lock | None = None
+        self.future: asyncio.Future[None] | None = None
+
+    def result(self) -> list[Any]:
+        if self.error is not None:
+            raise self.error
+        return self.answers
+
+
+class Connections(Protocol):
+    """What a writer needs of the file it writes to; all of it under the writer's lock."""
+
+    path: str
+
+    def connected(self, deadline: float) -> sqlite3.Connection:
+        """The connection for writing, or a SemelError or sqlite3.Error."""
+        ...
+
+    def stored(self, rows: int) -> None:
+        """After a commit of so many items: StoreUnavailable if it went to a log that is no longer there."""
+        ...
+
+    def tidy(self, db: sqlite3.Connection) -> None:
+        """After the answers: whatever need not delay them."""
+        ...
+
+    def drop(self) -> None:
+        """The connection is not to be trusted any more."""
+        ...
+
+
+class Writer:
+    """One per file. `lock` is held by whoever uses the writing connection."""
+
+    def __init__(self, home: Connections) -> None:
+        self.lock = threading.Lock()
+        # The file owns the writer, not the other way round: a forgotten file can be collected and closes itself.
+        self._home = weakref.ref(home)
+        self._path = home.path
+        self._gate = threading.RLock()
+        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    # ---------------------------------------------------------------------------------- callers
+    def commit(self, job: Job) -> list[Any]:
+        """Write and wait for it, in the calling thread."""
+        if self.lock.acquire(blocking=False):
+            try:
+                self._commit([job])
+            finally:
+                self.lock.release()
+            return job.result()
+        job.done = threading.Lock()
+        job.done.acquire()
+        self._submit(job)
+        if not job.done.acquire(timeout=max(0.0, job.deadline - time.monotonic())):
+            raise overdue(self._path)
+        return job.result()
+
+    async def commit_async(self, job: Job) -> list[Any]:
+        """Write and wait for it in the running loop. A caller that is cancelled leaves the write on its way."""
+        loop = asyncio.get_running_loop()
+        job.future = future = loop.create_future()
+        self._submit(job)
+        timer = loop.call_later(job.deadline - time.monotonic(), _give_up, future, self._path)
+        try:
+            await future
+        finally:
+            timer.cancel()
+        return job.result()
+
+    def _submit(self, job: Job) -> None:
+        with self._gate:
+            self._queue.put(job)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=_serve,
+                    args=(self._home, self, self._queue),
+                    name="semel-sqlite-writer",
+                    daemon=True,
+                )
+                self._thread.start()
+
+    def stop(self, patience: float) -> None:
+        """Finish what is queued and end the thread; the next job starts another one."""
+        with self._gate:
+            thread, self._thread = self._thread, None
+            queue, self._queue = self._queue, SimpleQueue()
+        queue.put(None)
+        if thread is not None:
+            thread.join(patience)
+
+    def abandon(self) -> None:
+        """End the thread without waiting or locking: for finalizers, which may run anywhere."""
+        self._queue.put(None)
+
+    # ------------------------------------------------------------------------------- the thread
+    def commit_queued(self, first: Job, queue: SimpleQueue[Job | None]) -> bool:
+        """One group; False when the end of the queue was in it."""
+        with self.lock:
+            jobs, more = [first], True
+            try:
+                while more and len(jobs) < GROUP:
+                    if (job := queue.get_nowait()) is None:
+                        more = False
+                    else:
+                        jobs.append(job)
+            except Empty:
+                pass
+            self._commit(jobs)
+        return more
+
+    def _commit(self, jobs: list[Job]) -> None:
+        """Every job gets its answers or its error; nothing is raised. Under the lock."""
+        home = self._home()
+        now = time.monotonic()
+        live = [job for job in jobs if job.deadline > now]
+        for job in jobs:
+            if job.deadline <= now:
+                job.error = overdue(self._path)  # as its caller was told already
+        if home is None or not live:
+            _answer(jobs)
+            return
+        db: sqlite3.Connection | None = None
+        try:
+            deadline = max(job.deadline for job in live)
+            db = home.connected(deadline)
+            patiently(db, "BEGIN IMMEDIATE", deadline)
+        except BaseException as error:  # noqa: BLE001 - it is handed to those who wait
+            self._fail(home, live, error)
+            db = None
+        else:
+            self._write(home, db, live)
+        _answer(jobs)
+        if db is not None:
+            home.tidy(db)
+
+    def _write(self, home: Connections, db: sqlite3.Connection, jobs: list[Job]) -> None:
+        rows = sum(len(job.items) for job in jobs)
+        try:
+            for job in jobs:
+                job.answers = [self._try(db, job, item) for item in job.items]
+            db.execute("COMMIT")
+            home.stored(rows)
+        except BaseException as error:  # noqa: BLE001 - it is handed to those who wait
+            roll_back(db)
+            if isinstance(error, sqlite3.Error) and rows > 1:
+                # Perhaps it was one item, such as a result too large for the disk: each one for itself, then.
+                for job in jobs:
+                    job.answers = [self._alone(db, job, item) for item in job.items]
+            else:
+                self._fail(home, jobs, error)
+
+    def _try(self, db: sqlite3.Connection, job: Job, item: Any) -> Any:
+        try:
+            return job.step(db, item)
+        except sqlite3.Error as error:
+            # A statement that failed undid itself; trouble with the file, or a lost transaction, is everybody's.
+            if isinstance(error, sqlite3.OperationalError) or not db.in_transaction:
+                raise
+            return explained(error, self._path)
+        except Exception as error:  # noqa: BLE001 - one bad item fails alone
+            return error
+
+    def _alone(self, db: sqlite3.Connection, job: Job, item: Any) -> Any:
+        if time.monotonic() >= job.deadline:
+            return overdue(self._path)
+        try:
+            patiently(db, "BEGIN IMMEDIATE", job.deadline)
+            answer = job.step(db, item)
+            db.execute("COMMIT")
+        except Exception as error:  # noqa: BLE001 - one bad item fails alone
+            roll_back(db)
+            return explained(error, self._path)
+        return answer
+
+    def _fail(self, home: Connections, jobs: Iterable[Job], error: BaseException) -> None:
+        for job in jobs:
+            job.error = explained(error, self._path)
+        if not is_busy(error):
+            home.drop()  # what the connection believes may be as wrong as what it met: begin afresh
+
+
+def _serve(home: weakref.ref[Connections], writer: Writer, queue: SimpleQueue[Job | None]) -> None:
+    """The writer thread. It keeps the file alive only while it works, so that a forgotten one can be collected."""
+    while (job := queue.get()) is not None:
+        held = home()
+        more = writer.commit_queued(job, queue)
+        del held, job
+        if not more:
+            return
+
+
+def _answer(jobs: Iterable[Job]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = defaultdict(list)
+    for job in jobs:
+        if job.after is not None and job.error is None:
+            try:
+                job.after()
+            except Exception:  # noqa: BLE001 - a watcher's error must not end the writer
+                _log.exception("semel: waking those who wait for a key failed; they find out by polling")
+        if job.done is not None:
+            job.done.release()
+        elif job.future is not None:
+            by_loop[job.future.get_loop()].append(job.future)
+    for loop, futures in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_finish, futures)
+        except RuntimeError:  # the loop was closed meanwhile: nobody waits there any more
+            continue
+
+
+def _finish(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+
+
+def _give_up(future: asyncio.Future[None], path: str) -> None:
+    if not future.done():
+        future.set_exception(overdue(path))
+
+
+def patiently(db: sqlite3.Connection, sql: str, deadline: float) -> list[Any]:
+    """Run a statement until the file is not busy. SQLite's own busy handler sleeps up to 100 ms and starves the unlucky."""
+    pause = 0.0002
+    while True:
+        try:
+            return db.execute(sql).fetchall()
+        except sqlite3.OperationalError as error:
+            left = deadline - time.monotonic()
+            if not is_busy(error) or left <= 0:
+                raise
+            time.sleep(min(left, pause * (0.5 + random.random())))  # noqa: S311 - jitter
+            pause = min(pause * 1.5, 0.001)
+
+
+def roll_back(db: sqlite3.Connection) -> None:
+    """End the transaction, unless SQLite has done so by itself, as it does in some kinds of trouble."""
+    if db.in_transaction:
+        db.execute("ROLLBACK")
