@@ -90,9 +90,10 @@ class Engine:
     async def execute(self, call: Call) -> Outcome[Any]:
         ask = self._ask(call)
         verdict = await self.claim(ask)
+        if type(verdict) is Replay:
+            return self.replay(call, verdict.record)
         if type(verdict) is not Won:
-            if type(verdict) is not Replay:
-                ask, verdict = await self._contend(call, ask, verdict)
+            ask, verdict = await self._contend(call, ask, verdict)
             if type(verdict) is Replay:
                 return self.replay(call, verdict.record)
         if self.runtime.detaches(call.fn, call.options.inline):

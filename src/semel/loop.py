@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
@@ -33,6 +33,11 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 def is_async(fn: Callable[..., Any]) -> bool:
     """Whether calling `fn` gives a coroutine, seen through partials, methods and callable objects."""
+    code = getattr(fn, "__code__", None)
+    if (
+        code is not None and code.co_flags & CO_COROUTINE
+    ):  # the common case first: this is asked at every call
+        return True
     while isinstance(fn, partial):
         fn = fn.func
     code = getattr(fn, "__code__", None)
@@ -146,11 +151,9 @@ class LoopRuntime:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pool: Callable[[], ThreadPoolExecutor]) -> None:
         self.loop = loop
+        self.now: Callable[[], float] = loop.time
         self._pool = pool
         self._tasks: set[asyncio.Task[Any]] = set()
-
-    def now(self) -> float:
-        return self.loop.time()
 
     def entropy(self, size: int) -> bytes:
         return os.urandom(size)
@@ -206,13 +209,18 @@ class LoopRuntime:
     def detaches(self, fn: Callable[..., Any], inline: bool) -> bool:
         return not inline and not is_async(fn)
 
-    async def call(
+    def call(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inline: bool
+    ) -> Awaitable[Any]:
+        if inline or not is_async(fn):
+            return self._call_plain(fn, args, kwargs, inline)
+        coroutine: Awaitable[Any] = fn(*args, **kwargs)
+        return coroutine
+
+    async def _call_plain(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inline: bool
     ) -> Any:
-        if inline or is_async(fn):
-            value = fn(*args, **kwargs)
-        else:
-            value = await self._in_thread(fn, args, kwargs)
+        value = fn(*args, **kwargs) if inline else await self._in_thread(fn, args, kwargs)
         return await value if isawaitable(value) else value
 
     async def _in_thread(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from inspect import iscoroutine
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -116,9 +116,11 @@ class Runtime(Protocol):
         """Whether `call` would run `fn` where a cancelled caller cannot stop it."""
         ...
 
-    async def call(
+    def call(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inline: bool
-    ) -> Any: ...
+    ) -> Awaitable[Any]:
+        """To be awaited at once. What `fn` raises may come from here or from the wait."""
+        ...
 
     def drive(self, coroutine: Coroutine[Any, Any, T]) -> Any:
         """Give a coroutine to user code of this colour: its value, or the coroutine to await."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 import datetime as dt
 import struct
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
+from gc import get_referents
 from types import NoneType
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -49,6 +50,7 @@ class Tag:
 
 _pack: Final = msgspec.msgpack.Encoder().encode
 _LEAVES: Final[frozenset[type]] = frozenset({str, int, float, bool, NoneType, bytes})
+_CONTAINERS: Final[frozenset[type]] = frozenset({dict, list})
 _only_leaves: Final = _LEAVES.issuperset
 MAX_PARTS: Final = 1_000_000
 _TOO_MANY: Final = f"has more than {MAX_PARTS:,} parts: return less, or a reference to it"
@@ -65,28 +67,30 @@ def _spend(budget: list[int], parts: int) -> None:
 def _is_plain(value: Any, room: int, budget: list[int]) -> bool:
     """Only leaves, lists and dicts of leaves: MessagePack keeps all of them exactly.
 
-    `issuperset(map(type, …))` runs in C: a third of the time of a loop.
+    Level by level, because `get_referents` (the parts of many containers at once; of a dict its values, and its keys
+    unless all of them are exact strings) and `issuperset(map(type, …))` run in C: half of the time of a recursion.
     """
     kind = type(value)
-    if kind is dict:
-        if not _only_leaves(map(type, value)):
-            return False
-        parts: Iterable[Any] = value.values()
-    elif kind is list:
-        parts = value
-    else:
+    if kind not in _CONTAINERS:
         return kind in _LEAVES
-    budget[0] -= len(value)  # _spend, without the call
-    if budget[0] < 0:
-        raise Refused(_TOO_MANY)
-    if _only_leaves(map(type, parts)):
-        return True
-    if room <= 0:
-        return False
-    for part in parts:  # noqa: SIM110 - all() with a generator takes twice as long
-        if type(part) not in _LEAVES and not _is_plain(part, room - 1, budget):
+    nodes = [value]
+    while True:
+        budget[0] -= sum(map(len, nodes))  # _spend, without the call
+        if budget[0] < 0:
+            raise Refused(_TOO_MANY)
+        parts = get_referents(*nodes)
+        if _only_leaves(map(type, parts)):
+            return True
+        if room <= 0:
             return False
-    return True
+        room -= 1
+        nodes = []
+        for part in parts:
+            kind = type(part)
+            if kind in _CONTAINERS:
+                nodes.append(part)
+            elif kind not in _LEAVES:
+                return False
 
 
 # --------------------------------------------------------------------------------------------- scalars

@@ -35,26 +35,24 @@ from semel.store import Store, Unwatch
 __all__ = ["Coalesce"]
 
 
-class _Flight:
-    """One key's leader in this process. record: None while its claim is under way, then what is known of the key."""
+class _Flight(msgspec.Struct):
+    """One key's leader in this process. record: None while its claim is under way, then what is known of the key.
 
-    __slots__ = ("asking", "landed", "leader", "lease_until", "record", "watchers")
+    Nearly every flight has nobody aboard but its leader, so both lists of others begin as the empty tuple.
+    """
 
-    def __init__(self, leader: bytes) -> None:
-        self.leader = leader
-        self.record: Record | None = None
-        self.lease_until = 0.0
-        self.landed = False
-        self.asking: list[Parker] = []
-        self.watchers: list[Callable[[], None]] = []
+    leader: bytes
+    record: Record | None = None
+    lease_until: float = 0.0
+    landed: bool = False
+    asking: tuple[Parker, ...] = ()
+    watchers: tuple[Callable[[], None], ...] = ()
 
     def wake(self) -> None:
-        if not self.asking and not self.watchers:
-            return
-        asking, self.asking = self.asking, []
+        asking, self.asking = self.asking, ()
         for parker in asking:
             parker.wake()
-        for wake in tuple(self.watchers):
+        for wake in self.watchers:
             wake()
 
 
@@ -84,7 +82,7 @@ class Coalesce(Layer):
             with self._lock:
                 flight.lease_until = self._runtime.now() + ask.lease
                 flight.record = verdict.record
-                asking, flight.asking = flight.asking, []
+                asking, flight.asking = flight.asking, ()
             for parker in asking:
                 parker.wake()
         else:
@@ -101,7 +99,7 @@ class Coalesce(Layer):
             parker = None
             if flight.record is None and not flight.landed:
                 parker = self._runtime.parker()
-                flight.asking.append(parker)
+                flight.asking += (parker,)
         if parker is not None:
             await parker.park(self._timeout)
         # The same flight, though it may have landed meanwhile: its record, if any, is this follower's answer.
@@ -127,21 +125,25 @@ class Coalesce(Layer):
             flight.landed = True
             if self._flights.get(key) is flight:
                 del self._flights[key]
-        flight.wake()
+        if flight.asking or flight.watchers:
+            flight.wake()
 
     async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
         answers = await self.inner.settle(ends)
         for end, answer in zip(ends, answers, strict=True):
             flight = self._flights.get(end.scope.hash)
             if flight is not None and not isinstance(answer, Exception):
-                self._settled(flight, end, answer)
+                if flight.watchers:
+                    self._settled(flight, end, answer)
+                else:
+                    self._land(end.scope.hash, flight, None)
         return answers
 
     def _settled(self, flight: _Flight, end: Settle, answer: Answer) -> None:
         key = end.scope.hash
         outcome = end.kind in (Kind.DONE, Kind.FAILED) and answer is Answer.OK
         mine = flight.leader == end.nonce and not end.new_nonce
-        if not (mine and outcome and flight.watchers) or flight.record is None:
+        if not (mine and outcome) or flight.record is None:
             self._land(key, flight, None)
             return
         # Followers sit here: leave the outcome for them, until the last of them has stood up.
@@ -171,7 +173,7 @@ class Coalesce(Layer):
         with self._lock:
             flight = self._flights.get(scope.hash)
             if flight is not None:
-                flight.watchers.append(wake)
+                flight.watchers += (wake,)
         if flight is None:
             return await self.inner.watch(scope, wake)
         return self._leaver(scope.hash, flight, wake)
@@ -179,8 +181,10 @@ class Coalesce(Layer):
     def _leaver(self, key: bytes, flight: _Flight, wake: Callable[[], None]) -> Unwatch:
         async def unwatch() -> None:
             with self._lock:
-                if wake in flight.watchers:  # leaving twice is no mistake
-                    flight.watchers.remove(wake)
+                left = list(flight.watchers)
+                if wake in left:  # leaving twice is no mistake
+                    left.remove(wake)
+                    flight.watchers = tuple(left)
                 settled = flight.record is not None and flight.record.state is not State.RUNNING
                 if not flight.watchers and settled and self._flights.get(key) is flight:
                     del self._flights[key]

@@ -85,6 +85,16 @@ class Link(Protocol):
     ) -> Any:
         """Run the script once, one server command after warm-up; a lost reply is asked for again once."""
 
+    def post(self, key: bytes, packed: bytes, lane: Lane = Lane.MAIN) -> Awaitable[Any] | None:
+        """The first try of a packed call, with no coroutine in between; await it at once. None: only `call` can do it.
+
+        It ends in a reply, in a `ServerError` as a value, or raises NotSent or Overdue: then `rescue` goes on.
+        """
+        ...
+
+    async def rescue(self, call: Call, trouble: Any, spent: float) -> Any:
+        """What `call` would have answered, for a call that was posted `spent` seconds ago and ended in `trouble`."""
+
     async def call_many(self, calls: Sequence[Call], *, timeout: float | None = None) -> list[Any]:
         """Run all of them, one write per node. An item's error stands in its place and harms no other."""
         ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -162,6 +162,18 @@ class Courier(abc.ABC):
             call.acks,
             call.ack_timeout,
         )
+
+    def post(self, key: bytes, packed: bytes, lane: Lane = Lane.MAIN) -> Awaitable[Any] | None:
+        """See `Link`."""
+        del key, packed, lane
+        return None
+
+    async def rescue(self, call: Call, trouble: Trouble, spent: float) -> Any:
+        """See `Link`."""
+        timeout = self._timeout
+        parcel = self._parcel(call, timeout, self._now() + timeout - spent)
+        parcel.where = str(self._topology.locate(parcel.key))
+        return await self._deliver(parcel, trouble)
 
     # --------------------------------------------------------------------------------- the body
     async def _deliver(self, parcel: Parcel, trouble: Trouble | None = None) -> Any:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Final, Literal
 
 from redis import exceptions as driver
 
 from semel.errors import ConfigurationError, StoreUnavailable
+from semel.forks import survive_fork
 from semel.stores.redis.address import Endpoint, Target, connection
 from semel.stores.redis.calls import Arg, Call, Lane, Script, Unwatch
 from semel.stores.redis.courier import Courier, Parcel, Trouble, pack
@@ -36,7 +36,6 @@ class _Home:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.pid = os.getpid()
         self.wires: tuple[dict[Endpoint, Wire], ...] = ({}, {}, {})
         self.watcher: LoopWatcher | None = None
         self.closed = False
@@ -93,6 +92,7 @@ class LoopLink(Courier):
         self._homes: dict[int, _Home] = {}
         self._home: _Home | None = None
         self._closed = False
+        survive_fork(self, LoopLink._leave_behind)
 
     # ------------------------------------------------------------------------------------ calls
     async def call(
@@ -110,12 +110,7 @@ class LoopLink(Courier):
         if timeout is None:
             timeout = self._timeout
         home = self._home
-        if (
-            home is None
-            or home.closed
-            or home.pid != os.getpid()
-            or home.loop is not asyncio.get_running_loop()
-        ):
+        if home is None or home.closed or home.loop is not asyncio.get_running_loop():
             home = await self._enter()
         now = home.loop.time()
         deadline = now + timeout
@@ -137,6 +132,20 @@ class LoopLink(Courier):
         parcel = self._parcel(Call(script, keys, args, lane, resend, acks, ack_timeout), timeout, deadline)
         parcel.where = str(node)
         return await self._deliver(parcel, trouble)
+
+    def post(self, key: bytes, packed: bytes, lane: Lane = Lane.MAIN) -> asyncio.Future[Any] | None:
+        """See `Link`. The future ends as `Wire.send` says."""
+        home = self._home
+        if home is None or home.closed or home.loop is not asyncio.get_running_loop():
+            return None
+        wire = home.wires[_WIRE_OF[lane]].get(self._topology.locate(key))  # type: ignore[arg-type]  # None finds none
+        if wire is None or wire.dead:
+            return None
+        now = home.loop.time()
+        try:
+            return wire.send(packed, now, self._timeout / 2, now + self._timeout)
+        except NotSent:
+            return None
 
     async def call_many(self, calls: Sequence[Call], *, timeout: float | None = None) -> list[Any]:
         home = await self._enter()
@@ -270,10 +279,6 @@ class LoopLink(Courier):
             raise ConfigurationError(
                 "the async Redis link needs a running asyncio (or uvloop) event loop"
             ) from error
-        if self._home is not None and self._home.pid != os.getpid():
-            _inherited.append(self._homes)
-            self._homes, self._home = {}, None
-            self._topology.refreshing = False
         home = self._homes.get(id(loop))
         if home is None or home.loop is not loop or home.closed:
             for number, other in list(self._homes.items()):
@@ -284,14 +289,18 @@ class LoopLink(Courier):
         self._home = home
         return home
 
+    def _leave_behind(self) -> None:
+        """In a forked child: the connections are the parent's."""
+        _inherited.append(self._homes)
+        self._homes, self._home = {}, None
+        self._topology.refreshing = False
+
     async def aclose(self) -> None:
         self._closed = True
         homes, self._homes, self._home = list(self._homes.values()), {}, None
         here = asyncio.get_running_loop()
         for home in homes:
-            if home.pid != os.getpid():
-                _inherited.append(home)
-            elif home.loop is here:
+            if home.loop is here:
                 await home.aclose()
             elif not home.loop.is_closed():
                 _close_elsewhere(home)
@@ -301,7 +310,7 @@ class LoopLink(Courier):
         self._closed = True
         homes, self._homes, self._home = list(self._homes.values()), {}, None
         for home in homes:
-            if home.pid == os.getpid() and not home.loop.is_closed():
+            if not home.loop.is_closed():
                 _close_elsewhere(home)
 
 

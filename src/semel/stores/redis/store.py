@@ -21,8 +21,10 @@ from semel.model import Answer, Ask, Note, Record, Renewal, Settle, Verdict
 from semel.store import Capabilities, Colour, Facts, Page, Query, Settings, Unwatch
 from semel.stores.redis import facts as redis_facts
 from semel.stores.redis import index as redis_index
+from semel.stores.redis.errors import NotSent, Overdue
 from semel.stores.redis.index import Names
 from semel.stores.redis.link import Call, Lane, Link, ServerError, open_link
+from semel.stores.redis.phrases import Phrase
 from semel.stores.redis.record import (
     CLAIM,
     LARGE_SIZE,
@@ -100,6 +102,10 @@ class RedisStore:
         self._link: Link = open_link(
             source, colour="sync" if colour == "sync" else "async", timeout=settings.timeout
         )
+        # The async link takes a ready command without a coroutine in between; the sync one has no use for that.
+        self._post = self._link.post if self._link.colour == "async" else None
+        self._claiming = Phrase(CLAIM, self._shards, ("open", "counters"), 1)
+        self._settling = Phrase(SETTLE, self._shards, ("open", "failed", "counters"), 2)
         self._settings = settings
         self._index_ref = "ref" in settings.index
         self._acks = settings.acks
@@ -126,34 +132,67 @@ class RedisStore:
         ask = asks[0]
         begun = monotonic()
         hashed = ask.scope.hash
-        shard = self._shards[(hashed[0] & 3) << 8 | hashed[1]]
-        keys = (shard.record + hashed, shard.tombstone + hashed, shard.open, shard.counters)
-        try:
-            reply = await self._link.call(CLAIM, keys, (pack_ask(ask, self._skew),))
-        except ServerError as error:
-            raise self._refused(error) from error
+        packed = pack_ask(ask, self._skew)
+        reply: Any = None
+        if self._post is not None:
+            start, between, others, route = self._claiming.of(hashed)
+            parts = (start, hashed, between, hashed, others, b"%d\r\n" % len(packed), packed, b"\r\n")
+            posted = self._post(route, b"".join(parts))
+            try:
+                reply = posted if posted is None else await posted
+            except (NotSent, Overdue) as error:
+                reply = error
+        if reply.__class__ is not bytes:
+            reply = await self._asked(Call(CLAIM, self._claim_keys(hashed), (packed,)), reply, begun)
         found = verdict(ask, reply)
-        return [await self._claim_large(ask, keys, begun) if isinstance(found, Large) else found]
+        return [await self._claim_large(ask, begun) if found.__class__ is Large else found]  # type: ignore[list-item]
 
     async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
         if not self._checked:
             await self._check()
         answers: list[Answer | Exception]
-        if len(ends) != 1 or self._acks:
+        end = ends[0] if ends else None
+        if end is None or len(ends) != 1 or self._acks:
             answers = await self._settle_many(ends)
         else:
-            end = ends[0]
-            keys, args = self.settle_keys(end), self.settle_args(end)
-            lane = Lane.BULK if len(end.result) > LARGE_SIZE else Lane.MAIN
-            try:
-                reply = await self._link.call(SETTLE, keys, args, lane=lane)
-            except ServerError as error:
-                raise self._refused(error) from error
+            begun = monotonic()
+            packed, result = self.settle_args(end)
+            lane = Lane.MAIN if len(result) <= LARGE_SIZE else Lane.BULK
+            reply: Any = None
+            if self._post is not None and not end.actor:
+                hashed = end.scope.hash
+                start, between, others, route = self._settling.of(hashed)
+                head = (start, hashed, between, hashed, others, b"%d\r\n" % len(packed), packed)
+                posted = self._post(
+                    route, b"".join((*head, b"\r\n$%d\r\n" % len(result), result, b"\r\n")), lane
+                )
+                try:
+                    reply = posted if posted is None else await posted
+                except (NotSent, Overdue) as error:
+                    reply = error
+            if reply.__class__ is not bytes:
+                call = Call(SETTLE, self.settle_keys(end), (packed, result), lane)
+                reply = await self._asked(call, reply, begun)
             answers = [self.settle_answer(end, reply)]
         if self._watchers:
             for end in ends:
                 self._wake(end.scope.hash)
         return answers
+
+    async def _asked(self, call: Call, trouble: Any = None, begun: float = 0.0) -> bytes:
+        """The reply, on the way that takes its time; `trouble` is what a posted call ended in."""
+        try:
+            if trouble is None:
+                reply = await self._link.call(call.script, call.keys, call.args, lane=call.lane)
+            else:
+                reply = await self._link.rescue(call, trouble, monotonic() - begun)
+        except ServerError as error:
+            raise self._refused(error) from error
+        return reply  # type: ignore[no-any-return]
+
+    def _claim_keys(self, hashed: bytes) -> tuple[bytes, ...]:
+        shard = self._shards[(hashed[0] & 3) << 8 | hashed[1]]
+        return shard.record + hashed, shard.tombstone + hashed, shard.open, shard.counters
 
     def settle_keys(self, end: Settle) -> tuple[bytes, ...]:
         """KEYS of settle.lua; with `settle_args` and `settle_answer` for whoever puts a settle into a transaction."""
@@ -168,10 +207,10 @@ class RedisStore:
     def settle_answer(self, end: Settle, reply: bytes) -> Answer:
         return answer(end.scope, end.new_nonce or end.nonce, reply)
 
-    async def _claim_large(self, ask: Ask, keys: Sequence[bytes], begun: float) -> Verdict:
+    async def _claim_large(self, ask: Ask, begun: float) -> Verdict:
         """The record is long: fetch it where nothing small waits behind it. The same nonce, so the same verdict."""
         left = max(0.001, begun + self._settings.timeout - monotonic())
-        args = (pack_ask(ask, self._skew, large=True),)
+        keys, args = self._claim_keys(ask.scope.hash), (pack_ask(ask, self._skew, large=True),)
         found = verdict(
             ask, await self._told(self._link.call(CLAIM, keys, args, lane=Lane.BULK, timeout=left))
         )
@@ -183,16 +222,14 @@ class RedisStore:
         begun = monotonic()
 
         def call(ask: Ask) -> Call:
-            hashed = ask.scope.hash
-            shard = self._names.of(hashed)
-            keys = (shard.record + hashed, shard.tombstone + hashed, shard.open, shard.counters)
-            return Call(CLAIM, keys, (pack_ask(ask, self._skew, large=self._acks > 0),), **self._waiting)
+            packed = pack_ask(ask, self._skew, large=self._acks > 0)
+            return Call(CLAIM, self._claim_keys(ask.scope.hash), (packed,), **self._waiting)
 
         answers = await self._many(asks, call, verdict)
         for at, found in enumerate(answers):
             if isinstance(found, Large):
                 try:
-                    answers[at] = await self._claim_large(asks[at], call(asks[at]).keys, begun)
+                    answers[at] = await self._claim_large(asks[at], begun)
                 except SemelError as error:
                     answers[at] = error
         return answers

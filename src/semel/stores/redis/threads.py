@@ -77,7 +77,10 @@ class _Socket:
         return found
 
     def _limit(self, patience: float, deadline: float) -> None:
-        span = min(patience, max(0.001, deadline - time.monotonic()))
+        left = deadline - time.monotonic()
+        if left <= 0:  # not the socket's to tell: a reply that drips never lets it wait for long
+            raise TimeoutError("the caller's time is over")
+        span = min(patience, max(0.001, left))
         if abs(span - self._span) > 0.001:  # setting it is a system call
             self._sock.settimeout(span)
             self._span = span
