@@ -168,7 +168,7 @@ class Face:
 
     def _options(self, given: dict[str, Any]) -> Options:
         # A call site passes the same few options every time: check them once.
-        name = tuple(given.items())
+        name = tuple([(word, value, value.__class__) for word, value in given.items()])  # True is not 1 here
         try:
             known = self._known_options.get(name)
         except TypeError:
@@ -190,6 +190,7 @@ class Face:
     ) -> Call:
         kwargs = labels = None
         print_ = b""
+        readable = self._readable
         if callable(key):
             raise InvalidKey("the key comes first, then the function: execute(key, fn, *arguments)")
         if fn is not None:
@@ -198,6 +199,8 @@ class Face:
             refuse_generator(fn)
         if given:
             kwargs, labels = given.pop("kwargs", None), given.pop("labels", None)
+            if "readable" in given:
+                readable = checked_readable(given.pop("readable"))
             print_ = self._fingerprint(
                 given.pop("request", None), given.pop("fingerprint", None), given.pop("fields", None)
             )
@@ -211,7 +214,7 @@ class Face:
                 'this call has no request= and no fingerprint=, and fingerprints="required"'
             )
         return Call(
-            make_scope(self._prefix, options.tenant, options.operation, key, self._readable),
+            make_scope(self._prefix, options.tenant, options.operation, key, readable),
             key,
             options,
             fn or nothing_to_run,

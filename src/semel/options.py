@@ -125,7 +125,7 @@ def resolve(defaults: Options, given: Mapping[str, Any]) -> Options:
     return msgspec.structs.replace(defaults, **changes)
 
 
-_OTHERS = ("request", "fields", "fingerprint", "kwargs", "labels")
+_OTHERS = ("request", "fields", "fingerprint", "kwargs", "labels", "readable")
 
 
 def _unknown_option(name: str) -> ConfigurationError:

@@ -1,0 +1,100 @@
+"""A request's body: hashed while it arrives, in memory while it is small, in an unnamed file when it is not (H25)."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import tempfile
+from collections.abc import Iterator
+from types import TracebackType
+from typing import IO, Final, Self
+
+__all__ = ["SPOOL_OVER", "Body", "TooLarge"]
+
+SPOOL_OVER: Final = 1 << 20
+_CHUNK: Final = 1 << 16
+
+
+class TooLarge(Exception):
+    """The body is longer than the route accepts."""
+
+
+class Body:
+    """Fed chunk by chunk; then read as often as one likes. Close it when the handler has ended."""
+
+    __slots__ = ("_chunks", "_file", "_hash", "_limit", "_whole", "size")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._chunks: list[bytes] = []
+        self._file: IO[bytes] | None = None
+        self._hash = hashlib.sha256()
+        self._whole: bytes | None = None
+        self.size = 0
+
+    def feed(self, chunk: bytes) -> None:
+        if not chunk:
+            return
+        self.size += len(chunk)
+        if self.size > self._limit:
+            self.close()
+            raise TooLarge
+        self._hash.update(chunk)
+        if self._file is not None:
+            self._file.write(chunk)
+            return
+        self._chunks.append(chunk)
+        if self.size > SPOOL_OVER:
+            self._file = tempfile.TemporaryFile(prefix="semel-body-")  # noqa: SIM115 - closed by close()
+            self._file.writelines(self._chunks)
+            self._chunks = []
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the bytes as they came."""
+        return self._hash.digest()
+
+    @property
+    def whole(self) -> bytes | None:
+        """All of it, when it is in memory."""
+        if self._file is not None:
+            return None
+        if self._whole is None:
+            self._whole = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        return self._whole
+
+    def view(self) -> bytes | mmap.mmap:
+        """All of it to look at, also from the file, without reading it into memory."""
+        if self._file is None:
+            return self.whole or b""
+        self._file.flush()
+        return mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def chunks(self) -> Iterator[bytes]:
+        if self._file is None:
+            yield from self._chunks
+            return
+        self._file.seek(0)
+        while chunk := self._file.read(_CHUNK):
+            yield chunk
+
+    def file(self) -> IO[bytes]:
+        """From its beginning, as a file."""
+        if self._file is None:
+            self._file = tempfile.SpooledTemporaryFile(max_size=SPOOL_OVER + 1)  # noqa: SIM115 - closed by close()
+            self._file.writelines(self._chunks)
+        self._file.seek(0)
+        return self._file
+
+    def close(self) -> None:
+        self._chunks = []
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()

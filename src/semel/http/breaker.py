@@ -1,0 +1,76 @@
+"""Small in-process gauges of a route: whether to ask a store that just failed, how long handlers take, quotas."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+__all__ = ["Breaker", "Latency", "Quota"]
+
+_FAILURES: Final = 3
+_PAUSE: Final = 1.0
+_MOST: Final = 10_000
+
+
+class Breaker:
+    """After three failures in a row the store is left alone for a second; then one call may try."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._until = 0.0
+
+    def allows(self, now: float) -> bool:
+        if self._failures < _FAILURES:
+            return True
+        if now < self._until:
+            return False
+        self._until = now + _PAUSE  # this one tries; the others go on being refused until it knows
+        return True
+
+    def failed(self, now: float) -> None:
+        self._failures += 1
+        self._until = now + _PAUSE
+
+    def succeeded(self) -> None:
+        self._failures = 0
+
+
+class Latency:
+    """How long a route's handlers usually take: a moving average, for Retry-After."""
+
+    def __init__(self) -> None:
+        self._average = 1.0
+
+    def add(self, seconds: float) -> None:
+        self._average += (seconds - self._average) * 0.1
+
+    def typical(self) -> float:
+        return max(1.0, self._average)
+
+
+class Quota:
+    """New keys per second and principal: a bucket for each, of one second's size, at most some thousand buckets."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._buckets: dict[str, tuple[float, float]] = {}
+        self._lock = threading.Lock()
+
+    def allows(self, principal: str, now: float) -> bool:
+        return self._level(principal, now) >= 1.0
+
+    def spend(self, principal: str, now: float) -> None:
+        with self._lock:
+            if len(self._buckets) >= _MOST and principal not in self._buckets:
+                full = [name for name in self._buckets if self._level(name, now) >= self._size]
+                for name in full or list(self._buckets)[: _MOST // 2]:
+                    del self._buckets[name]
+            self._buckets[principal] = (self._level(principal, now) - 1.0, now)
+
+    @property
+    def _size(self) -> float:
+        return max(1.0, self._rate)
+
+    def _level(self, principal: str, now: float) -> float:
+        level, since = self._buckets.get(principal, (self._size, now))
+        return min(self._size, level + (now - since) * self._rate)

@@ -1,0 +1,252 @@
+"""The options of a middleware or decorator, checked when it is made: what is missing or contradicts is refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Final, Literal
+
+import msgspec
+
+from semel.errors import ConfigurationError
+from semel.face import Face
+from semel.http.guard import Guard
+from semel.http.rules import PROFILES, Rules, more_headers
+from semel.options import seconds
+
+__all__ = ["Plan", "Route", "configure"]
+
+_SECONDS: Final = frozenset({"lease", "wait", "max_wait", "retention", "tombstone", "grace"})
+_COUNTS: Final = frozenset({"max_waiters", "max_response", "max_body", "min_length"})
+_FLAGS: Final = frozenset({"required", "strict", "uuid7", "fail_open", "secret", "anonymous"})
+_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "scope": ("principal", "route"),
+    "effects": ("db", "steps", "opaque"),
+    "stored": ("final", "success", "everything", "success-and-4xx"),
+    "expired": ("reject", "new"),
+}
+_SOURCES: Final = ("header", "query", "body", "path")
+_RULES: Final = _SECONDS | _COUNTS | _FLAGS | _WORDS.keys() | {
+    "methods", "header", "sources", "exclude", "quota", "replay_headers", "problem_base", "profile", "markers",
+}  # fmt: skip
+_PLAN: Final = frozenset(
+    {"principal", "tenant", "authorize", "authenticated_outside", "key", "routes", "events"}
+)
+Resolver = Callable[[Any], Any]
+
+
+class Route(msgspec.Struct, frozen=True):
+    """A pattern such as "POST /orders/{id}" or "/payments/*", and its guard; None: the route is left alone."""
+
+    method: str | None
+    pattern: re.Pattern[str]
+    guard: Guard | None
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A configured middleware: which guard a request meets, and who is asked about it."""
+
+    once: Face
+    routes: tuple[Route, ...]
+    fallback: Guard | None
+    principal: Resolver | None
+    tenant: Resolver | None
+    authorize: Resolver | None
+    key: Resolver | None
+
+    def guard_for(self, method: str, path: str) -> tuple[Guard, Mapping[str, str]] | None:
+        """The guard of a request and the named parts of its path; None: it passes untouched."""
+        for route in self.routes:
+            if route.method is None or route.method == method:
+                found = route.pattern.fullmatch(path)
+                if found:
+                    guard = route.guard
+                    return (guard, found.groupdict()) if guard and method in guard.rules.methods else None
+        guard = self.fallback
+        return (guard, {}) if guard is not None and method in guard.rules.methods else None
+
+
+def configure(
+    once: Any, colour: Literal["sync", "async"], given: Mapping[str, Any], *, guarded: bool
+) -> Plan:
+    """A plan from options. `guarded`: whoever calls runs after authentication and authorization by itself."""
+    if not isinstance(once, Face):
+        raise ConfigurationError(
+            f"once= must be a Semel or AsyncSemel, not {once!r}: create it at import time and hand it in"
+        )
+    if once._colour != colour:  # noqa: SLF001 - our own
+        right = "AsyncSemel" if colour == "async" else "Semel"
+        raise ConfigurationError(
+            f"once= is a {type(once).__name__}, and this needs a {right}: open the store with it"
+        )
+    _known(given)
+    if given.get("events") is not None:
+        raise ConfigurationError(
+            "events= attaches keyed SSE routes to an event bus, which this version does not have"
+        )
+    defaults = _rules(Rules(), {name: value for name, value in given.items() if name not in _PLAN})
+    _check_identity(given, defaults, guarded=guarded)
+    _check_secret(once, defaults)
+    routes = given.get("routes")
+    return Plan(
+        once=once,
+        routes=tuple(_route(once, defaults, name, options) for name, options in (routes or {}).items()),
+        fallback=Guard(once, defaults) if routes is None else None,
+        principal=_callable("principal", given),
+        tenant=_callable("tenant", given),
+        authorize=_callable("authorize", given),
+        key=_callable("key", given),
+    )
+
+
+def _known(given: Mapping[str, Any]) -> None:
+    names = _RULES | _PLAN
+    for name in given:
+        if name not in names:
+            close = get_close_matches(name, names, 1)
+            guess = f"did you mean {close[0]!r}? " if close else ""
+            raise ConfigurationError(
+                f"unknown option {name!r}: {guess}The options are {', '.join(sorted(names))}"
+            )
+
+
+def _callable(name: str, given: Mapping[str, Any]) -> Resolver | None:
+    value = given.get(name)
+    if value is not None and not callable(value):
+        raise ConfigurationError(f"{name}= must be a function of the request, not {value!r}")
+    return value
+
+
+def _check_identity(given: Mapping[str, Any], rules: Rules, *, guarded: bool) -> None:
+    if given.get("principal") is None and not rules.anonymous:
+        raise ConfigurationError(
+            "no principal= is given: without it one user could be sent another user's response. Pass principal=, a function "
+            "that returns the verified user's id for a request, or say anonymous=True for routes that have no users"
+        )
+    if given.get("principal") is not None and rules.anonymous:
+        raise ConfigurationError("principal= and anonymous=True contradict each other: give one of them")
+    if not guarded and given.get("authorize") is None and not given.get("authenticated_outside"):
+        raise ConfigurationError(
+            "this middleware answers replays before your application sees the request, so somebody must have "
+            "authenticated and authorized it: pass authorize=, a function that returns True for a request that may "
+            "proceed, or say authenticated_outside=True when a layer in front of it does that"
+        )
+
+
+def _check_secret(once: Face, rules: Rules) -> None:
+    if rules.secret and once._ring is None:  # noqa: SLF001 - our own
+        raise ConfigurationError(
+            "secret=True stores responses encrypted only, and this store does not encrypt: give encrypt={key id: key} to "
+            f"{type(once).__name__}(...)"
+        )
+
+
+# ------------------------------------------------------------------------------------------------------- rules
+
+
+def _rules(start: Rules, given: Mapping[str, Any]) -> Rules:
+    changes: dict[str, Any] = {}
+    if "profile" in given:
+        profile = given["profile"]
+        if profile not in PROFILES:
+            raise ConfigurationError(f"profile={profile!r} is not known: choose one of {', '.join(PROFILES)}")
+        changes.update(PROFILES[profile])
+    for name, value in given.items():
+        if name in ("profile", "header"):
+            continue
+        changes[name] = _checked(name, value)
+    if "header" in given:
+        names = [given["header"]] if isinstance(given["header"], str) else list(given["header"])
+        changes["sources"] = _sources([f"header:{name}" for name in names])
+    rules = msgspec.structs.replace(start, **changes)
+    if rules.anonymous and rules.min_length < 16:
+        rules = msgspec.structs.replace(rules, min_length=16)  # H08: nobody else's key may be guessed
+    return rules
+
+
+def _checked(name: str, value: Any) -> Any:  # noqa: C901 - one question per kind of option
+    if name in _SECONDS:
+        if value is None and name == "retention":
+            return float("inf")
+        return seconds(name, value)
+    if name in _FLAGS:
+        if not isinstance(value, bool):
+            raise ConfigurationError(
+                f"{name}= must be True or False, not {value!r}; per route: routes={{...}}"
+            )
+        return value
+    if name in _COUNTS:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ConfigurationError(f"{name}= must be a whole number, 0 or more, not {value!r}")
+        return value
+    if name in _WORDS:
+        if not (value in _WORDS[name] or (name == "stored" and callable(value))):
+            raise ConfigurationError(f"{name}= must be one of {', '.join(_WORDS[name])}, not {value!r}")
+        return value
+    if name == "methods":
+        return frozenset(method.upper() for method in _texts(name, value))
+    if name == "sources":
+        return _sources(_texts(name, value))
+    if name == "replay_headers":
+        try:
+            return more_headers(_texts(name, value))
+        except ValueError as error:
+            raise ConfigurationError(
+                f"replay_headers= may not hold {error}: it belongs to one exchange"
+            ) from None
+    if name in ("exclude", "markers"):
+        return tuple(_texts(name, value))
+    if name == "quota" and value is not None and not (isinstance(value, int | float) and value > 0):
+        raise ConfigurationError(f"quota= is a number of new keys per second, above 0, not {value!r}")
+    return value
+
+
+def _texts(name: str, value: Any) -> list[str]:
+    texts = [value] if isinstance(value, str) else list(value)
+    if not all(isinstance(text, str) and text for text in texts):
+        raise ConfigurationError(f"{name}= must be a list of names, not {value!r}")
+    return texts
+
+
+def _sources(sources: Sequence[str]) -> tuple[str, ...]:
+    for source in sources:
+        kind, colon, name = source.partition(":")
+        if kind not in _SOURCES or not colon or not name:
+            raise ConfigurationError(
+                f"{source!r} is no place for a key: write header:NAME, query:NAME, body:FIELD.PATH or path:NAME"
+            )
+    return tuple(source.lower() if source.startswith("header:") else source for source in sources)
+
+
+# ------------------------------------------------------------------------------------------------------ routes
+
+
+def _route(once: Face, defaults: Rules, name: str, options: Any) -> Route:
+    method, space, path = name.strip().partition(" ")
+    if not space:
+        method, path = "", method
+    if not path.startswith(("/", "*")):
+        raise ConfigurationError(
+            f'the route {name!r} is none: write "/orders", "POST /orders/{{id}}" or "/api/*"'
+        )
+    guard = None
+    if options is not False:
+        given = {} if options is True or options is None else dict(options)
+        if wrong := given.keys() - _RULES:
+            raise ConfigurationError(f"the route {name!r} has the unknown option {min(wrong)!r}")
+        if method and "methods" not in given:
+            given["methods"] = (method,)
+        rules = _rules(defaults, given)
+        _check_secret(once, rules)
+        guard = Guard(once, rules)
+    return Route(method.upper() or None, _pattern(path), guard)
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    parts = re.split(r"(\{\w+\}|\*)", path)
+    text = "".join(
+        ".*" if part == "*" else f"(?P<{part[1:-1]}>[^/]+)" if part.startswith("{") else re.escape(part)
+        for part in parts
+    )
+    return re.compile(text)

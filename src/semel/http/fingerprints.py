@@ -1,0 +1,146 @@
+"""What tells two requests apart: method, path, query, media type and body (H04-H06, H27). Pure but for the body's file.
+
+JSON is compared by meaning: order of names, spaces and 1.0 against 1 do not matter, integers are exact, null is not
+absent. JSON with a name twice, or that is none, is compared by its bytes; so is everything over 1 MiB.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from semel.canonical import canonical
+from semel.errors import CodecError
+from semel.http.body import Body
+
+__all__ = ["fingerprint", "media_type", "parse_json"]
+
+_DOMAIN: Final = b"semel/http/1\0"
+_BOUNDARY: Final = re.compile(r';\s*boundary=(?:"([^"]+)"|([^\s;]+))', re.IGNORECASE)
+_MAX_PARTS: Final = 10_000
+
+
+def media_type(content_type: str) -> str:
+    """Type and subtype; parameters (a charset, a boundary) do not make another request."""
+    return content_type.partition(";")[0].strip().lower()
+
+
+def fingerprint(
+    method: str, path: str, query: bytes, content_type: str, body: Body, exclude: Sequence[str] = ()
+) -> str:
+    """64 hex digits. Two requests that have the same mean the same."""
+    media = media_type(content_type)
+    digest = hashlib.sha256(_DOMAIN)
+    for part in (
+        method.encode(),
+        path.encode("utf-8", "surrogateescape"),
+        query,
+        media.encode("utf-8", "surrogateescape"),
+    ):
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    digest.update(_body(media, content_type, body, exclude))
+    return digest.hexdigest()
+
+
+def _body(media: str, content_type: str, body: Body, exclude: Sequence[str]) -> bytes:
+    if media == "application/json" or media.endswith("+json"):
+        text = _canonical_json(body.whole, exclude)
+        if text is not None:
+            return b"json" + hashlib.sha256(text).digest()
+    elif media == "multipart/form-data":
+        parts = _parts(content_type, body)
+        if parts is not None:
+            return b"form" + parts
+    return b"raw " + body.digest
+
+
+# --------------------------------------------------------------------------------------------------- JSON
+
+
+class _Twice(ValueError):
+    """A name is there twice: readers disagree about what that means."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _Twice
+    return found
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)
+
+
+_decode: Final = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_refuse).decode
+
+
+def parse_json(raw: bytes | None) -> Any:
+    """The value. Raises ValueError or RecursionError for anything that two readers might read differently."""
+    if not raw:
+        raise ValueError("empty")
+    return _decode(raw.decode())
+
+
+def _canonical_json(raw: bytes | None, exclude: Sequence[str]) -> bytes | None:
+    try:
+        value = parse_json(raw)
+        for path in exclude:
+            value = _without(value, path.split("."))
+        return canonical(value)
+    except (ValueError, RecursionError, CodecError):
+        return None
+
+
+def _without(value: Any, path: Sequence[str]) -> Any:
+    if not isinstance(value, Mapping) or path[0] not in value:
+        return value
+    if len(path) == 1:
+        return {name: part for name, part in value.items() if name != path[0]}
+    return {**value, path[0]: _without(value[path[0]], path[1:])}
+
+
+# ---------------------------------------------------------------------------------------------- multipart
+
+
+def _parts(content_type: str, body: Body) -> bytes | None:
+    """Name, file name, type and content of each part in order; the boundary, which is random, does not count."""
+    found = _BOUNDARY.search(content_type)
+    if found is None:
+        return None
+    delimiter = b"--" + (found[1] or found[2]).encode("utf-8", "surrogateescape")
+    view = body.view()
+    digest = hashlib.sha256()
+    at, count = view.find(delimiter), 0
+    while at >= 0 and count < _MAX_PARTS:
+        start = at + len(delimiter)
+        if view[start : start + 2] == b"--":
+            return digest.digest()
+        end = view.find(b"\r\n" + delimiter, start)
+        head_end = view.find(b"\r\n\r\n", start, end + 2 if end >= 0 else end)
+        if end < 0 or head_end < 0:
+            return None
+        for part in (
+            _head(view[start:head_end]),
+            hashlib.sha256(memoryview(view)[head_end + 4 : end]).digest(),
+        ):
+            digest.update(len(part).to_bytes(8, "big"))
+            digest.update(part)
+        at, count = end + 2, count + 1
+    return None
+
+
+_WANTED: Final = (b"content-disposition", b"content-type")
+
+
+def _head(raw: bytes) -> bytes:
+    lines = []
+    for line in raw.split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name.strip().lower() in _WANTED:
+            lines.append(name.strip().lower() + b":" + value.strip())
+    return b"\n".join(sorted(lines))
