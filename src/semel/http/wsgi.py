@@ -1,0 +1,310 @@
+"""The middleware for WSGI applications: Flask, Django, Bottle and plain ones.
+
+    app = IdempotencyMiddleware(app, once=once, principal=user_id, authorize=may_proceed)
+
+As the ASGI one, without a loop: requests without a key pass untouched, a replay never enters the application, and a
+client that leaves changes nothing, because the response is read to its end either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from http import HTTPStatus
+from typing import Any, Final
+
+from semel.errors import StoreUnavailable
+from semel.http.body import Body, TooLarge
+from semel.http.config import Plan, configure
+from semel.http.guard import Admitted, Guard
+from semel.http.intake import Asked, identify, keyed_of
+from semel.http.problem import Problem
+from semel.http.reply import first_headers, problem_reply, replay_reply
+from semel.http.rules import control_of, word_for
+from semel.http.snapshot import Snapshot
+from semel.run import Run, _current
+from semel.runtime import run_sync
+
+__all__ = ["IdempotencyMiddleware"]
+
+Environ = dict[str, Any]
+StartResponse = Callable[..., Any]
+App = Callable[[Environ, StartResponse], Iterable[bytes]]
+Headers = list[tuple[bytes, bytes]]
+_CHUNK: Final = 1 << 16
+
+
+class IdempotencyMiddleware:
+    """See `semel.http.config` for the options; `once` is a Semel."""
+
+    def __init__(self, app: App, *, once: Any, **options: Any) -> None:
+        self.app = app
+        self._plan: Plan = configure(once, "sync", options, guarded=False)
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        incoming = _Incoming(environ)
+        asked = identify(self._plan, incoming)
+        if asked is None:
+            return self.app(environ, start_response)
+        if isinstance(asked, Problem):
+            found = self._plan.guard_for(incoming.method, incoming.path)
+            assert found is not None  # noqa: S101 - a problem has a guard that said so
+            return _problem(start_response, found[0].rules.problem_base, asked)
+        return self._keyed(asked, incoming, environ, start_response)
+
+    def _keyed(
+        self, asked: Asked, incoming: _Incoming, environ: Environ, start_response: StartResponse
+    ) -> Iterable[bytes]:
+        guard = asked.guard
+
+        async def read() -> Body | Problem:
+            return _read(guard, environ)
+
+        known = run_sync(keyed_of(self._plan, asked, incoming, read))
+        if isinstance(known, Problem):
+            return _problem(start_response, guard.rules.problem_base, known)
+        if isinstance(known, Body):
+            return self.app(_again(environ, known), start_response)
+        keyed, body = known
+        admitted = run_sync(guard.admit(keyed))
+        if isinstance(admitted, Admitted):
+            return _First(guard, admitted, body).run(self.app, environ, start_response)
+        if admitted is None:  # fail_open
+            return self.app(_again(environ, body), start_response)
+        body.close()
+        if isinstance(admitted, Snapshot):
+            headers, content = replay_reply(guard.rules, admitted)
+            start_response(_status_line(admitted.status), _text(headers))
+            return [content]
+        return _problem(start_response, guard.rules.problem_base, admitted)
+
+
+# ------------------------------------------------------------------------------------------------------ requests
+
+
+class _Incoming:
+    __slots__ = ("_environ", "method", "path", "query")
+
+    def __init__(self, environ: Environ) -> None:
+        self._environ = environ
+        self.method: str = environ["REQUEST_METHOD"]
+        raw = (environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")).encode("latin-1")
+        self.path: str = raw.decode("utf-8", "surrogateescape")
+        self.query: bytes = environ.get("QUERY_STRING", "").encode("latin-1")
+
+    def lines(self, name: str) -> list[bytes]:
+        """A WSGI server has joined several lines with commas, which no key has."""
+        field = name.upper().replace("-", "_")
+        value = self._environ.get(field if field in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{field}")
+        return [] if value is None else [value.encode("latin-1")]
+
+    def request(self) -> Any:
+        return request_of(self._environ)
+
+
+class PlainRequest:
+    """What resolvers get where Werkzeug is not installed: `environ`, `method`, `path` and `headers`."""
+
+    def __init__(self, environ: Environ) -> None:
+        self.environ = environ
+        self.method: str = environ["REQUEST_METHOD"]
+        self.path: str = environ.get("PATH_INFO", "")
+        self.headers = {
+            name[5:].replace("_", "-").lower(): value
+            for name, value in environ.items()
+            if name.startswith("HTTP_")
+        }
+
+
+def request_of(environ: Environ) -> Any:
+    try:
+        from werkzeug.wrappers import Request
+    except ModuleNotFoundError:
+        return PlainRequest(environ)
+    return Request(environ, populate_request=False, shallow=True)
+
+
+def _read(guard: Guard, environ: Environ) -> Body | Problem:
+    limit = guard.rules.max_body
+    length = environ.get("CONTENT_LENGTH") or ""
+    left = int(length) if length.isdecimal() else None
+    if left is None and not environ.get("wsgi.input_terminated"):
+        left = 0  # without a length and without an end there is no body
+    if left is not None and left > limit:
+        return Problem.of("body-too-large", limit=limit)
+    body, stream = Body(limit), environ["wsgi.input"]
+    try:
+        while left is None or left > 0:
+            chunk = stream.read(_CHUNK if left is None else min(left, _CHUNK))
+            if not chunk:
+                break
+            body.feed(chunk)
+            left = None if left is None else left - len(chunk)
+    except TooLarge:
+        return Problem.of("body-too-large", limit=limit)
+    return body
+
+
+def _again(environ: Environ, body: Body) -> Environ:
+    changed = {**environ, "wsgi.input": body.file(), "CONTENT_LENGTH": str(body.size)}
+    changed.pop("HTTP_TRANSFER_ENCODING", None)
+    return changed
+
+
+# ----------------------------------------------------------------------------------------------------- responses
+
+
+class _First:
+    """A first execution: nothing is sent before its outcome is recorded, and all of it is read whoever listens."""
+
+    def __init__(self, guard: Guard, admitted: Admitted, body: Body) -> None:
+        self._guard = guard
+        self._body = body
+        self._run: Run = guard.begin(admitted)
+        self._status = 0
+        self._headers: Headers = []
+        self._written: list[bytes] = []
+        self._settled = False
+
+    def run(self, app: App, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        guard, run = self._guard, self._run
+        token = _current.set(run)
+        try:
+            if (problem := run_sync(guard.resumed(run))) is not None:
+                self._settled = True
+                return _problem(start_response, guard.rules.problem_base, problem)
+            result = app(_again(environ, self._body), self._start)
+            if isinstance(result, list | tuple) or getattr(result, "__len__", lambda: 2)() <= 1:
+                return self._whole(result, start_response)
+            return _Stream(self, self._pieces(result, start_response))
+        except BaseException as error:
+            self._failed(error)
+            raise
+        finally:
+            _current.reset(token)
+            if self._settled:
+                self._body.close()
+
+    def _start(
+        self, status: str, headers: list[tuple[str, str]], exc_info: Any = None
+    ) -> Callable[[bytes], None]:
+        del exc_info  # nothing was sent yet, so a second start simply replaces the first
+        self._status = int(status.partition(" ")[0])
+        self._headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        return self._written.append
+
+    def _failed(self, error: BaseException) -> None:
+        if self._settled:
+            return
+        self._settled = True
+        self._body.close()
+        if isinstance(error, Exception):
+            run_sync(self._guard.fail(self._run, error))
+        else:
+            run_sync(self._guard.lose(self._run, error))
+
+    def _settle(self, body: bytes | None) -> Problem | None:
+        problem = run_sync(self._guard.settle(self._run, self._status, self._headers, body))
+        self._settled = True
+        return problem
+
+    def _whole(self, result: Iterable[bytes], start_response: StartResponse) -> Iterable[bytes]:
+        try:
+            body = b"".join([*self._written, *result])
+        finally:
+            _close(result)
+        if not self._status:
+            raise RuntimeError("the application returned without calling start_response")
+        problem = self._settle(body)
+        if problem is not None:
+            return _problem(start_response, self._guard.rules.problem_base, problem)
+        self._send_head(start_response)
+        return [body]
+
+    def _send_head(self, start_response: StartResponse) -> None:
+        headers = first_headers(self._guard.rules, self._status, self._headers)
+        start_response(_status_line(self._status), _text(headers))
+
+    def _pieces(self, result: Iterable[bytes], start_response: StartResponse) -> Iterator[bytes]:
+        """One piece behind the application, so that the last one leaves after the outcome is recorded."""
+        limit = self._guard.rules.max_response
+        kept: list[bytes] | None = []
+        size, last, begun = 0, None, False
+        try:
+            for piece in _joined(self._written, result):
+                size += len(piece)
+                kept = None if kept is None or size > limit else [*kept, piece]
+                if last is not None:
+                    if not begun:
+                        begun = True
+                        self._begin_stream(start_response)
+                    yield last
+                last = piece
+            problem = self._settle(None if kept is None else b"".join(kept))
+        except BaseException as error:
+            self._failed(error)
+            raise
+        finally:
+            _close(result)
+            if self._settled:
+                self._body.close()
+        if not begun:
+            if problem is not None:
+                yield from _problem(start_response, self._guard.rules.problem_base, problem)
+                return
+            self._send_head(start_response)
+        elif problem is not None:
+            raise StoreUnavailable(
+                problem.kind.detail
+            )  # cut off: its client must not take it for the outcome
+        yield last if last is not None else b""
+
+    def _begin_stream(self, start_response: StartResponse) -> None:
+        if word_for(self._guard.rules, self._status, control_of(self._headers)[0]) != "release":
+            run_sync(self._guard.started(self._run, self._status, self._headers))
+        self._send_head(start_response)
+
+
+class _Stream:
+    """What a server iterates and closes. Closed early (the client has left), it reads on to the end by itself."""
+
+    def __init__(self, first: _First, pieces: Iterator[bytes]) -> None:
+        self._first = first
+        self._pieces = pieces
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._pieces
+
+    def close(self) -> None:
+        for _ in self._pieces:
+            pass
+
+
+def _joined(written: list[bytes], result: Iterable[bytes]) -> Iterator[bytes]:
+    for piece in result:
+        yield from written
+        written.clear()
+        yield piece
+    yield from written
+
+
+def _close(result: Any) -> None:
+    close = getattr(result, "close", None)
+    if close is not None:
+        close()
+
+
+def _status_line(status: int) -> str:
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return f"{status} Unknown"
+
+
+def _text(headers: Headers) -> list[tuple[str, str]]:
+    return [(name.decode("latin-1").title(), value.decode("latin-1")) for name, value in headers]
+
+
+def _problem(start_response: StartResponse, base: str, problem: Problem) -> list[bytes]:
+    headers, body = problem_reply(base, problem)
+    start_response(_status_line(problem.status), _text(headers))
+    return [body]
