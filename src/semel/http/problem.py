@@ -12,7 +12,17 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["DEFAULT_BASE", "PROBLEMS", "Problem", "ProblemType"]
+from semel.errors import (
+    InProgress,
+    InvalidKey,
+    KeyExpired,
+    KeyMismatch,
+    NotRecorded,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
+
+__all__ = ["ANSWERED", "DEFAULT_BASE", "PROBLEMS", "Problem", "ProblemType", "of_error"]
 
 DEFAULT_BASE: Final = "urn:semel:problem:"
 
@@ -162,3 +172,24 @@ class Problem(msgspec.Struct, frozen=True):
         if not base.startswith("urn:"):
             headers.append((b"link", f'<{base}{self.kind.name}>; rel="describedby"'.encode()))
         return headers
+
+
+_OF_ERRORS: Final[Mapping[type[Exception], str]] = {
+    InProgress: "in-progress",
+    KeyMismatch: "key-reused",
+    KeyExpired: "key-expired",
+    OutcomeUnknown: "outcome-unknown",
+    StoreUnavailable: "store-unavailable",
+    NotRecorded: "outcome-pending",
+    InvalidKey: "key-malformed",
+}
+ANSWERED: Final = tuple(_OF_ERRORS)
+
+
+def of_error(error: Exception) -> Problem | None:
+    """The problem that tells a client what one of the core's errors means; None for those that are no client's business."""
+    name = next((name for kind, name in _OF_ERRORS.items() if isinstance(error, kind)), None)
+    if name is None:
+        return None
+    retryable = PROBLEMS[name].retryable
+    return Problem.of(name, retry_after=getattr(error, "retry_after", 1.0) if retryable else None)

@@ -1,0 +1,225 @@
+"""Django: a middleware with settings, and a decorator for views, under WSGI and ASGI.
+
+    MIDDLEWARE = [..., "semel.http.django.IdempotencyMiddleware"]           # after AuthenticationMiddleware
+    SEMEL = {"once": "shop.semel.once", "principal": "semel.http.django.user_id", "authorize": "shop.semel.allowed"}
+
+`once` is a Semel under WSGI; under ASGI give an AsyncSemel as `async_once`. A name with dots is imported.
+"""
+
+from __future__ import annotations
+
+from asyncio import iscoroutinefunction
+from collections.abc import Awaitable, Callable, Mapping
+from functools import wraps
+from typing import Any
+
+from semel.errors import ConfigurationError
+from semel.http.body import Body, TooLarge
+from semel.http.config import Plan, configure
+from semel.http.guard import Admitted, Guard
+from semel.http.intake import identify, keyed_of
+from semel.http.problem import Problem
+from semel.http.reply import problem_reply, replay_reply
+from semel.http.snapshot import Snapshot
+from semel.http.views import AsyncStream, Headers, Stream, first_view
+from semel.http.wsgi import _Incoming
+from semel.run import Run
+from semel.runtime import run_sync
+
+try:
+    from django.conf import settings
+    from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+    from django.http.response import HttpResponseBase
+    from django.utils.module_loading import import_string
+except ModuleNotFoundError as missing:
+    raise ConfigurationError(
+        f"semel.http.django needs {missing.name!r}: pip install 'semel[django]'"
+    ) from missing
+
+__all__ = ["IdempotencyMiddleware", "idempotent", "user_id"]
+
+_WRITES = ("POST", "PATCH", "PUT", "DELETE")
+_IMPORTED = ("once", "async_once", "principal", "tenant", "authorize", "key", "stored")
+
+
+def user_id(request: HttpRequest) -> str | None:
+    """The id of the user that Django's authentication has verified; None when nobody is logged in."""
+    user = getattr(request, "user", None)
+    return str(user.pk) if user is not None and user.is_authenticated else None
+
+
+class IdempotencyMiddleware:
+    """Options come from `settings.SEMEL`, those of the ASGI middleware; resolvers get Django's request."""
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self.get_response = get_response
+        self._is_async = iscoroutinefunction(get_response)
+        given = getattr(settings, "SEMEL", None)
+        if not isinstance(given, Mapping):
+            raise ConfigurationError('SEMEL is missing in the settings: SEMEL = {"once": …, "principal": …}')
+        self._plan = _plan(given, is_async=self._is_async, guarded=False)
+        if self._is_async:
+            _mark_async(self)
+
+    def __call__(self, request: HttpRequest) -> Any:
+        if self._is_async:
+            return self._acall(request)
+
+        async def view() -> Any:
+            return self.get_response(request)
+
+        return run_sync(_answered(self._plan, request, view))
+
+    async def _acall(self, request: HttpRequest) -> Any:
+        async def view() -> Any:
+            return await self.get_response(request)
+
+        return await _answered(self._plan, request, view)
+
+
+def _mark_async(middleware: Any) -> None:
+    from asgiref.sync import markcoroutinefunction
+
+    markcoroutinefunction(middleware)
+
+
+def idempotent(*, once: Any, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a view, below `login_required` and the like. A coroutine view needs an AsyncSemel."""
+
+    def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
+        is_async = iscoroutinefunction(view)
+        colour = "async_once" if is_async else "once"
+        plan = _plan({"methods": _WRITES, **options, colour: once}, is_async=is_async, guarded=True)
+        if is_async:
+
+            @wraps(view)
+            async def async_wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+                return await _answered(plan, request, lambda: view(request, *args, **kwargs))
+
+            return async_wrapper
+
+        @wraps(view)
+        def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            async def run() -> Any:
+                return view(request, *args, **kwargs)
+
+            return run_sync(_answered(plan, request, run))
+
+        return wrapper
+
+    return decorate
+
+
+def _plan(given: Mapping[str, Any], *, is_async: bool, guarded: bool) -> Plan:
+    options = {
+        name: import_string(value) if name in _IMPORTED and isinstance(value, str) and "." in value else value
+        for name, value in given.items()
+    }
+    name = "async_once" if is_async else "once"
+    once = options.get(name)
+    if once is None:
+        right = "an AsyncSemel" if is_async else "a Semel"
+        how = "asynchronously (ASGI)" if is_async else "synchronously"
+        raise ConfigurationError(f"this runs {how}: give {right} as {name!r} in SEMEL")
+    rest = {known: value for known, value in options.items() if known not in ("once", "async_once")}
+    return configure(once, "async" if is_async else "sync", rest, guarded=guarded)
+
+
+async def _answered(plan: Plan, request: HttpRequest, view: Callable[[], Awaitable[Any]]) -> Any:
+    incoming = _DjangoIncoming(request)
+    asked = identify(plan, incoming)
+    if asked is None:
+        return await view()
+    if isinstance(asked, Problem):
+        found = plan.guard_for(incoming.method, incoming.path)
+        assert found is not None  # noqa: S101 - a problem has a guard that said so
+        return _LOOK.problem(found[0], asked)
+    guard = asked.guard
+
+    async def read() -> Body | Problem:
+        return _body_of(guard, request)
+
+    known = await keyed_of(plan, asked, incoming, read)
+    if isinstance(known, Problem):
+        return _LOOK.problem(guard, known)
+    if isinstance(known, Body):
+        known.close()
+        return await view()
+    keyed, body = known
+    body.close()
+    admitted = await guard.admit(keyed)
+    if isinstance(admitted, Admitted):
+        running = first_view(guard, admitted, view, _LOOK)
+        return await guard.engine.runtime.detach(running)
+    if admitted is None:  # fail_open
+        return await view()
+    if isinstance(admitted, Snapshot):
+        return _raw(admitted.status, *replay_reply(guard.rules, admitted))
+    return _LOOK.problem(guard, admitted)
+
+
+class _DjangoIncoming(_Incoming):
+    """Django's META is a WSGI environment under both servers."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: HttpRequest) -> None:
+        super().__init__({**request.META, "REQUEST_METHOD": request.method or "GET"})
+        self.path = request.path
+        self._request = request
+
+    def request(self) -> Any:
+        return self._request
+
+
+def _body_of(guard: Guard, request: HttpRequest) -> Body | Problem:
+    """Django keeps what is read here, so that the view can read it again."""
+    body = Body(guard.rules.max_body)
+    try:
+        body.feed(request.body)
+    except TooLarge:
+        return Problem.of("body-too-large", limit=guard.rules.max_body)
+    return body
+
+
+class _DjangoLook:
+    def status(self, response: HttpResponseBase) -> int:
+        return response.status_code
+
+    def headers(self, response: HttpResponseBase) -> Headers:
+        return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.headers.items()]
+
+    def set_headers(self, response: HttpResponseBase, headers: Headers) -> None:
+        for name in list(response.headers):
+            del response.headers[name]
+        for raw, value in headers:
+            response.headers[raw.decode("latin-1").title()] = value.decode("latin-1")
+
+    def body(self, response: HttpResponseBase) -> bytes | None:
+        if isinstance(response, HttpResponse):
+            render = getattr(response, "render", None)
+            if render is not None and not getattr(response, "is_rendered", True):
+                render()
+            return bytes(response.content)
+        return None
+
+    def tee(self, response: HttpResponseBase, guard: Guard, run: Run, headers: Headers) -> None:
+        assert isinstance(response, StreamingHttpResponse)  # noqa: S101 - there is no third kind
+        pieces: Any = response.streaming_content
+        kind: Any = AsyncStream if response.is_async else Stream
+        response.streaming_content = kind(guard, run, response.status_code, headers, pieces)
+
+    def problem(self, guard: Guard, problem: Problem) -> HttpResponse:
+        return _raw(problem.status, *problem_reply(guard.rules.problem_base, problem))
+
+
+_LOOK = _DjangoLook()
+
+
+def _raw(status: int, headers: Headers, body: bytes) -> HttpResponse:
+    response = HttpResponse(body, status=status)
+    _LOOK.set_headers(response, headers)
+    return response

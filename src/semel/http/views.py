@@ -1,0 +1,168 @@
+"""Views that return response objects (Flask, Django): run one under an admitted key, and record what it returns.
+
+The framework tells what its response is through `Look`; everything else is the same for all of them, in both colours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+from semel.errors import StoreUnavailable
+from semel.http.guard import Admitted, Guard
+from semel.http.problem import Problem
+from semel.http.reply import first_headers
+from semel.http.rules import control_of, word_for
+from semel.run import Run, _current
+from semel.runtime import run_sync
+
+__all__ = ["AsyncStream", "Headers", "Look", "Stream", "first_view"]
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Look(Protocol):
+    """How to read and change a framework's response."""
+
+    def status(self, response: Any) -> int: ...
+
+    def headers(self, response: Any) -> Headers: ...
+
+    def set_headers(self, response: Any, headers: Headers) -> None: ...
+
+    def body(self, response: Any) -> bytes | None:
+        """All of it; None for a stream."""
+        ...
+
+    def tee(self, response: Any, guard: Guard, run: Run, headers: Headers) -> None:
+        """Put a `Stream` or `AsyncStream` around the pieces of a stream."""
+        ...
+
+    def problem(self, guard: Guard, problem: Problem) -> Any: ...
+
+
+async def first_view(guard: Guard, admitted: Admitted, view: Callable[[], Awaitable[Any]], look: Look) -> Any:
+    """Run the view for the first time: its response is recorded, then returned. A plain view never suspends it."""
+    run = guard.begin(admitted)
+    token = _current.set(run)
+    try:
+        if (problem := await guard.resumed(run)) is not None:
+            return look.problem(guard, problem)
+        response = await view()
+        status, headers, body = look.status(response), look.headers(response), look.body(response)
+        if body is None:
+            if word_for(guard.rules, status, control_of(headers)[0]) != "release":
+                await guard.started(run, status, headers)
+            look.tee(response, guard, run, headers)
+        elif (problem := await guard.settle(run, status, headers, body)) is not None:
+            return look.problem(guard, problem)
+        look.set_headers(response, first_headers(guard.rules, status, headers))
+        return response
+    except Exception as error:
+        await guard.fail(run, error)
+        raise
+    except BaseException as error:
+        await guard.lose(run, error)
+        raise
+    finally:
+        _current.reset(token)
+
+
+class _Kept:
+    """What a stream has sent so far, as long as it is not too long to be kept; and the piece that is held back."""
+
+    def __init__(self, guard: Guard, run: Run, status: int, headers: Headers) -> None:
+        self._guard = guard
+        self._run = run
+        self._status = status
+        self._headers = headers
+        self._pieces: list[bytes] | None = []
+        self._size = 0
+        self._last: bytes | None = None
+
+    def push(self, piece: bytes) -> bytes | None:
+        """Keep a piece; the one before it may leave now."""
+        self._size += len(piece)
+        if self._pieces is not None and self._size <= self._guard.rules.max_response:
+            self._pieces.append(piece)
+        else:
+            self._pieces = None
+        last, self._last = self._last, piece
+        return last
+
+    async def end(self) -> bytes:
+        """Record the outcome; then the last piece may leave."""
+        body = None if self._pieces is None else b"".join(self._pieces)
+        problem = await self._guard.settle(self._run, self._status, self._headers, body)
+        if problem is not None:
+            raise StoreUnavailable(
+                problem.kind.detail
+            )  # cut off: its client must not take it for the outcome
+        return self._last or b""
+
+    async def broken(self, error: Exception) -> None:
+        await self._guard.fail(self._run, error)
+
+
+class Stream:
+    """Pieces, one late: the last one leaves after the outcome is recorded (H19).
+
+    Closed early, because its client has left, it reads on to the end by itself.
+    """
+
+    def __init__(
+        self, guard: Guard, run: Run, status: int, headers: Headers, pieces: Iterable[bytes]
+    ) -> None:
+        self._kept = _Kept(guard, run, status, headers)
+        self._pieces = pieces
+        self._going = self._go()
+
+    def _go(self) -> Iterator[bytes]:
+        try:
+            for piece in self._pieces:
+                last = self._kept.push(piece)
+                if last:
+                    yield last
+        except Exception as error:
+            run_sync(self._kept.broken(error))
+            raise
+        yield run_sync(self._kept.end())
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._going
+
+    def close(self) -> None:
+        for _ in self._going:
+            pass
+        close = getattr(self._pieces, "close", None)
+        if close is not None:
+            close()
+
+
+class AsyncStream:
+    """The same for pieces that come asynchronously."""
+
+    def __init__(
+        self, guard: Guard, run: Run, status: int, headers: Headers, pieces: AsyncIterable[bytes]
+    ) -> None:
+        self._kept = _Kept(guard, run, status, headers)
+        self._pieces = pieces
+        self._going = self._go()
+
+    async def _go(self) -> AsyncIterator[bytes]:
+        try:
+            async for piece in self._pieces:
+                last = self._kept.push(piece)
+                if last:
+                    yield last
+        except Exception as error:
+            await self._kept.broken(error)
+            raise
+        yield await self._kept.end()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._going
+
+    async def aclose(self) -> None:
+        async for _ in self._going:
+            pass
