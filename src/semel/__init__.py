@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# the run of a coroutine
+from semel.awaited import current_async_run
+
 # errors
 from semel.errors import (
     CodecError,
@@ -31,13 +34,14 @@ from semel.once import AsyncSemel, Semel
 from semel.options import NOT_FOUND, UNDECIDED, Found, Release
 
 # a run and its outcome
-from semel.run import Outcome, Run, current_run
+from semel.run import AsyncRun, Outcome, Run, current_run
 
 __version__ = "0.1.0"
 
 __all__ = [
     "NOT_FOUND",
     "UNDECIDED",
+    "AsyncRun",
     "AsyncSemel",
     "CodecError",
     "ConfigurationError",
@@ -58,6 +62,7 @@ __all__ = [
     "SemelError",
     "SemelWarning",
     "StoreUnavailable",
+    "current_async_run",
     "current_run",
     "fingerprint",
     "parse_id",

@@ -1,27 +1,27 @@
-"""A claim by hand: `with once.claim(key) as claim:`, for effects that are not one function."""
+"""A claim by hand: `with once.claim(key) as claim:`, for effects that are not one function.
+
+One body, and a thin class for each colour, so that an editor knows what is awaited.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Coroutine
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from semel.calls import Call
 from semel.errors import ConfigurationError, SemelError, SemelWarning
 from semel.flow import Engine
 from semel.model import Replay, Verdict, Won
-from semel.run import Run, _current
+from semel.run import AsyncRun, Run, _current
 
-__all__ = ["Claim"]
+__all__ = ["AsyncClaim", "Claim"]
 
 
-class Claim:
-    """Entered, it is either ours to complete or fail, or already settled (`replayed`). One class for both colours.
-
-    With `verdicts=True` no verdict raises: look at `claim.verdict`. Leaving the block by an exception applies
-    `on_error`; leaving it without an answer releases the key and warns.
-    """
+class _Claim:
+    _depth: int  # how many frames of ours are between a warning and the block it is about
 
     def __init__(self, engine: Engine, call: Call, *, verdicts: bool) -> None:
         self._engine = engine
@@ -40,12 +40,6 @@ class Claim:
     def won(self) -> bool:
         """Whether this block owns the key."""
         return self._run is not None
-
-    @property
-    def run(self) -> Run:
-        if self._run is None:
-            raise ConfigurationError("this claim was not won: look at claim.replayed or claim.verdict first")
-        return self._run
 
     async def _enter(self) -> Self:
         engine, call = self._engine, self._call
@@ -71,24 +65,21 @@ class Claim:
             if not self._verdicts:
                 raise
 
-    def complete(self, value: Any = None) -> Any:
-        """The effect happened and this is its result. Raises for a claim that was not won. Await it in async."""
-        return self._engine.runtime.drive(self._complete(value))
-
     async def _complete(self, value: Any) -> None:
         run = self._owned("complete")
         self._answered = True
         outcome = await self._engine.complete(run, value)
         self.value, self.ref = value, outcome.ref
 
-    def fail(self, error: BaseException | str) -> Any:
-        """The effect failed for good: `error` is the outcome from now on (PreviousFailure). Await it in async."""
-        return self._engine.runtime.drive(self._fail(error))
-
     async def _fail(self, error: BaseException | str) -> None:
         run = self._owned("fail")
         self._answered = True
         await self._engine.fail_for_good(run, error)
+
+    def _won(self) -> Run:
+        if self._run is None:
+            raise ConfigurationError("this claim was not won: look at claim.replayed or claim.verdict first")
+        return self._run
 
     def _owned(self, verb: str) -> Run:
         if self._run is None:
@@ -111,15 +102,37 @@ class Claim:
             warnings.warn(
                 f"the block around {run.scope!r} ended without complete() or fail(): the key was released",
                 SemelWarning,
-                stacklevel=4,
+                stacklevel=self._depth,
             )
         elif isinstance(error, Exception):
             await self._engine.fail(run, error)
         else:
             await self._engine.lose(run, error)
 
+
+class Claim(_Claim):
+    """Entered, it is either ours to complete or fail, or already settled (`replayed`).
+
+    With `verdicts=True` no verdict raises: look at `claim.verdict`. Leaving the block by an exception applies
+    `on_error`; leaving it without an answer releases the key and warns.
+    """
+
+    _depth = 5
+
+    @property
+    def run(self) -> Run:
+        """The run that this claim began. Raises for a claim that was not won."""
+        return self._won()
+
+    def complete(self, value: Any = None) -> None:
+        """The effect happened and this is its result. Raises for a claim that was not won."""
+        self._engine.runtime.drive(self._complete(value))
+
+    def fail(self, error: BaseException | str) -> None:
+        """The effect failed for good: `error` is the outcome from now on (PreviousFailure)."""
+        self._engine.runtime.drive(self._fail(error))
+
     def __enter__(self) -> Self:
-        self._colour("sync", "async with")
         entered: Self = self._engine.runtime.drive(self._enter())
         return entered
 
@@ -128,8 +141,35 @@ class Claim:
     ) -> None:
         self._engine.runtime.drive(self._exit(error))
 
+    if not TYPE_CHECKING:
+
+        async def __aenter__(self) -> NoReturn:
+            raise _other_colour("with")
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+
+class AsyncClaim(_Claim):
+    """The same for AsyncSemel: `async with once.claim(key) as claim:`, and `complete` and `fail` are awaited."""
+
+    _depth = 3
+
+    @property
+    def run(self) -> AsyncRun:
+        """The run that this claim began. Raises for a claim that was not won."""
+        return cast("AsyncRun", self._won())
+
+    def complete(self, value: Any = None) -> Coroutine[Any, Any, None]:
+        """The effect happened and this is its result. Raises for a claim that was not won."""
+        driven: Coroutine[Any, Any, None] = self._engine.runtime.drive(self._complete(value))
+        return driven
+
+    def fail(self, error: BaseException | str) -> Coroutine[Any, Any, None]:
+        """The effect failed for good: `error` is the outcome from now on (PreviousFailure)."""
+        driven: Coroutine[Any, Any, None] = self._engine.runtime.drive(self._fail(error))
+        return driven
+
     async def __aenter__(self) -> Self:
-        self._colour("async", "with")
         return await self._enter()
 
     async def __aexit__(
@@ -137,8 +177,13 @@ class Claim:
     ) -> None:
         await self._exit(error)
 
-    def _colour(self, wanted: str, instead: str) -> None:
-        if self._engine.runtime.colour != wanted:
-            raise ConfigurationError(
-                f"this claim belongs to the other colour: write `{instead} once.claim(...)`"
-            )
+    if not TYPE_CHECKING:
+
+        def __enter__(self) -> NoReturn:
+            raise _other_colour("async with")
+
+        def __exit__(self, *_: object) -> None: ...
+
+
+def _other_colour(instead: str) -> ConfigurationError:
+    return ConfigurationError(f"this claim belongs to the other colour: write `{instead} once.claim(...)`")

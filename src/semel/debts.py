@@ -17,7 +17,7 @@ from semel.heart import Heart
 from semel.hooks import Emit, LeaseGone
 from semel.model import Answer, Ask, Kind, Policy, Settle, Won
 from semel.run import Run
-from semel.runtime import Runtime
+from semel.runtime import Parker, Runtime
 from semel.store import Store
 
 __all__ = ["Debts"]
@@ -43,12 +43,20 @@ class Debts:
         self._heart = heart
         self._emit = emit
         self._owed: dict[bytes, _Debt] = {}
+        self._until = float("inf")
+        self._closed = False
         self._pause = _FIRST
         self._ticker = runtime.ticker(self._pay)
 
-    def owe(self, run: Run, end: Settle) -> None:
-        """An outcome that the store did not take in time: it is offered until the store decides on it."""
+    def owe(self, run: Run, end: Settle) -> bool:
+        """An outcome that the store did not take in time: it is offered until the store decides on it.
+
+        False after `close`: then nobody is left to offer it.
+        """
+        if self._closed:
+            return False
         self._add(_Debt(end, run, float("inf")))
+        return True
 
     def abandon(self, ask: Ask) -> None:
         """A claim whose answer was lost: nobody will run it, so it is released, if it was granted at all."""
@@ -97,6 +105,8 @@ class Debts:
     async def _pay(self) -> float | None:
         debts = list(self._owed.values())
         for start in range(0, len(debts), _BATCH):
+            if start and self._runtime.now() >= self._until:
+                break
             batch = debts[start : start + _BATCH]
             answers = await self._offer_all([debt.end for debt in batch])
             now = self._runtime.now()
@@ -107,7 +117,7 @@ class Debts:
         if not self._owed:
             return None
         self._pause = min(self._pause * 2, _LONGEST)
-        soonest = min(debt.until for debt in self._owed.values())
+        soonest = min((debt.until for debt in list(self._owed.values())), default=float("inf"))
         return min(self._runtime.now() + self._pause, soonest)
 
     async def _is_paid(self, debt: _Debt, answer: Answer) -> bool:
@@ -120,12 +130,29 @@ class Debts:
             return True
 
     async def close(self, timeout: float) -> None:
-        """Stop the ticker, after outcomes were offered for `timeout` seconds more, and lost claims released if possible."""
-        self._ticker.stop()
-        until = self._runtime.now() + timeout
+        """Offer outcomes for at most `timeout` seconds more, and lost claims once; then stop.
+
+        A store that does not answer is not waited for: its answer is heard in the background, or nowhere.
+        """
+        self._until = self._runtime.now() + timeout
         if self._owed:
+            ended = self._runtime.parker()
+            self._runtime.background(self._last_offers(ended))
+            await ended.park(timeout)
+        else:
+            self._ticker.stop()
+        self._closed = True
+
+    async def _last_offers(self, ended: Parker) -> None:
+        try:
+            self._ticker.stop()
             # One try for claims, too: under hold or probe one that nobody ran would stay unknown until a person looks.
             await self._pay()
-        while any(debt.run is not None for debt in self._owed.values()) and self._runtime.now() < until:
-            await self._pay()
-            await self._runtime.sleep(_FIRST)
+            while (
+                any(debt.run is not None for debt in list(self._owed.values()))
+                and self._runtime.now() < self._until
+            ):
+                await self._runtime.sleep(_FIRST)
+                await self._pay()
+        finally:
+            ended.wake()

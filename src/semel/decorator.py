@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial, update_wrapper, wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, overload
 from uuid import UUID
 
 from semel.calls import refuse_generator
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncDecorator", "AsyncOnce", "Decorator", "Once", "decorate"]
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 C = TypeVar("C")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -33,11 +34,13 @@ class Once(Protocol[P, T_co]):
 
     def outcome(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[T_co]: ...
 
-    # A method's type loses its `self` when bound, which cannot be written for a ParamSpec: it is Any there.
+    # Bound to an object, a method loses its first argument.
     @overload
     def __get__(self, instance: None, owner: type, /) -> Self: ...
     @overload
-    def __get__(self, instance: object, owner: type | None = None, /) -> Any: ...
+    def __get__(
+        self: Once[Concatenate[Any, Q], T], instance: object, owner: type | None = None, /
+    ) -> Once[Q, T]: ...
 
 
 class AsyncOnce(Protocol[P, T_co]):
@@ -50,7 +53,9 @@ class AsyncOnce(Protocol[P, T_co]):
     @overload
     def __get__(self, instance: None, owner: type, /) -> Self: ...
     @overload
-    def __get__(self, instance: object, owner: type | None = None, /) -> Any: ...
+    def __get__(
+        self: AsyncOnce[Concatenate[Any, Q], T], instance: object, owner: type | None = None, /
+    ) -> AsyncOnce[Q, T]: ...
 
 
 class Decorator(Protocol):
@@ -105,7 +110,12 @@ def decorate(face: Semel | AsyncSemel, misplaced: tuple[object, ...], options: d
 def _is_method(fn: Any) -> bool:
     """A function defined in a class body that takes its object or class first; a bound one has it already."""
     parent = getattr(fn, "__qualname__", "").rpartition(".")[0]
-    if inspect.ismethod(fn) or not parent or parent.endswith("<locals>"):
+    if (
+        isinstance(fn, staticmethod | classmethod)
+        or inspect.ismethod(fn)
+        or not parent
+        or parent.endswith("<locals>")
+    ):
         return False
     return next(iter(_signature(fn).parameters), "") in ("self", "cls")
 
@@ -121,16 +131,17 @@ def _signature(fn: Any) -> inspect.Signature:
 
 def _wrapped(
     face: Semel | AsyncSemel,
-    fn: Callable[..., Any],
+    fn: Any,
     options: Mapping[str, Any],
     key: Any,
     request: Any,
     *,
     is_method: bool,
 ) -> Any:
-    if isinstance(fn, staticmethod | classmethod):
-        raise ConfigurationError("put @once below @staticmethod or @classmethod, next to the function itself")
-    refuse_generator(fn)
+    if isinstance(fn, staticmethod):
+        return staticmethod(_wrapped(face, fn.__func__, options, key, request, is_method=False))
+    if isinstance(fn, classmethod):
+        return _OnceOfClass(face, fn.__func__, options, key, request, is_method=True)
     once = _Once(face, fn, options, key, request, is_method=is_method)
     if is_method:
         return once
@@ -168,6 +179,7 @@ class _Once:
         *,
         is_method: bool,
     ) -> None:
+        refuse_generator(fn)
         update_wrapper(self, fn)
         self._face = face
         self._fn = fn
@@ -175,6 +187,7 @@ class _Once:
         if face._colour == "sync" and is_async(fn):  # noqa: SLF001
             raise ConfigurationError(f"{_title(fn)} is a coroutine function: decorate it with an AsyncSemel")
         signature = _signature(fn)
+        self._of_class = is_method and next(iter(signature.parameters), "") == "cls"
         parameters = list(signature.parameters.values())[1 if is_method else 0 :]
         self._signature = signature.replace(parameters=parameters)
         self._options = {"operation": f"{fn.__module__}.{_title(fn)}"[:255], **options}
@@ -183,6 +196,14 @@ class _Once:
 
     def outcome(self, *args: Any, **kwargs: Any) -> Any:
         """The Outcome instead of the value; await it in async code."""
+        if self._of_class and not (args and isinstance(args[0], type)):
+            # Since Python 3.13 a classmethod does not bind what it wraps, so the class did not come along.
+            raise ConfigurationError(
+                f"{_title(self._fn)}.outcome(...) does not know its class: put @once above @classmethod"
+            )
+        return self._outcome(*args, **kwargs)
+
+    def _outcome(self, *args: Any, **kwargs: Any) -> Any:
         rest = args[1:] if self._is_method else args
         bound = self._signature.bind(*rest, **kwargs)
         bound.apply_defaults()
@@ -195,17 +216,24 @@ class _Once:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._face._colour == "async":  # noqa: SLF001
             return self._value(*args, **kwargs)
-        return self.outcome(*args, **kwargs).value
+        return self._outcome(*args, **kwargs).value
 
     async def _value(self, *args: Any, **kwargs: Any) -> Any:
-        return (await self.outcome(*args, **kwargs)).value
+        return (await self._outcome(*args, **kwargs)).value
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
         bound: Any = partial(self, instance)
-        bound.outcome = partial(self.outcome, instance)
+        bound.outcome = partial(self._outcome, instance)
         return bound
+
+
+class _OnceOfClass(_Once):
+    """`@once` above `@classmethod`: bound to the class, however it is reached."""
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return super().__get__(type(instance) if owner is None else owner, owner)
 
 
 def _title(fn: Any) -> str:

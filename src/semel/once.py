@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from semel import keeping
-from semel.claims import Claim
+from semel.claims import AsyncClaim, Claim
 from semel.decorator import AsyncDecorator, Decorator, decorate
 from semel.errors import ConfigurationError, SemelWarning
 from semel.face import Face
@@ -269,13 +269,15 @@ class AsyncSemel(Face):
 
     __call__ = once
 
-    def claim(self, key: str, /, *, verdicts: bool = False, **options: Any) -> Claim:
+    def claim(self, key: str, /, *, verdicts: bool = False, **options: Any) -> AsyncClaim:
         """Own the key by hand: `async with once.claim(key) as claim:`.
 
         Inside: `claim.replayed` and `claim.value` when it has been done, else `await claim.complete(value)` or `.fail(error)`.
         """
         call = self._call(key, None, (), options)
-        return Claim(self._engine(), call if self.enabled else self._unprotected(call), verdicts=verdicts)
+        return AsyncClaim(
+            self._engine(), call if self.enabled else self._unprotected(call), verdicts=verdicts
+        )
 
     def within(self, transaction: object) -> AsyncWithin:
         """The same names, bound to a caller's transaction: a session, a connection or a Redis pipeline.

@@ -76,18 +76,24 @@ class Recorder:
                 # The store refuses this very result (too big for a packet, say): keep at least the fact.
                 end = msgspec.structs.replace(end, result=b"", ref=None, marker=TOO_LARGE)
             if self._runtime.now() >= until:
-                self._debts.owe(run, end)
-                raise self._not_recorded(run, value, answer)
+                goes_on = self._debts.owe(run, end)
+                raise self._not_recorded(run, value, answer, goes_on=goes_on)
             await self._runtime.sleep(min(pause, max(0.0, until - self._runtime.now())))
             pause = min(pause * 2, 0.5)
             answer = None
 
-    def _not_recorded(self, run: Run, value: Any, error: Exception) -> NotRecorded:
+    def _not_recorded(self, run: Run, value: Any, error: Exception, *, goes_on: bool) -> NotRecorded:
         if self._emit is not None:
             self._emit(Unrecorded(run.scope, run.attempt, error))
+        what_next = (
+            "the write goes on in the background. Do not run the effect again"
+            if goes_on
+            else "the face was closed meanwhile, so nobody writes it any more: when the lease is over, the key is free or "
+            "unknown, as on_unknown says. Look the effect up before you call again, and close a face after its calls"
+        )
         problem = NotRecorded(
             f"{name_of(run.call)} ended, but the store has not taken its outcome within {self._settle_timeout:g} s "
-            f"({error}); the write goes on in the background. Do not run the effect again",
+            f"({error}); {what_next}",
             value=value,
         )
         problem.__cause__ = error

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, overload
 
 from semel import steps
 from semel.errors import CodecError, ConfigurationError
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from semel.model import Ask, Record
     from semel.runtime import Interrupt, Parker
 
-__all__ = ["Outcome", "Run", "current_run", "run_or_none"]
+__all__ = ["AsyncRun", "Outcome", "Run", "current_run", "run_or_none"]
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _current: ContextVar[Run] = ContextVar("semel_run")
@@ -136,6 +137,11 @@ class Run:
         return self.ask.scope.operation
 
     @property
+    def colour(self) -> Literal["sync", "async"]:
+        """Which face runs it."""
+        return self._engine.runtime.colour
+
+    @property
     def labels(self) -> Mapping[str, str]:
         return self.ask.labels or {}
 
@@ -162,6 +168,31 @@ class Run:
         """A key for an outside service: the same on every attempt of this scope, another one for another name."""
         return self._engine.secrets.derive(self.secret_id, self.tenant, self.operation, self.key, name)
 
+    # A coroutine function is a step of a coroutine (elsewhere it is refused, or its value waited for).
+    @overload
+    def step(
+        self,
+        name: str,
+        fn: Callable[..., Coroutine[Any, Any, T]],
+        /,
+        *args: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        request: Any = None,
+        result_type: Any = None,
+        on_unknown: Any = None,
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def step(
+        self,
+        name: str,
+        fn: Callable[..., T],
+        /,
+        *args: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        request: Any = None,
+        result_type: Any = None,
+        on_unknown: Any = None,
+    ) -> T: ...
     def step(
         self,
         name: str,
@@ -175,14 +206,73 @@ class Run:
     ) -> Any:
         """Run `fn` once for this scope, whatever happens to attempts; its result is remembered.
 
-        Await it in async code. `hold` and a probe as `on_unknown` leave a mark before `fn` starts.
+        Await it in a coroutine. `hold` and a probe as `on_unknown` leave a mark before `fn` starts.
         """
         step = self._engine.stepper.step(self, name, fn, args, kwargs or {}, request, result_type, on_unknown)
         return self._engine.runtime.drive(step)
 
     def new_id(self, kind: str, *, name: str | None = None) -> Any:
-        """Mint a public id once per scope: the same after a takeover; durable when it returns. Await it in async."""
+        """Mint a public id (a str) once per scope: the same after a takeover; durable when it returns.
+
+        In a coroutine it is awaited, so its type is Any here; `current_async_run()` has the exact one.
+        """
         return self._engine.runtime.drive(self._engine.stepper.new_id(self, kind, name or kind))
 
     def __repr__(self) -> str:
         return f"<Run {self.scope!r} attempt {self.attempt}>"
+
+
+class AsyncRun(Protocol):
+    """A `Run` as a coroutine sees it: the same object, typed for where `step` and `new_id` are awaited.
+
+    A type only. One class serves both colours, because a run may be used in both: a coroutine's steps may be plain
+    functions, which run in threads and see the same run there.
+    """
+
+    attempt: int
+    ref: str | None
+    lease_lost: bool
+    lease_at_risk: bool
+
+    @property
+    def scope(self) -> Scope: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def operation(self) -> str: ...
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+    @property
+    def steps(self) -> dict[str, steps.Step]: ...
+    @property
+    def has_steps(self) -> bool: ...
+    def clock(self) -> float: ...
+    def set_ref(self, ref: str) -> None: ...
+    def downstream_key(self, name: str) -> str: ...
+    @overload
+    def step(
+        self,
+        name: str,
+        fn: Callable[..., Awaitable[T]],
+        /,
+        *args: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        request: Any = None,
+        result_type: Any = None,
+        on_unknown: Any = None,
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def step(
+        self,
+        name: str,
+        fn: Callable[..., T],
+        /,
+        *args: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        request: Any = None,
+        result_type: Any = None,
+        on_unknown: Any = None,
+    ) -> Coroutine[Any, Any, T]: ...
+    def new_id(self, kind: str, *, name: str | None = None) -> Coroutine[Any, Any, str]: ...

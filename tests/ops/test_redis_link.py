@@ -6,6 +6,7 @@ import asyncio
 import re
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -117,7 +118,7 @@ def test_call_many_keeps_order_and_an_error_stays_with_its_item(
 
 
 @pytest.mark.parametrize("face", COLOURS)
-def test_call_many_is_one_write(redis_server: services.RedisServer, face: Face) -> None:
+def test_call_many_is_a_few_writes(redis_server: services.RedisServer, face: Face) -> None:
     with Proxy(redis_server.host, redis_server.port, framing=CHUNKS) as proxy:
 
         async def body() -> None:
@@ -126,14 +127,14 @@ def test_call_many_is_one_write(redis_server: services.RedisServer, face: Face) 
             before = proxy.requests
             replies = await link.call_many([Call(ECHO, [b"k"], [number]) for number in range(64)])
             assert [int(reply[1]) for reply in replies] == list(range(64))
-            assert proxy.requests - before == 1
+            assert 1 <= proxy.requests - before <= 64 // 16 + 1
             await link.aclose()
 
         run(face, body())
 
 
 @pytest.mark.parametrize("face", ["async", "uvloop"])
-def test_calls_of_one_tick_leave_in_one_write(redis_server: services.RedisServer, face: Face) -> None:
+def test_calls_of_one_tick_leave_in_a_few_writes(redis_server: services.RedisServer, face: Face) -> None:
     with Proxy(redis_server.host, redis_server.port, framing=CHUNKS) as proxy:
 
         async def body() -> None:
@@ -142,7 +143,7 @@ def test_calls_of_one_tick_leave_in_one_write(redis_server: services.RedisServer
             before = proxy.requests
             replies = await asyncio.gather(*(link.call(ECHO, [b"k"], [number]) for number in range(64)))
             assert [int(reply[1]) for reply in replies] == list(range(64))
-            assert proxy.requests - before == 1
+            assert 1 <= proxy.requests - before <= 64 // 16 + 1
             assert proxy.connections == 1
             await link.aclose()
 
@@ -406,8 +407,13 @@ def test_a_unix_socket_works(face: Face, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[services.RedisServer, int, Path]]:
-    folder = tmp_path_factory.mktemp("tls")
+def tls_server() -> Iterator[tuple[services.RedisServer, int, Path]]:
+    # Not pytest's folder, which nobody else may enter: the server runs as somebody else.
+    with tempfile.TemporaryDirectory(prefix="semel-tls-") as folder:
+        yield from _tls_server(Path(folder))
+
+
+def _tls_server(folder: Path) -> Iterator[tuple[services.RedisServer, int, Path]]:
     key, cert = folder / "key.pem", folder / "cert.pem"
     subprocess.run(
         [
@@ -430,8 +436,6 @@ def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[servi
     )
     for path in (folder, key, cert):
         path.chmod(0o755)
-    for parent in folder.parents[:2]:
-        parent.chmod(0o755)
     port = free_port()
     config: dict[str, str | int] = {
         "tls-port": port,

@@ -551,6 +551,8 @@ def test_a_blank_at_the_end_makes_another_ref(colour: Colour, url: str) -> None:
         await store.settle([end(await win(store), ref="ord_1 ")])
         assert (await store.scan(Query(ref="ord_1"))).records == ()
         assert len((await store.scan(Query(ref="ord_1 "))).records) == 1
+        nothing = Query(ref="ord_1 ", states=frozenset({State.EXPIRED}))
+        assert (await store.scan(nothing)).records == ()  # a tombstone has no ref
 
     using(colour, url, body)
 

@@ -66,6 +66,24 @@ def test_a_wrong_url_is_refused_at_once_with_the_remedy(url: str, colour: Colour
         mysql.open_url(url, Settings(), colour)
 
 
+@pytest.mark.parametrize(
+    "url,prefers",
+    [
+        ("mysql://db.example/d", True),
+        ("mysql://10.0.0.7/d", True),
+        ("mysql://localhost/d", False),
+        ("mysql://127.8.9.1/d", False),
+        ("mysql://[::1]/d", False),
+        ("mysql:///d?unix_socket=/run/mysqld/mysqld.sock", False),
+        ("mysql://db.example/d?ssl=false", False),
+        ("mysql://db.example/d?ssl=true", False),
+        ("mysql://db.example/d?ssl_verify=ca", False),
+    ],
+)
+def test_tls_is_preferred_where_nothing_was_said_and_the_server_is_elsewhere(url: str, prefers: bool) -> None:
+    assert parse(url, "sync").prefers_tls is prefers
+
+
 def test_tls_is_strict_unless_told_otherwise(tmp_path: Path) -> None:
     def context(query: str) -> ssl.SSLContext:
         made: ssl.SSLContext = parse(f"mysql://h/d?{query}", "sync").options()["ssl"]

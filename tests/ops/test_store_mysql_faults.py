@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,9 @@ from semel.runtime import run_sync
 from semel.store import Settings
 from semel.stores import mysql
 from semel.stores.mysql import MysqlStore
+from semel.stores.mysql.address import parse
+from semel.stores.mysql.pools import ThreadPool
+from semel.stores.mysql.wires import _connection_class, dial_pymysql
 from semel.testing import services
 from semel.testing.proxy import Action, Proxy
 from tests.ops.mysql_lab import COLOURS, Colour, ask, beat, drive, end, scope, using, win
@@ -499,6 +504,61 @@ def test_tls_verifies_the_server_by_its_authority(
     assert using(colour, f"{tls_server.database()}?ssl=true&ssl_verify=none", body)
     with pytest.raises(ConfigurationError, match="ssl_ca"):
         using(colour, f"{url}?ssl_ca={authority / 'other.pem'}", win)
+
+
+@pytest.mark.parametrize("query,contexts,encrypted", [("", 0, False), ("?ssl=true&ssl_verify=none", 1, True)])
+def test_a_pool_makes_one_tls_context_and_none_when_it_needs_none(
+    tls_server: services.MariaServer,
+    monkeypatch: pytest.MonkeyPatch,
+    query: str,
+    contexts: int,
+    encrypted: bool,
+) -> None:
+    address = parse(tls_server.database() + query, "sync")
+    made = _counted_contexts(monkeypatch)
+    pool = ThreadPool(address)
+
+    async def main() -> None:
+        taken = [await pool.take(time.monotonic() + 5, fresh=False) for _ in range(3)]
+        ciphers = [(await session.query("SHOW STATUS LIKE 'Ssl_cipher'"))[0][1] for session in taken]
+        assert [bool(cipher) for cipher in ciphers] == [encrypted] * 3
+        for session in taken:
+            await pool.give(session)
+        await pool.aclose()
+
+    run_sync(main())
+    assert len(made) == contexts
+
+
+def test_a_server_elsewhere_is_spoken_to_in_tls_if_it_can_by_one_context(
+    tls_server: services.MariaServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tls_server.database()
+    monkeypatch.setattr(_connection_class(), "_unasked", None)
+    made = _counted_contexts(monkeypatch)
+
+    def cipher(address: str) -> bool:
+        wire = dial_pymysql(parse(address, "sync").options(), "there", 5, prefers_tls=True)
+        try:
+            ((_, rows),) = run_sync(wire.send(b"SHOW STATUS LIKE 'Ssl_cipher'", 5))
+            return bool(rows[0][1])
+        finally:
+            wire.cut()
+
+    assert [cipher(there), cipher(there), cipher(url)] == [True, True, False]
+    assert len(made) == 1
+
+
+def _counted_contexts(monkeypatch: pytest.MonkeyPatch) -> list[ssl.SSLContext]:
+    made: list[ssl.SSLContext] = []
+    create = ssl.create_default_context
+
+    def counted(*args: Any, **kwargs: Any) -> ssl.SSLContext:
+        made.append(create(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    return made
 
 
 def test_a_server_that_wants_tls_says_so(tls_server: services.MariaServer, authority: Path) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from semel import AsyncSemel, Semel, StoreUnavailable, current_run, points
+from semel import AsyncSemel, NotRecorded, Semel, StoreUnavailable, current_run, points
 from semel.layers import Layer
 from semel.model import Answer
+from semel.runtime import run_sync
 from semel.stores.memory import MemoryStore
 
 from .conftest import Lab
@@ -108,3 +111,47 @@ async def test_R16_a_claim_without_an_answer_is_released_before_the_face_is_clos
         await light_lab.do(once.execute("k", light_lab.effect(), on_unknown="hold"))
     await light_lab.do(once.close())
     assert [record.state for record in memory._records.values()] == ["released"]
+
+
+class Refusing(Layer):
+    """Takes no outcome: it is down, or it does not answer at all until `answers` is set."""
+
+    def __init__(self, lab: Lab) -> None:
+        super().__init__(MemoryStore())
+        self._lab = lab
+        self.answers = threading.Event()
+        self.answers.set()
+
+    async def settle(self, ends: Any) -> Any:
+        if self._lab.colour == "sync":
+            self.answers.wait(30)
+        else:
+            await asyncio.to_thread(self.answers.wait, 30)
+        raise StoreUnavailable("down")
+
+
+async def test_R16_what_ends_after_the_face_was_closed_is_told_that_nobody_writes_it(light_lab: Lab) -> None:
+    once: Any = (Semel if light_lab.colour == "sync" else AsyncSemel)(Refusing(light_lab), settle_timeout=0.1)
+
+    def closing() -> Any:
+        # The face is closed while its function runs: the close gives up after its time, and the function goes on.
+        return once.close()
+
+    with pytest.raises(NotRecorded, match="the face was closed meanwhile") as caught:
+        await light_lab.do(once.execute("k", light_lab.fn(closing)))
+    assert "goes on in the background" not in str(caught.value)
+
+
+async def test_R16_closing_takes_no_longer_than_it_may_when_the_store_does_not_answer(light_lab: Lab) -> None:
+    store = Refusing(light_lab)
+    once: Any = (Semel if light_lab.colour == "sync" else AsyncSemel)(store, settle_timeout=0.2)
+    with pytest.raises(NotRecorded, match="goes on in the background"):
+        await light_lab.do(once.execute("k", light_lab.effect()))
+    store.answers.clear()
+    debts = once._engine().debts
+    start = time.monotonic()
+    await light_lab.do(debts.close(0.2) if light_lab.colour == "async" else run_sync(debts.close(0.2)))
+    took = time.monotonic() - start
+    store.answers.set()
+    await light_lab.do(once.close())
+    assert 0.15 < took < 3.0  # unbounded, it would be the 30 s of the store

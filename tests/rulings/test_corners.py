@@ -6,9 +6,10 @@ import asyncio
 import contextvars
 import copy
 import logging
+import sys
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -23,6 +24,7 @@ from semel import (
     PreviousFailure,
     Release,
     Semel,
+    current_async_run,
     current_run,
 )
 from semel.layers import Layer
@@ -108,6 +110,54 @@ def test_R5_bound_methods_static_methods_and_class_methods_keep_their_arguments(
         assert [fn("o1"), fn("o2"), fn("o1")] == ["o1", "o2", "o1"]
 
 
+async def test_R5_once_stands_above_or_below_classmethod_and_staticmethod(light_lab: Lab) -> None:
+    once = light_lab.face()
+
+    class Shop:
+        @once(operation="static", key="order")
+        @staticmethod
+        def static(order: str) -> str:
+            return order
+
+        @once(operation="class", key="order")
+        @classmethod
+        def of_class(cls, order: str) -> str:
+            return f"{cls.__name__} {order}"
+
+    class Branch(Shop):
+        """Inherits both."""
+
+    outcome = await light_lab.do(Branch.of_class.outcome("o1"))
+    assert (outcome.value, outcome.replayed) == ("Branch o1", False)
+    every: list[Any] = [Branch.of_class, Branch().of_class, Shop.of_class]
+    assert [await light_lab.do(fn("o1")) for fn in every] == ["Branch o1"] * 3
+    assert (await light_lab.do(Shop().of_class.outcome("o1"))).replayed
+    assert await light_lab.do(Branch().static("o1")) == "o1"
+    assert (await light_lab.do(Shop.static.outcome("o1"))).replayed
+
+
+def test_R5_a_class_method_below_which_once_stands_has_an_outcome_or_says_where_once_belongs() -> None:
+    once = Semel("memory://")
+
+    class Shop:
+        @classmethod
+        @once(operation="class", key="order")
+        def of_class(cls, order: str) -> str:
+            return f"{cls.__name__} {order}"
+
+    of_class: Any = Shop.of_class
+    assert of_class("o1") == "Shop o1"
+    unbound = vars(Shop)["of_class"].__func__.outcome
+    with pytest.raises(ConfigurationError, match="put @once above @classmethod"):
+        unbound("o1")
+    assert unbound(Shop, "o1").replayed
+    if sys.version_info < (3, 13):  # a classmethod still binds what it wraps
+        assert of_class.outcome("o1").replayed
+    else:
+        with pytest.raises(ConfigurationError, match="put @once above @classmethod"):
+            of_class.outcome("o1")
+
+
 def test_what_cannot_be_decorated_is_refused_when_decorating() -> None:
     once = Semel("memory://")
 
@@ -116,6 +166,8 @@ def test_what_cannot_be_decorated_is_refused_when_decorating() -> None:
 
     with pytest.raises(ConfigurationError, match="generator"):
         once(key="x")(numbers)
+    with pytest.raises(ConfigurationError, match="generator"):
+        once(key="x")(cast("Any", classmethod)(numbers))
     with pytest.raises(ConfigurationError, match="generator"):
         once.execute("k", numbers)
     assert once.peek("k") is None
@@ -177,7 +229,7 @@ def test_R4_a_key_is_not_freed_under_the_thread_of_a_step() -> None:
 
         async def work() -> Any:
             async with asyncio.timeout(0.05):
-                return await current_run().step("s", slow)
+                return await current_async_run().step("s", slow)
 
         with pytest.raises(TimeoutError):
             await once.execute("k", work)
@@ -201,7 +253,7 @@ def test_R26_one_name_is_one_step_also_at_the_same_time() -> None:
             return len(made)
 
         async def work() -> Any:
-            run = current_run()
+            run = current_async_run()
             steps = await asyncio.gather(run.step("charge", charge), run.step("charge", charge))
             ids = await asyncio.gather(run.new_id("ord"), run.new_id("ord"))
             return [*steps, len(set(ids))]
@@ -369,3 +421,20 @@ def test_a_forgotten_face_keeps_no_thread(monkeypatch: pytest.MonkeyPatch) -> No
     while threading.active_count() > before and time.monotonic() < end:
         time.sleep(0.01)
     assert threading.active_count() <= before
+
+
+@pytest.mark.parametrize(
+    "good,bad",
+    [
+        ({"wait": 1}, {"wait": True}),
+        ({"max_result": 1}, {"max_result": 1.0}),
+        ({"lease": 1.0}, {"lease": True}),
+    ],
+)
+def test_R1_an_option_that_only_equals_a_good_one_is_refused_all_the_same(
+    good: dict[str, Any], bad: dict[str, Any]
+) -> None:
+    with Semel("memory://") as once:
+        once.execute("k1", lambda: None, **good)
+        with pytest.raises(ConfigurationError, match=next(iter(bad))):
+            once.execute("k2", lambda: None, **bad)

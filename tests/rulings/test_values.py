@@ -217,6 +217,7 @@ async def test_R25_a_new_id_is_minted_once_per_scope_and_survives_failure_and_ta
         return minted[-1]
 
     async def coloured(fail: bool) -> str:
+        # The run is one object: its type is that of a plain function, and it is awaited in a coroutine all the same.
         minted.append(await current_run().new_id("ord"))
         if fail:
             raise OSError("later")

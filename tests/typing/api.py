@@ -6,7 +6,7 @@ that is not needed).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, assert_type
@@ -14,6 +14,7 @@ from typing import Any, assert_type
 from semel import (
     NOT_FOUND,
     UNDECIDED,
+    AsyncRun,
     AsyncSemel,
     Found,
     InProgress,
@@ -26,11 +27,12 @@ from semel import (
     Run,
     Semel,
     SemelError,
+    current_async_run,
     current_run,
     fingerprint,
     parse_id,
 )
-from semel.claims import Claim
+from semel.claims import AsyncClaim, Claim
 from semel.guarantees import Guarantee
 from semel.hooks import Executed, log_events
 from semel.keeping import Reconciled
@@ -98,7 +100,12 @@ def by_hand(once: Semel) -> None:
     with once.claim("by-hand") as claim:
         assert_type(claim, Claim)
         assert_type(claim.won, bool)
+        assert_type(claim.run, Run)
+        assert_type(claim.run.step("price", make_order, "book", 5), Order)
+        assert_type(claim.ref, str | None)
         claim.complete({"id": 1})
+    with once.claim("by-hand-2") as claim:
+        claim.fail("no")
 
 
 async def async_calls() -> None:
@@ -112,8 +119,40 @@ async def async_calls() -> None:
         assert_type(await once.peek("a"), Record | None)
         assert_type(await once.guarantee(), Guarantee)
         assert_type(await once.purge(), int)
-        async with once.claim("d") as claim:
-            await claim.complete(1)
+        await by_hand_async(once)
+        await inside_an_async_run(once)
+
+
+async def by_hand_async(once: AsyncSemel) -> None:
+    async with once.claim("d") as claim:
+        assert_type(claim, AsyncClaim)
+        assert_type(claim.run, AsyncRun)
+        assert_type(await claim.run.step("price", make_order, "book", 5), Order)
+        await assert_type(claim.complete(1), Coroutine[Any, Any, None])
+    async with once.claim("e") as claim:
+        await claim.fail(ValueError("no"))
+
+
+async def inside_an_async_run(once: AsyncSemel) -> None:
+    async def work() -> str:
+        run = current_async_run()
+        assert_type(run, AsyncRun)
+        assert_type(run.key, str)
+        assert_type(run.downstream_key("bank"), str)
+        await assert_type(run.step("awaited", make_order_async, "book", 5), Coroutine[Any, Any, Order])
+        assert_type(await run.step("awaited", make_order_async, "book", 5), Order)
+        assert_type(await run.step("in a thread", make_order, "book", cents_by_name()), Order)
+        assert_type(await run.step("lambda", lambda: 5, on_unknown="hold"), int)
+        assert_type(await current_run().step("pinned", make_order_async, "book", 5), Order)
+        minted = await run.new_id("ord")
+        assert_type(minted, str)
+        return minted
+
+    assert_type((await once.execute("inside", work)).value, str)
+
+
+def cents_by_name() -> int:
+    return 5
 
 
 def inside_a_run() -> None:
@@ -124,6 +163,10 @@ def inside_a_run() -> None:
         assert_type(run.attempt, int)
         assert_type(run.lease_lost, bool)
         assert_type(run.downstream_key("bank"), str)
+        assert_type(run.step("charge", make_order, "book", 5, result_type=Order), Order)
+        assert_type(run.step("named", make_order, kwargs={"item": "book", "cents": 5}), Order)
+        assert_type(run.step("lambda", lambda: 5), int)
+        assert_type(run.new_id("ord"), Any)
         run.set_ref("ord_1")
         return run.key
 
@@ -147,6 +190,14 @@ def decorated() -> None:
 
     assert_type(Handler(), Handler)
 
+    class Shop:
+        @once(operation="shop.sell", key="item")
+        def sell(self, item: str, cents: int) -> Order:
+            return Order(item, cents)
+
+    assert_type(Shop().sell("book", 5), Order)
+    assert_type(Shop().sell.outcome("book", cents=5), Outcome[Order])
+
 
 async def async_decorated() -> None:
     once = AsyncSemel("memory://")
@@ -158,10 +209,18 @@ async def async_decorated() -> None:
     assert_type(await create("book", 5), Order)
     assert_type(await create.outcome("book", cents=5), Outcome[Order])
 
+    class Shop:
+        @once(operation="shop.sell", key="item")
+        async def sell(self, item: str, cents: int) -> Order:
+            return Order(item, cents)
+
+    assert_type(await Shop().sell("book", 5), Order)
+    assert_type(await Shop().sell.outcome("book", cents=5), Outcome[Order])
+
 
 def requests_and_ids() -> None:
     assert_type(fingerprint({"a": 1}), str)
-    minted = Semel("memory://").execute("k", lambda: str(current_run().new_id("ord"))).value
+    minted = Semel("memory://").execute("k", lambda: current_run().new_id("ord")).value
     assert_type(parse_id(minted, "ord"), PublicId)
 
 
@@ -201,5 +260,11 @@ def mistakes(once: Semel, both: AsyncSemel) -> None:
     once.execute("k")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     once.execute("k", 5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     both.execute("k", make_order_async, "book", 5)  # type: ignore[unused-coroutine]  # pyright: ignore[reportUnusedCoroutine]
+    with once.claim("k") as claim:
+        claim.fail(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with both.claim("k"):  # type: ignore[attr-defined]  # pyright: ignore[reportGeneralTypeIssues]
+        pass
+    current_run().step("charge", 5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    current_async_run().new_id("ord")  # type: ignore[unused-coroutine]  # pyright: ignore[reportUnusedCoroutine]
     Semel("memory://", hooks=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Semel("memory://", "acme")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

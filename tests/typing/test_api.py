@@ -15,3 +15,4 @@ def test_the_typed_api_runs() -> None:
     api.errors()
     api.stores_and_hooks()
     asyncio.run(api.async_calls())
+    asyncio.run(api.async_decorated())

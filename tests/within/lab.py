@@ -10,10 +10,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from sqlalchemy import create_engine, text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
-
 from semel import AsyncSemel, Semel
 from semel.runtime import run_sync
 
@@ -49,16 +45,6 @@ ASYNC = (
     "session-asyncmy",
     "connection-asyncmy",
 )
-
-
-class Orm(DeclarativeBase):
-    pass
-
-
-class Order(Orm):
-    __tablename__ = "orders"
-    id: Mapped[int] = mapped_column(primary_key=True)
-    k: Mapped[str]
 
 
 async def wait(thing: Any) -> Any:
@@ -164,40 +150,6 @@ class AsyncpgTx(Tx):
             await self._pool.close()
         else:
             await self.target.close()
-
-
-class AlchemyTx(Tx):
-    def __init__(self, target: Any, engine: Any) -> None:
-        self.target = target
-        self._engine = engine
-        self._nested: Any = None
-
-    async def run(self, sql: str) -> list[Any]:
-        result = await wait(self.target.execute(text(sql)))
-        return list(result.fetchall()) if result.returns_rows else []
-
-    async def insert(self, key: str) -> None:
-        if isinstance(self.target, Session | AsyncSession):
-            self.target.add(Order(k=key))  # not flushed: that is the point
-        else:
-            await super().insert(key)
-
-    async def savepoint(self) -> None:
-        connection = self.target
-        if isinstance(connection, Session | AsyncSession):
-            await wait(connection.flush())
-            connection = await wait(connection.connection())
-        connection = getattr(connection, "sync_connection", connection)
-        if connection.dialect.name == "sqlite" and not connection.connection.driver_connection.in_transaction:
-            await self.run("BEGIN IMMEDIATE")
-        self._nested = await wait(self.target.begin_nested())
-
-    async def back(self) -> None:
-        await wait(self._nested.rollback())
-
-    async def close(self) -> None:
-        await wait(self.target.close())
-        await wait(self._engine.dispose())
 
 
 class DjangoTx(Tx):
@@ -334,11 +286,10 @@ class Lab:
         name = name.removesuffix("-async")
         rest = self.place.partition("://")[2] if "://" in self.place else f"/{self.place}"
         url = f"{self.dialect}+{name}://{rest}"
-        engine: Any = create_engine(url) if self.colour == "sync" else create_async_engine(url)
-        if kind == "connection":
-            return AlchemyTx(await wait(engine.connect()), engine)
-        session: Any = Session(engine) if self.colour == "sync" else AsyncSession(engine)
-        return AlchemyTx(session, engine)
+        # Here, because its import takes a second, and most processes that the tests start do not need it.
+        from tests.within.alchemy_lab import open_alchemy
+
+        return await open_alchemy(url, self.colour, kind)
 
     async def _open_sqlite3(self) -> Tx:
         return Sqlite3Tx(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 import uuid
 from typing import Any
@@ -21,6 +22,7 @@ from semel import (
     OutcomeUnknown,
     PreviousFailure,
     Semel,
+    StoreUnavailable,
     current_run,
     points,
 )
@@ -390,6 +392,50 @@ def test_R28_an_async_cluster(redis_cluster: Any) -> None:
         assert not (await once.within(pipe).execute("k1", work)).replayed
         assert (await once.within(pipe).execute("k1", work)).replayed
         assert await client.get(f"balance:{tag}") == b"90"
+        await once.close()
+        await client.aclose()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("transaction", [True, False])
+def test_R28_an_async_cluster_client_that_was_never_used_reads_its_map_in_the_callers_loop(
+    redis_cluster: Any, transaction: bool
+) -> None:
+    from redis.asyncio.cluster import RedisCluster
+
+    async def body() -> None:
+        once = AsyncSemel(redis_cluster.url, tenant=uuid.uuid4().hex)
+        client: Any = RedisCluster.from_url(_first_node(redis_cluster.url))
+        tags = [once.tag(key) for key in ("k1", "k2")]
+        pipe = client.pipeline(transaction=transaction)
+
+        async def work(tag: str) -> str:
+            pipe.set(f"balance:{tag}", 90)
+            return "made"
+
+        assert not (await once.within(pipe).execute("k1", work, tags[0])).replayed
+        async with once.within(pipe).claim("k2") as claim:
+            pipe.set(f"balance:{tags[1]}", 91)
+            await claim.complete("made")
+        assert [await client.get(f"balance:{tag}") for tag in tags] == [b"90", b"91"]
+        await once.close()
+        await client.aclose()
+
+    asyncio.run(body())
+
+
+def test_R28_a_cluster_that_cannot_be_reached_is_told_before_anything_runs(redis_cluster: Any) -> None:
+    from redis.asyncio.cluster import RedisCluster
+
+    async def body() -> None:
+        once = AsyncSemel(redis_cluster.url, tenant=uuid.uuid4().hex)
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            nobody = taken.getsockname()[1]
+        client: Any = RedisCluster.from_url(f"redis://127.0.0.1:{nobody}")
+        with pytest.raises(StoreUnavailable, match="cannot be reached"):
+            await once.within(client.pipeline()).execute("k1", lambda: pytest.fail("it ran"))
+        assert await once.peek("k1") is None
         await once.close()
         await client.aclose()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import mmap
 import tempfile
 from collections.abc import Iterator
@@ -81,8 +82,7 @@ class Body:
     def file(self) -> IO[bytes]:
         """From its beginning, as a file."""
         if self._file is None:
-            self._file = tempfile.SpooledTemporaryFile(max_size=SPOOL_OVER + 1)  # noqa: SIM115 - closed by close()
-            self._file.writelines(self._chunks)
+            return io.BytesIO(self.whole or b"")
         self._file.seek(0)
         return self._file
 

@@ -63,13 +63,13 @@ class IdempotencyMiddleware:
         if isinstance(known, Problem):
             return _problem(start_response, guard.rules.problem_base, known)
         if isinstance(known, Body):
-            return self.app(_again(environ, known), start_response)
+            return _Closing(self.app(_again(environ, known), start_response), known)
         keyed, body = known
         admitted = run_sync(guard.admit(keyed))
         if isinstance(admitted, Admitted):
             return _First(guard, admitted, body).run(self.app, environ, start_response)
         if admitted is None:  # fail_open
-            return self.app(_again(environ, body), start_response)
+            return _Closing(self.app(_again(environ, body), start_response), body)
         body.close()
         if isinstance(admitted, Snapshot):
             headers, content = replay_reply(guard.rules, admitted)
@@ -277,6 +277,21 @@ class _Stream:
     def close(self) -> None:
         for _ in self._pieces:
             pass
+
+
+class _Closing:
+    """A response that passes through, and the body to be closed after it."""
+
+    def __init__(self, result: Iterable[bytes], body: Body) -> None:
+        self._result = result
+        self._body = body
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._result)
+
+    def close(self) -> None:
+        _close(self._result)
+        self._body.close()
 
 
 def _joined(written: list[bytes], result: Iterable[bytes]) -> Iterator[bytes]:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 from semel import model
-from semel.errors import ConfigurationError, StoreUnavailable
+from semel.errors import StoreUnavailable
 from semel.forks import survive_fork
 from semel.keys import Scope
 from semel.model import Answer, Ask, Event, Kind, Note, Record, Renewal, Settle, State, Verdict
 from semel.store import Capabilities, Colour, Facts, Page, Query, Settings, Unwatch
+from semel.stores.queries import matches, page_start
 
 __all__ = ["MemoryStore", "open_url"]
 
@@ -142,11 +143,11 @@ class MemoryStore:
             if query.history is not None:
                 kept_until, events = self._audit.get(query.history.hash, (0.0, []))
                 return Page(events=tuple(events) if now < kept_until else (), now=now)
-            after = _cursor(query)
+            after = page_start(query)
             found = sorted(
                 (key, record)
                 for key, record in self._records.items()
-                if key > after and _matches(record, query, now)
+                if key > after and matches(record, query, now)
             )
         page = found[: query.limit]
         cursor = page[-1][0].hex() if len(found) > query.limit else ""
@@ -183,33 +184,3 @@ class MemoryStore:
 
     async def aclose(self) -> None:
         """Nothing was opened; a named store stays for the others who use it."""
-
-
-def _cursor(query: Query) -> bytes:
-    try:
-        after = bytes.fromhex(query.cursor)
-    except ValueError:
-        raise ConfigurationError(
-            f"{query.cursor!r} is not a cursor of this store: use the one of the last page"
-        ) from None
-    if query.limit < 1:
-        raise ConfigurationError(f"a page has at least 1 record, not {query.limit}")
-    return after
-
-
-_ATTENTION = frozenset({State.RUNNING, State.UNKNOWN, State.FAILED})
-
-
-def _matches(record: Record, query: Query, now: float) -> bool:
-    scope, seen = record.scope, model.view(record, now)
-    if seen is None or scope is None:
-        return False
-    if query.ref is not None and (record.ref != query.ref or seen is State.EXPIRED):
-        return False
-    if query.abandoned and not (record.state is State.RUNNING and now >= record.lease_until):
-        return False
-    return (
-        seen in (query.states or (_ATTENTION if query.ref is None else frozenset(State)))
-        and query.tenant in (None, scope.tenant)
-        and query.operation in (None, scope.operation)
-    )

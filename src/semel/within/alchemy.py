@@ -58,6 +58,7 @@ class _AlchemyPort:
     style: Style
     mariadb = False
     count = -1
+    lingers = False  # SQLAlchemy counts its savepoints
 
     def __init__(self, target: Any) -> None:
         self._target = target

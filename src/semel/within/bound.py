@@ -39,6 +39,11 @@ _WORDS: Final[dict[str, Callable[[str], Words]]] = {
     "sqlite": sqlite_words,
 }
 
+# Which transaction, by its connection, has a savepoint of ours that was left open. What is out of date here costs a round
+# trip or a level of nesting, nothing else, so it may be forgotten at any time.
+_left_open: Final[dict[int, int]] = {}
+_REMEMBERED: Final = 1024
+
 # Runs that are open now, by transaction and scope: a run that waits for itself would wait for ever.
 _open_runs: Final[set[tuple[int, bytes]]] = set()
 
@@ -60,6 +65,7 @@ class _Place(msgspec.Struct, frozen=True):
     point: Savepoint
     began: bool
     mark: tuple[int, bytes]
+    transaction: int | None = None
 
 
 class Bound:
@@ -109,9 +115,9 @@ class Bound:
             raise
         place = _Place(point, began, mark)
         try:
-            verdict = await records.claim(self.words, self.port, ask, self.patience)
+            verdict, transaction = await records.claim(self.words, self.port, ask, self.patience)
             if isinstance(verdict, Won):
-                self._places[ask.nonce] = place
+                self._places[ask.nonce] = _Place(point, began, mark, transaction)
                 _open_runs.add(mark)
             elif isinstance(verdict, Replay) and not began:
                 await point.release()
@@ -159,7 +165,8 @@ class Bound:
                 "a ref with characters that cannot be printed cannot be stored here: use another ref"
             )
         if not end.new_nonce:
-            return await records.settle(self.words, self.port, end, self.patience)
+            place = self._places[end.nonce]
+            return await records.settle(self.words, self.port, end, self.patience, place.transaction)
         # A probe's word, before any claim: it needs a savepoint of its own.
         await self._begin()
         place = _Place(await self.port.savepoint(f"semel_{end.scope.hash[:6].hex()}"), False, (0, b""))
@@ -205,13 +212,27 @@ class Bound:
     async def keep(self, nonce: bytes) -> None:
         """The run is settled: its savepoint becomes part of the caller's transaction."""
         place = self._places[nonce]
-        try:
-            await place.point.release()
-        except Exception as error:
-            if is_missing_savepoint(error, self.port.dialect):
-                raise ended() from error
-            raise
+        if not self._may_stay_open(place):
+            try:
+                await place.point.release()
+            except Exception as error:
+                if is_missing_savepoint(error, self.port.dialect):
+                    raise ended() from error
+                raise
         self._forget(nonce)
+
+    def _may_stay_open(self, place: _Place) -> bool:
+        """PostgreSQL: the caller's commit releases the savepoint as well as we could, without a round trip. One per
+        transaction: many would be nested in each other. That the transaction is the claim's has the settle seen."""
+        if not self.port.lingers or place.transaction is None:
+            return False
+        connection = id(self.port.connection)
+        if _left_open.get(connection) == place.transaction:
+            return False
+        if len(_left_open) >= _REMEMBERED:
+            _left_open.clear()
+        _left_open[connection] = place.transaction
+        return True
 
     async def undo(self, nonce: bytes) -> None:
         """Take back the record and everything since. The caller's transaction is as before the claim."""

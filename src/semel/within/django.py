@@ -55,6 +55,7 @@ class DjangoPort:
         self.dialect: Dialect = vendor
         self.mariadb = False
         self.count = -1
+        self.lingers = False  # Django counts its savepoints
 
     @property
     def connection(self) -> object:

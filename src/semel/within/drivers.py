@@ -28,6 +28,7 @@ class _DriverPort:
     style: Style = "format"
     mariadb = False
     count = -1
+    lingers = False
     begun = True
 
     def __init__(self, connection: Any) -> None:
@@ -122,6 +123,7 @@ class _WholeTransaction:
 
 class PsycopgPort(_DriverPort):
     dialect: Dialect = "postgresql"
+    lingers = True
 
     def __init__(self, connection: Any) -> None:
         from psycopg import Cursor
@@ -158,6 +160,7 @@ class PsycopgPort(_DriverPort):
 class PsycopgAsyncPort(_DriverPort):
     colour: Literal["sync", "async"] = "async"
     dialect: Dialect = "postgresql"
+    lingers = True
 
     def __init__(self, connection: Any) -> None:
         from psycopg import AsyncCursor
@@ -193,6 +196,7 @@ class PsycopgAsyncPort(_DriverPort):
 class AsyncpgPort(_DriverPort):
     colour: Literal["sync", "async"] = "async"
     dialect: Dialect = "postgresql"
+    lingers = True
     style: Style = "dollar"
 
     @property

@@ -9,7 +9,7 @@ import msgspec
 
 from semel import keeping
 from semel.calls import Call
-from semel.claims import Claim
+from semel.claims import AsyncClaim, Claim
 from semel.decorator import AsyncDecorator, Decorator, decorate
 from semel.errors import ConfigurationError
 from semel.flow import Engine
@@ -121,9 +121,9 @@ class AsyncWithin(_Bound):
 
     __call__ = once
 
-    def claim(self, key: str, /, *, verdicts: bool = False, **options: Any) -> Claim:
+    def claim(self, key: str, /, *, verdicts: bool = False, **options: Any) -> AsyncClaim:
         """Own the key by hand; the block runs in the claim's savepoint."""
-        return Claim(self._tx, self._call(key, None, (), options), verdicts=verdicts)
+        return AsyncClaim(self._tx, self._call(key, None, (), options), verdicts=verdicts)
 
     async def peek(self, key: str, /, **where: Any) -> Record | None:
         """The record as this transaction sees it, its own uncommitted one included."""

@@ -132,7 +132,8 @@ class MysqlWords:
     async def write(self, port: Port, record: Record) -> None:
         await query(port, self._update, _args(record))
 
-    async def finish(self, port: Port, end: Settle) -> bool:
+    async def finish(self, port: Port, end: Settle, transaction: int | None) -> bool:
+        del transaction  # the savepoint's release tells
         forever = end.retention >= _END / 1e6 - 1e10
         args = (
             end.scope.hash.hex(),

@@ -7,7 +7,7 @@ from contextlib import suppress
 from inspect import isawaitable
 from typing import Any
 
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, StoreUnavailable
 from semel.keys import Scope
 from semel.model import Answer, Ask, Note, Record, Renewal, Settle, Verdict
 from semel.store import Capabilities, Colour, Facts, Page, Query, Unwatch
@@ -25,6 +25,21 @@ class Queue:
 
     def __len__(self) -> int:
         return len(self._pipe)
+
+    async def ready(self) -> None:
+        """Let an async cluster's client read its map here: left to the first command it queues, redis-py does it in another
+        thread's loop, and its connections are of no use in this one."""
+        client = getattr(self._pipe, "cluster_client", None)
+        if client is None:
+            return
+        from redis.exceptions import RedisClusterException, RedisError
+
+        try:
+            await client.initialize()  # nothing, when it has been
+        except (OSError, RedisError, RedisClusterException) as error:
+            raise StoreUnavailable(
+                f"the pipeline's Redis Cluster cannot be reached ({error}); nothing was run. Call again later"
+            ) from error
 
     def shut(self) -> None:
         """The function is to queue only: executing is refused meanwhile (where the pipeline lets itself be changed)."""

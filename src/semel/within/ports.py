@@ -48,6 +48,8 @@ class Port(Protocol):
     mariadb: bool
     count: int
     """How many rows the last statement changed (MariaDB, MySQL: the others say so by RETURNING)."""
+    lingers: bool
+    """Whether a savepoint may be left to the end of the transaction: nobody but the database knows of it."""
 
     @property
     def connection(self) -> object:

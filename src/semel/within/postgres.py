@@ -44,7 +44,8 @@ _ENTER: Final = (
     on conflict (scope) do nothing
     returning true as inserted
 )
-select date_part('epoch', clock.now), fresh.inserted, set_config('lock_timeout', clock.before, true)
+select date_part('epoch', clock.now), txid_current_if_assigned(), fresh.inserted,
+       set_config('lock_timeout', clock.before, true)
 from clock left join fresh on true
 """
 )
@@ -54,18 +55,20 @@ _LOCK: Final = (
     + """, held as materialized (
     select {row:r} from clock, {table} r where r.scope = $2::bytea for update of r
 )
-select date_part('epoch', clock.now), set_config('lock_timeout', clock.before, true), held.*
+select date_part('epoch', clock.now), txid_current_if_assigned(), set_config('lock_timeout', clock.before, true), held.*
 from clock left join held on true
 """
 )
 
 _LOOK: Final = """
-select date_part('epoch', clock.now), null, held.*
+select date_part('epoch', clock.now), null, null, held.*
 from (select clock_timestamp() as now) clock
 left join (select {row} from {table} where scope = $1::bytea) held on true
 """
 
-# $3 and $4: seconds from now, NULL for never and none. Waiters that marked the row are told when the caller commits.
+# $3 and $4: seconds from now, NULL for never and none. $10: the claim's transaction; a function that ended it and began
+# another has torn the record from its rows. Waiters that marked the row are told when the caller commits. Why the state
+# is compared in this way: see `running` in stores/sql/postgres.sql.
 _FINISH: Final = """
 update {table} r
 set state = 'done', updated = now, settled = now, lease_until = now,
@@ -74,7 +77,8 @@ set state = 'done', updated = now, settled = now, lease_until = now,
     policy = coalesce($5::text, r.policy), marker = $6::text, result = $7::bytea,
     ref = coalesce($8::text, r.ref), steps = coalesce($9::bytea, r.steps)
 from (select clock_timestamp() as now) clock
-where r.scope = $1::bytea and r.nonce = $2::bytea and r.state = 'running'
+where r.scope = $1::bytea and r.nonce = $2::bytea and r.state || '' = 'running'
+  and txid_current_if_assigned() = $10::bigint
 returning case when r.waited then pg_notify('{name}', encode(r.scope, 'hex')) is not null end
 """
 
@@ -142,8 +146,10 @@ class PostgresWords:
             _encode_labels(ask.labels).decode() if ask.labels else None,
             ask.secret_id or None,
         )
-        ((now, inserted, _),) = await query(port, self._enter, args)
-        return Entry(float(now), inserted=True) if inserted else await self.look(port, scope)
+        ((now, transaction, inserted, _),) = await query(port, self._enter, args)
+        if inserted:
+            return Entry(float(now), inserted=True, transaction=transaction)
+        return await self.look(port, scope)
 
     async def lock(self, port: Port, scope: Scope, patience: float) -> Entry:
         return _entry((await query(port, self._lock, (_limit(patience), scope.hash)))[0], locked=True)
@@ -154,7 +160,7 @@ class PostgresWords:
     async def write(self, port: Port, record: Record) -> None:
         await query(port, self._write, rows.to_row(record))
 
-    async def finish(self, port: Port, end: Settle) -> bool:
+    async def finish(self, port: Port, end: Settle, transaction: int | None) -> bool:
         forever = end.retention == inf
         args: tuple[Any, ...] = (
             end.scope.hash,
@@ -166,14 +172,15 @@ class PostgresWords:
             end.result or None,
             end.ref,
             end.steps,
+            transaction,
         )
         return len(await query(port, self._finish, args)) == 1
 
 
 def _entry(row: Row, *, locked: bool) -> Entry:
-    now, _, *held = row
+    now, transaction, _, *held = row
     record = None if held[0] is None else record_of(held)
-    return Entry(float(now), record=record, locked=locked)
+    return Entry(float(now), record=record, locked=locked, transaction=transaction)
 
 
 def _limit(patience: float) -> str:

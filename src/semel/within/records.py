@@ -49,6 +49,8 @@ class Entry(msgspec.Struct, frozen=True):
     record: Record | None = None
     locked: bool = False
     """The row found is locked for us: what was decided on it may be written."""
+    transaction: int | None = None
+    """The caller's transaction by the database's own number, where the database tells (PostgreSQL)."""
 
 
 class Words(Protocol):
@@ -66,20 +68,21 @@ class Words(Protocol):
         """Replace a row that is locked."""
         ...
 
-    async def finish(self, port: Port, end: Settle) -> bool:
-        """The owner's `done`, in one statement; False if the row is not the owner's running one."""
+    async def finish(self, port: Port, end: Settle, transaction: int | None) -> bool:
+        """The owner's `done`, in one statement; False if the row is not the owner's running one, or if it is known that
+        this is another transaction than the claim's."""
         ...
 
     async def look(self, port: Port, scope: Scope) -> Entry: ...
 
 
-async def claim(words: Words, port: Port, ask: Ask, patience: float) -> Verdict:
-    """Decide by `model.claim`. Anything but `Won` has written nothing."""
+async def claim(words: Words, port: Port, ask: Ask, patience: float) -> tuple[Verdict, int | None]:
+    """Decide by `model.claim`. Anything but `Won` has written nothing. With the verdict: `Entry.transaction`."""
     try:
         while True:
             found = await words.enter(port, ask, patience)
             if found.inserted:
-                return model.claim(None, ask, found.now)[0]
+                return model.claim(None, ask, found.now)[0], found.transaction
             if found.record is None:
                 continue  # committed between our snapshot and our insert: the next look sees it
             verdict, changed = model.claim(found.record, ask, found.now)
@@ -90,19 +93,21 @@ async def claim(words: Words, port: Port, ask: Ask, patience: float) -> Verdict:
                 verdict, changed = model.claim(found.record, ask, found.now)
             if changed is not None:
                 await words.write(port, guarded(changed))
-            return verdict
+            return verdict, found.transaction
     except Unreadable:
-        return _UNREADABLE
+        return _UNREADABLE, None
 
 
 def guarded(record: Record) -> Record:
     return msgspec.structs.replace(record, policy=Policy.HOLD, expires=inf)
 
 
-async def settle(words: Words, port: Port, end: Settle, patience: float) -> Answer:
+async def settle(
+    words: Words, port: Port, end: Settle, patience: float, transaction: int | None = None
+) -> Answer:
     """Decide by `model.settle`: the owner's `done` in one statement, a probe's word on a locked row."""
     if end.kind is Kind.DONE and not end.new_nonce:
-        return Answer.OK if await words.finish(port, end) else Answer.LOST
+        return Answer.OK if await words.finish(port, end, transaction) else Answer.LOST
     found = await words.lock(port, end.scope, patience)
     answer, changed = model.settle(found.record, end, found.now)
     if changed is not None:

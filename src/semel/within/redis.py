@@ -22,7 +22,7 @@ from semel.calls import Call, failure_of, name_of
 from semel.errors import ConfigurationError, LeaseLost, StoreUnavailable
 from semel.flow import Engine, done_of
 from semel.hooks import Executed, Unrecorded
-from semel.model import Answer, Kind, Policy, Settle, State
+from semel.model import Answer, Ask, Kind, Policy, Settle, State, Verdict
 from semel.points import reach
 from semel.run import Outcome, Run, _current
 from semel.store import Store
@@ -61,6 +61,10 @@ class PipelineEngine(Engine):
         if isinstance(verdict, model.Replay):
             return self.replay(call, verdict.record)
         return await self._perform(self.begin(call, ask, verdict.record))
+
+    async def ask_once(self, call: Call) -> tuple[Ask, Verdict]:
+        await self._queue.ready()
+        return await super().ask_once(call)
 
     async def _perform(self, run: Run) -> Outcome[Any]:
         call = run.call

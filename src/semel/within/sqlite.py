@@ -80,7 +80,8 @@ class SqliteWords:
     async def write(self, port: Port, record: Record) -> None:
         await query(port, self._update, rows.to_row(record))
 
-    async def finish(self, port: Port, end: Settle) -> bool:
+    async def finish(self, port: Port, end: Settle, transaction: int | None) -> bool:
+        del transaction  # the savepoint's release tells
         now = time.time()
         expires = None if end.retention == inf else now + end.retention
         args = (

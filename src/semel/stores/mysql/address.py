@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
+from ipaddress import ip_address
 from typing import Any, Final, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -33,6 +34,9 @@ class Address(msgspec.Struct, frozen=True):
     unix_socket: str | None
     pool: int
     tls: Mapping[str, str] | None
+    """What TLS was asked for; None: not at all."""
+    prefers_tls: bool
+    """Nothing was said about TLS and the server is elsewhere: PyMySQL encrypts if the server can (asyncmy does not)."""
 
     @property
     def where(self) -> str:
@@ -73,6 +77,7 @@ def parse(url: str, colour: Colour) -> Address:
             f"the database URL names no host; write it as {_EXAMPLE}, or add ?unix_socket=/path"
         )
     driver = _driver(dialect, named, colour)
+    here = "unix_socket" in given or _is_loopback(parts.hostname or "localhost")
     return Address(
         driver=driver,
         host=parts.hostname or "localhost",
@@ -83,7 +88,15 @@ def parse(url: str, colour: Colour) -> Address:
         unix_socket=given.get("unix_socket"),
         pool=_pool(given.get("pool"), driver),
         tls=_tls(given),
+        prefers_tls=not here and not any(name.startswith("ssl") for name in given),
     )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _driver(dialect: str, named: str, colour: Colour) -> Driver:

@@ -76,6 +76,7 @@ class ThreadPool:
     def __init__(self, address: Address) -> None:
         self.where = address.where
         self._options = address.options()
+        self._prefers_tls = address.prefers_tls
         self._size = address.pool
         self._closed = False
         self._reset()
@@ -118,7 +119,8 @@ class ThreadPool:
     async def _dial(self, until: float) -> Session:
         wire = None
         try:
-            wire = dial_pymysql(self._options, self.where, max(0.001, until - time.monotonic()))
+            patience = max(0.001, until - time.monotonic())
+            wire = dial_pymysql(self._options, self.where, patience, prefers_tls=self._prefers_tls)
             session = Session(wire, self.where)
             session.until = until
             await session.settle_in()

@@ -109,6 +109,7 @@ def facts_of(settings: Mapping[str, str], store: str) -> Facts:
         settings=settings,
         durable_writes=not galera and not _durability(settings),
         survives_failover=not galera and not _failover(settings),
+        coherent=not galera,
         warnings=tuple(_warnings(settings)),
     )
 

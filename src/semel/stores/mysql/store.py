@@ -19,7 +19,6 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Final, Literal, TypeVar
 
-from semel import model
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.keys import Scope
 from semel.model import Answer, Ask, Note, Record, Renewal, Settle, State, Verdict
@@ -34,12 +33,12 @@ from semel.stores.mysql.session import Session
 from semel.stores.mysql.table import Table
 from semel.stores.mysql.verbs import Patience
 from semel.stores.mysql.wires import need
+from semel.stores.queries import matches, page_start, states_of
 
 __all__ = ["MysqlStore", "adopt", "open_url", "schema_sql"]
 
 T = TypeVar("T")
 I = TypeVar("I", Ask, Settle, Renewal)  # noqa: E741
-_ATTENTION: Final = frozenset({State.RUNNING, State.UNKNOWN, State.FAILED})
 # The states a row may have to read as another one: lapsed runs read as unknown, ended outcomes as expired.
 _STORED: Final = {
     State.UNKNOWN: (State.UNKNOWN, State.RUNNING),
@@ -172,7 +171,7 @@ class MysqlStore:
     async def scan(self, query: Query) -> Page:
         if query.history is not None:
             return await self._history(query.history)
-        _after(query)
+        page_start(query)  # refused before a connection is taken
         return await self._run(lambda table: _scan(table, query))
 
     async def _history(self, scope: Scope) -> Page:
@@ -279,7 +278,7 @@ async def _scan(table: Table, query: Query) -> Page:
     """Rows in scope order that may match, a page at a time, until the page is full or the table ends."""
     conditions, values = _conditions(query)
     text = table.words.scan(conditions)
-    after = last = _after(query)
+    after = last = page_start(query)
     records: list[Record] = []
     while True:
         now, rows = await table.find(text, {**values, "after": after, "limit": query.limit + 1})
@@ -288,25 +287,13 @@ async def _scan(table: Table, query: Query) -> Page:
             return Page(records=tuple(records), now=now)
         for found in rows:
             record = found.record or placeholder(found, now)
-            if not _matches(record, query, now):
+            if not matches(record, query, now):
                 continue
             if len(records) == query.limit:
                 return Page(records=tuple(records), cursor=last.hex(), now=now)
             records.append(record)
             last = found.scope.hash
         after = rows[-1].scope.hash
-
-
-def _after(query: Query) -> bytes:
-    """Where the page begins; a cursor that no scan of ours gave out, or a page of nothing, is refused."""
-    if query.limit < 1:
-        raise ConfigurationError(f"a scan's limit must be at least 1, not {query.limit}")
-    try:
-        return bytes.fromhex(query.cursor)
-    except ValueError:
-        raise ConfigurationError(
-            f"{query.cursor!r} is not a cursor of a scan: pass the cursor of the page before, or none"
-        ) from None
 
 
 def _conditions(query: Query) -> tuple[list[str], dict[str, Any]]:
@@ -317,33 +304,14 @@ def _conditions(query: Query) -> tuple[list[str], dict[str, Any]]:
         if wanted is not None:
             conditions.append(f"r.`{name}` = %({name})s")
             values[name] = wanted
-    stored = sorted({held.value for state in _wanted(query) for held in _STORED.get(state, (state,))})
+    stored = sorted({held.value for state in states_of(query) for held in _STORED.get(state, (state,))})
     if query.abandoned:
         stored = [State.RUNNING.value]
     # An unreadable state needs attention too.
     known = ", ".join(f"'{state.value}'" for state in State)
-    names = ", ".join(f"'{state}'" for state in stored)
+    names = ", ".join(f"'{state}'" for state in stored) or "''"
     conditions.append(f"(r.`state` IN ({names}) OR r.`state` NOT IN ({known}))")
     return conditions, values
-
-
-def _matches(record: Record, query: Query, now: float) -> bool:
-    scope, seen = record.scope, model.view(record, now)
-    if query.ref is not None and (record.ref != query.ref or seen is State.EXPIRED):
-        return False
-    if query.abandoned and not (record.state is State.RUNNING and now >= record.lease_until):
-        return False
-    return (
-        scope is not None
-        and seen in _wanted(query)
-        and query.tenant in (None, scope.tenant)
-        and query.operation in (None, scope.operation)
-    )
-
-
-def _wanted(query: Query) -> frozenset[State]:
-    """The states to find: what needs attention, unless states are named or the record is (by its ref)."""
-    return query.states or (_ATTENTION if query.ref is None else frozenset(State))
 
 
 async def _purge(limit: int, table: Table) -> tuple[int, int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import select
 from collections.abc import Mapping
-from typing import Any, Literal
+from functools import cache
+from typing import Any, ClassVar, Literal
 
 from semel.errors import ConfigurationError
 from semel.stores.mysql.errors import unreachable
@@ -145,14 +146,37 @@ def _readable(sock: Any) -> bool:
     return bool(poll.poll(0))
 
 
-def dial_pymysql(options: Mapping[str, Any], where: str, patience: float) -> PymysqlWire:
+@cache
+def _connection_class() -> Any:
+    from pymysql.connections import Connection
+
+    class Sharing(Connection):
+        """Where TLS is preferred but not asked for, PyMySQL would read all authorities of the system (60 ms) for every
+        connection, to trust any certificate. One such context serves all; one that was asked for is the pool's own."""
+
+        _unasked: ClassVar[Any] = None
+
+        def _create_ssl_ctx(self, sslp: Any) -> Any:
+            if sslp:
+                return super()._create_ssl_ctx(sslp)  # type: ignore[misc]
+            if Sharing._unasked is None:
+                Sharing._unasked = super()._create_ssl_ctx(sslp)  # type: ignore[misc]
+            return Sharing._unasked
+
+    return Sharing
+
+
+def dial_pymysql(
+    options: Mapping[str, Any], where: str, patience: float, *, prefers_tls: bool = False
+) -> PymysqlWire:
     """A new connection, or an error that says what to do."""
     import pymysql
     from pymysql.constants import CLIENT
 
     try:
-        connection = pymysql.connect(
+        connection = _connection_class()(
             **options,
+            ssl_disabled=options["ssl"] is None and not prefers_tls,
             client_flag=CLIENT.MULTI_STATEMENTS,
             connect_timeout=patience,
             read_timeout=patience,

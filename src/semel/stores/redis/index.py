@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
-from semel import model
 from semel.errors import ConfigurationError, OutcomeUnknown
 from semel.keys import Scope
 from semel.model import Record, State
 from semel.store import Page, Query
+from semel.stores.queries import matches, page_start, states_of
 from semel.stores.redis.calls import Call, Lane, Link
 from semel.stores.redis.record import COUNT, PEEK, SHARD, SWEEP, Large, pack_peek, read_peek
 
@@ -28,7 +28,6 @@ __all__ = ["SHARDS", "Names", "Shard", "count", "purge", "scan"]
 
 SHARDS: Final = 1024
 _PREFIX: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-_ATTENTION: Final = frozenset({State.RUNNING, State.UNKNOWN, State.FAILED})
 _OPEN: Final = frozenset({State.RUNNING, State.UNKNOWN})
 _GROUP: Final = 64  # shards asked in one call where slots do not matter
 _CHUNK: Final = 128  # records read in one write
@@ -80,9 +79,7 @@ class _Search:
         self.link = link
         self.names = names
         self.query = query
-        self.states = query.states or (
-            _ATTENTION if query.ref is None else frozenset(State) - {State.EXPIRED}
-        )
+        self.states = states_of(query)
         self.peek = pack_peek(skew, large=False)
         self.peek_large = pack_peek(skew, large=True)
         self.found: list[Record] = []
@@ -133,20 +130,9 @@ class _Search:
             record, self.now = seen  # type: ignore[misc]  # a large one was asked for again
             if record is None:
                 gone.append(hashed)
-            elif self.matches(record):
+            elif matches(record, self.query, self.now):
                 self.found.append(record)
         return gone
-
-    def matches(self, record: Record) -> bool:
-        query, scope = self.query, record.scope
-        seen = model.view(record, self.now)
-        if seen is None or scope is None or query.ref not in {None, record.ref}:
-            return False
-        if query.tenant not in {None, scope.tenant} or query.operation not in {None, scope.operation}:
-            return False
-        if query.abandoned and not (record.state is State.RUNNING and self.now >= record.lease_until):
-            return False
-        return seen in self.states
 
 
 def _or_raise(reply: Any) -> Any:
@@ -157,10 +143,8 @@ def _or_raise(reply: Any) -> Any:
 
 async def scan(link: Link, names: Names, query: Query, skew: float) -> Page:
     """One page. It may be short, with a cursor, when the search has used half of its time."""
-    if query.limit < 1:
-        raise ConfigurationError(f"a page has at least 1 record, not {query.limit}")
+    after = page_start(query)
     search = _Search(link, names, query, skew)
-    after = _cursor(query.cursor)
     patience = time.monotonic() + link.timeout / 2
     seconds, micros = await link.command("TIME")
     search.now = int(seconds) + int(micros) / 1e6 + skew
@@ -180,18 +164,6 @@ async def scan(link: Link, names: Names, query: Query, skew: float) -> Page:
             if time.monotonic() > patience:
                 return Page(search.found, cursor=part[-1].hex(), now=search.now)
     return Page(search.found, now=search.now)
-
-
-def _cursor(text: str) -> bytes:
-    try:
-        after = bytes.fromhex(text)
-    except ValueError:
-        after = b"?"
-    if len(after) not in {0, 32}:
-        raise ConfigurationError(
-            f"the cursor {text!r} is not one of this store's: pass Page.cursor back as it came, to the same store"
-        )
-    return after
 
 
 def _hash(record: Record) -> bytes:
