@@ -1,8 +1,9 @@
-"""What `./bench core` writes: docs/bench/core.json (the figures), core.md (the table) and core.svg (the plot)."""
+"""What a bench writes: docs/bench/NAME.json (the figures), NAME.md (the table) and NAME.svg (the plot)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -49,12 +50,18 @@ def versions(*packages: str) -> dict[str, str]:
     return {name: metadata.version(name) for name in packages}
 
 
-def write(report: Report, folder: Path = FOLDER) -> None:
+def write(
+    report: Report,
+    folder: Path = FOLDER,
+    name: str = "core",
+    head: str | None = None,
+    titles: Mapping[str, str] = TITLES,
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
-    (folder / "core.json").write_bytes(encoded + b"\n")
-    (folder / "core.md").write_text(_markdown(report), "utf-8")
-    _plot(report, folder / "core.svg")
+    (folder / f"{name}.json").write_bytes(encoded + b"\n")
+    (folder / f"{name}.md").write_text(_markdown(report, head or _HEAD, titles), "utf-8")
+    _plot(report, folder / f"{name}.svg")
 
 
 # ------------------------------------------------------------------------------------------------- the table
@@ -73,12 +80,12 @@ What a goal was missed by is told, not hidden.
 """
 
 
-def _markdown(report: Report) -> str:
-    parts = [_HEAD]
+def _markdown(report: Report, head: str, titles: Mapping[str, str]) -> str:
+    parts = [head]
     judged = [figure for one in report.sections.values() for figure in one.figures if figure.met is not None]
     missed = [figure for figure in judged if not figure.met]
     parts.append(f"{len(judged) - len(missed)} of {len(judged)} goals are met.\n")
-    for name, title in TITLES.items():
+    for name, title in titles.items():
         if name in report.sections:
             parts += _section(title, report.sections[name])
     return "\n".join(parts)

@@ -157,7 +157,7 @@ class _Incoming:
         return [value for known, value in self._scope["headers"] if known == wanted]
 
     def request(self) -> Any:
-        return request_of(self._scope)
+        return _Request(self._scope)
 
 
 class PlainRequest:
@@ -170,12 +170,10 @@ class PlainRequest:
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-def request_of(scope: Scope) -> Any:
-    try:
-        from starlette.requests import Request
-    except ModuleNotFoundError:
-        return PlainRequest(scope)
-    return Request(scope)
+try:
+    from starlette.requests import Request as _Request
+except ModuleNotFoundError:
+    _Request = PlainRequest  # type: ignore[assignment,misc]
 
 
 class _ClientLeft(Exception):

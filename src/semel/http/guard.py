@@ -37,12 +37,17 @@ from semel.http.keys import core_key
 from semel.http.problem import Problem
 from semel.http.rules import Rules, Word, control_of, storable, word_for
 from semel.http.snapshot import Snapshot
+from semel.keys import make_scope
 from semel.model import Ask, Failure, Kind, Policy, Record, Replay, Settle, State
+from semel.options import Options, resolve
+from semel.results import codec_for
 from semel.run import Run
 
 __all__ = ["Admitted", "Guard", "Keyed"]
 
 STARTED: Final = "http.response"  # the step that says: the effect is over, its response was on its way
+_CODEC: Final = codec_for(None, bytes)
+_MOST_OPTIONS: Final = 256
 _SLACK: Final = 1 << 16  # headers and framing around a body of the largest size
 _log = logging.getLogger("semel.http")
 
@@ -86,6 +91,7 @@ class Guard:
             "result_type": bytes,
             "on_unknown": "hold" if rules.effects == "opaque" else "retry",
         }
+        self._known: dict[tuple[float, str, str], Options] = {}
 
     @property
     def engine(self) -> Engine:
@@ -94,7 +100,8 @@ class Guard:
 
     # ----------------------------------------------------------------------------------------------- admission
     async def admit(self, keyed: Keyed) -> Admitted | Snapshot | Problem | None:
-        now = self.engine.runtime.now()
+        engine = self.engine
+        now = engine.runtime.now()
         if not self.breaker.allows(now):
             return self._closed(StoreUnavailable("the store failed a moment ago"), keyed)
         call = self._call(keyed)
@@ -105,9 +112,9 @@ class Guard:
                 and await self._is_new(call)
             ):
                 return self.rules.problem(Problem.of("quota-exceeded", retry_after=1.0))
-            ask, verdict = await self.engine.acquire(call)
+            ask, verdict = await engine.acquire(call)
         except StoreUnavailable as error:
-            self.breaker.failed(self.engine.runtime.now())
+            self.breaker.failed(engine.runtime.now())
             return self._closed(error, keyed)
         except (KeyMismatch, InProgress, KeyExpired, OutcomeUnknown) as error:
             self.breaker.succeeded()
@@ -120,16 +127,24 @@ class Guard:
         return Admitted(call, ask, verdict.record)
 
     def _call(self, keyed: Keyed) -> Call:
-        options = self._options | {
-            "operation": keyed.operation,
-            "fingerprint": keyed.fingerprint,
-            "wait": keyed.wait,
-            "readable": "masked",
-            "labels": {"route": keyed.route[:255]},
-        }
-        if keyed.tenant is not None:
-            options["tenant"] = keyed.tenant
-        return self.once._call(core_key(keyed.key, keyed.principal), None, (), options)  # noqa: SLF001 - our own
+        face = self.once
+        tenant = face._defaults.tenant if keyed.tenant is None else keyed.tenant  # noqa: SLF001 - our own
+        name = keyed.wait, tenant, keyed.operation
+        options = self._known.get(name)
+        if options is None:
+            if len(self._known) >= _MOST_OPTIONS:  # tenants and routes come from requests
+                self._known.clear()
+            words = {"wait": keyed.wait, "tenant": tenant, "operation": keyed.operation}
+            options = self._known[name] = resolve(face._defaults, self._options | words)  # noqa: SLF001
+        key = core_key(keyed.key, keyed.principal)
+        return Call(
+            make_scope(face._prefix, tenant, keyed.operation, key, "masked"),  # noqa: SLF001
+            key,
+            options,
+            codec=_CODEC,
+            fingerprint=bytes.fromhex(keyed.fingerprint),
+            labels={"route": keyed.route[:255]},
+        )
 
     async def _is_new(self, call: Call) -> bool:
         record, _ = await self.engine.store.peek(call.scope)

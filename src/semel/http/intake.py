@@ -49,7 +49,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 def identify(plan: Plan, incoming: Incoming) -> Asked | Problem | None:
     """Look at a request without touching its body. None: it has no key and needs none, let it pass untouched."""
-    found = plan.guard_for(incoming.method, incoming.path)
+    found = plan.guard_for(incoming.method, incoming.path) if plan.once.enabled else None
     if found is None:
         return None
     guard, parts = found

@@ -98,7 +98,9 @@ class _Incoming:
         return [] if value is None else [value.encode("latin-1")]
 
     def request(self) -> Any:
-        return request_of(self._environ)
+        if _Request is None:
+            return PlainRequest(self._environ)
+        return _Request(self._environ, populate_request=False, shallow=True)
 
 
 class PlainRequest:
@@ -115,12 +117,10 @@ class PlainRequest:
         }
 
 
-def request_of(environ: Environ) -> Any:
-    try:
-        from werkzeug.wrappers import Request
-    except ModuleNotFoundError:
-        return PlainRequest(environ)
-    return Request(environ, populate_request=False, shallow=True)
+try:
+    from werkzeug.wrappers import Request as _Request
+except ModuleNotFoundError:
+    _Request = None  # type: ignore[assignment,misc]
 
 
 def _read(guard: Guard, environ: Environ) -> Body | Problem:

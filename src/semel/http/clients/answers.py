@@ -17,7 +17,17 @@ import msgspec
 
 from semel.http.problem import PROBLEMS
 
-__all__ = ["MAX_PROBLEM", "Answer", "Judgement", "ProblemSeen", "is_problem", "judge", "lower", "read_problem", "retry_after"]
+__all__ = [
+    "MAX_PROBLEM",
+    "Answer",
+    "Judgement",
+    "ProblemSeen",
+    "is_problem",
+    "judge",
+    "lower",
+    "read_problem",
+    "retry_after",
+]
 
 MAX_PROBLEM: Final = 1 << 16
 _MARKERS: Final = ("idempotency-replayed", "idempotent-replayed", "idempotency-replay")
@@ -56,7 +66,9 @@ class Answer(msgspec.Struct, frozen=True):
     def known(self) -> str | None:
         """The type of a problem that the idempotency layer itself answers with."""
         name = None if self.problem is None else self.problem.name
-        return name if name in PROBLEMS and PROBLEMS[name].status == self.status else None
+        if name is None or name not in PROBLEMS or PROBLEMS[name].status != self.status:
+            return None
+        return name
 
     @property
     def retention(self) -> float | None:
@@ -90,11 +102,17 @@ def read_problem(body: bytes) -> ProblemSeen | None:
         return None
     kind, retryable, after = members.get("type"), members.get("retryable"), members.get("retry_after")
     # The base of the URI is the server's own; the last part is the name.
-    name = kind.rstrip("/").replace(":", "/").replace("#", "/").rpartition("/")[2] if isinstance(kind, str) else None
+    name = (
+        kind.rstrip("/").replace(":", "/").replace("#", "/").rpartition("/")[2]
+        if isinstance(kind, str)
+        else None
+    )
     return ProblemSeen(
         name or None,
         retryable if isinstance(retryable, bool) else None,
-        float(after) if isinstance(after, int | float) and not isinstance(after, bool) and after >= 0 else None,
+        float(after)
+        if isinstance(after, int | float) and not isinstance(after, bool) and after >= 0
+        else None,
     )
 
 

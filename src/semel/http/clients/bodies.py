@@ -15,7 +15,9 @@ class Parcel:
 
     __slots__ = ("body", "over", "raw", "repeatable")
 
-    def __init__(self, *, raw: bytes | None = None, body: Body | None = None, over: bytes | None = None) -> None:
+    def __init__(
+        self, *, raw: bytes | None = None, body: Body | None = None, over: bytes | None = None
+    ) -> None:
         self.raw = raw
         self.body = body
         self.over = over

@@ -18,7 +18,18 @@ from semel.errors import ConfigurationError, InvalidKey
 from semel.ids import mint
 from semel.options import Duration, seconds
 
-__all__ = ["ClientOptions", "RequestOptions", "Retrying", "Settings", "Wish", "new_key", "sending", "settings_from", "wish_for", "wish_from"]
+__all__ = [
+    "ClientOptions",
+    "RequestOptions",
+    "Retrying",
+    "Settings",
+    "Wish",
+    "new_key",
+    "sending",
+    "settings_from",
+    "wish_for",
+    "wish_from",
+]
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _KEY: Final = re.compile(r"[!-~]{1,255}")
@@ -113,7 +124,9 @@ class Settings(msgspec.Struct, frozen=True):
     def checked_key(self, key: object) -> str:
         """1 to 255 visible ASCII characters; never echoed."""
         if not isinstance(key, str) or not _KEY.fullmatch(key):
-            raise InvalidKey("an idempotency key has 1 to 255 visible ASCII characters: make a shorter or plainer one")
+            raise InvalidKey(
+                "an idempotency key has 1 to 255 visible ASCII characters: make a shorter or plainer one"
+            )
         if not self.quoted and _NOT_BARE.search(key):
             raise InvalidKey("a key with quotes, commas, semicolons or backslashes needs quoted=True")
         return key
@@ -140,9 +153,12 @@ def new_key() -> str:
 
 @contextmanager
 def sending(**options: Unpack[RequestOptions]) -> Iterator[None]:
-    """Options for the request that is sent inside: `with sending(action="charge order 7"): session.post(…)`.
+    """What the one request inside the block asks for, in any of the libraries; what it says itself wins.
 
-    For one request: a second one under the same action or key must be the same request.
+        with sending(action="charge order 7"):
+            session.post(url, json={"cents": 500})
+
+    A second request under the same action or key must be the same request.
     """
     given = {**(_around.get() or {}), **options}
     wish_from(Settings(), given, {})  # a mistake is named here, not at the request
@@ -156,7 +172,9 @@ def sending(**options: Unpack[RequestOptions]) -> Iterator[None]:
 def settings_from(options: Mapping[str, Any]) -> Settings:
     """Checked; an unknown name or a bad value is a ConfigurationError."""
     _refuse_unknown(options, Settings.__struct_fields__)
-    return msgspec.structs.replace(Settings(), **{name: _checked(name, value) for name, value in options.items()})
+    return msgspec.structs.replace(
+        Settings(), **{name: _checked(name, value) for name, value in options.items()}
+    )
 
 
 def wish_from(settings: Settings, around: Mapping[str, Any] | None, direct: Any) -> tuple[Settings, Wish]:
@@ -164,13 +182,18 @@ def wish_from(settings: Settings, around: Mapping[str, Any] | None, direct: Any)
     if not around and not direct:
         return settings, Wish()
     if not isinstance(direct, Mapping):
-        raise ConfigurationError(f'extensions["semel"] must be a mapping of options, not {type(direct).__name__}')
+        raise ConfigurationError(
+            f'extensions["semel"] must be a mapping of options, not {type(direct).__name__}'
+        )
     given = {**(around or {}), **direct}
     _refuse_unknown(given, RequestOptions.__annotations__)
     own = {name: value for name, value in given.items() if name in _OWN}
     if given.get("key") is not None and given.get("action") is not None:
-        raise ConfigurationError("give key= or action=, not both: the key of an action comes from the store of keys")
+        raise ConfigurationError(
+            "give key= or action=, not both: the key of an action comes from the store of keys"
+        )
     changes = {name: _checked(name, value) for name, value in given.items() if name not in _OWN}
+    _switch("enabled", own.get("enabled", True))
     wish = Wish(**own, direct="key" in direct or "action" in direct)
     if wish.key is not None:
         settings.checked_key(wish.key)
@@ -231,17 +254,25 @@ def _backoff(value: Any) -> tuple[float, float]:
         raise ConfigurationError(f"backoff must be a pair (first, longest) of seconds, not {value!r}")
     first, longest = seconds("backoff[0]", value[0]), seconds("backoff[1]", value[1])
     if first > longest or longest == inf:
-        raise ConfigurationError(f"backoff must begin with the shorter pause and end with a finite one, not {value!r}")
+        raise ConfigurationError(
+            f"backoff must begin with the shorter pause and end with a finite one, not {value!r}"
+        )
     return first, longest
 
 
 def _methods(value: Any) -> frozenset[str]:
-    if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(each, str) for each in value):
+    if (
+        isinstance(value, str)
+        or not isinstance(value, Collection)
+        or not all(isinstance(each, str) for each in value)
+    ):
         raise ConfigurationError(f'methods must be a list of names, such as ("POST", "PATCH"), not {value!r}')
     return frozenset(each.upper() for each in value)
 
 
 def _header(value: Any) -> str:
     if not isinstance(value, str) or not _TOKEN.fullmatch(value):
-        raise ConfigurationError(f'header must be the name of a header, such as "Idempotency-Key", not {value!r}')
+        raise ConfigurationError(
+            f'header must be the name of a header, such as "Idempotency-Key", not {value!r}'
+        )
     return value
