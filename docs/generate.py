@@ -9,11 +9,17 @@ import dataclasses
 import logging
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from math import inf
 from pathlib import Path
+from typing import get_args
 
 from semel import hooks, model
+from semel.grpc.refusals import REASONS
+from semel.grpc.rules import Effects, Rules, words_for
 from semel.guarantees import FAULTS, TABLE, Mode
+from semel.http import rules as http_rules
+from semel.http.problem import PROBLEMS
 from semel.keys import make_scope
 from semel.model import Ask, Kind, Policy, Record, State
 from semel.store import Capabilities, Settings, open_store
@@ -212,6 +218,101 @@ def _mutants() -> Iterator[str]:
         yield f"| `{name}` | {' '.join(mutant.what.split())} | {where} | {seeds.get(name, '–')} |"
 
 
+def _grpc_reasons() -> Iterator[str]:
+    yield "| reason | status | come again |"
+    yield "|---|---|---|"
+    again = {
+        "ABORTED": "with the same key, after the pushback",
+        "UNAVAILABLE": "with the same key, after the pushback",
+    }
+    for reason, code in REASONS.items():
+        yield f"| `{reason}` | `{code.name}` | {again.get(code.name, 'no (pushback −1)')} |"
+
+
+def _grpc_statuses() -> Iterator[str]:
+    """What a handler's status means for its key, asked from the rules."""
+    kinds = get_args(Effects)
+    tables = [words_for(Rules(effects=effects)) for effects in kinds]
+    yield "| the handler says | " + " | ".join(f'`effects="{effects}"`' for effects in kinds) + " |"
+    yield "|---" * (1 + len(kinds)) + "|"
+    for code in tables[0]:
+        yield f"| `{code.name}` | " + " | ".join(table[code] for table in tables) + " |"
+
+
+def _problem(name: str) -> Iterator[str]:
+    kind = PROBLEMS[name]
+    again = "retryable with the same key" if kind.retryable else "not retryable"
+    yield f"`urn:semel:problem:{name}`, status {kind.status}, {again}."
+
+
+def _problems() -> Iterator[str]:
+    yield "| type | status | retryable | title |"
+    yield "|---|---|---|---|"
+    for kind in PROBLEMS.values():
+        yield f"| [{kind.name}]({kind.name}.md) | {kind.status} | {'yes' if kind.retryable else 'no'} | {kind.title} |"
+
+
+_OPTIONS = {
+    "methods": "methods that may carry a key",
+    "sources": "where the key comes from, in order: `header:NAME`, `query:NAME`, `body:FIELD.PATH`, `path:NAME`",
+    "required": "refuse a request without a key",
+    "strict": "take the quoted form of a key only, as the draft says",
+    "min_length": "the shortest key; 16 at least with `anonymous`",
+    "uuid7": "take UUIDv7 keys only",
+    "anonymous": "the routes have no users: keys are shared by everybody who knows them",
+    "scope": "`route`: the same key on another route is another action",
+    "exclude": "fields of a JSON body that do not tell requests apart",
+    "effects": "what a failed handler leaves behind: `db`, `steps`, `opaque`",
+    "stored": "which responses are final: `final`, `success`, `everything`, `success-and-4xx`, or a function of the status",
+    "lease": "seconds until a killed worker's key is free",
+    "wait": "seconds that a repetition waits for the first request",
+    "max_wait": "the most that `Prefer: wait=` may ask for",
+    "max_waiters": "repetitions that may wait for one key, per process",
+    "retention": "seconds for which a response is given again",
+    "tombstone": "seconds after that in which a repetition is refused as expired",
+    "grace": "seconds of clock difference that are forgiven",
+    "expired": "`new`: run an expired key as a new action",
+    "max_response": "the largest response that is kept, in bytes",
+    "max_body": "the largest request with a key, in bytes",
+    "quota": "new keys a second for each principal",
+    "fail_open": "run without protection when the store is down",
+    "secret": "store responses encrypted only; needs `encrypt=` of the store",
+    "markers": "names of the header that says whether a response was replayed",
+    "replay_headers": "more headers to replay",
+    "problem_base": "what problem types begin with",
+}
+
+
+def _value(value: object) -> str:
+    if isinstance(value, frozenset | tuple):
+        texts = sorted(part.decode() if isinstance(part, bytes) else str(part) for part in value)
+        return "see below" if len(texts) > 4 else ", ".join(f"`{text}`" for text in texts)
+    return "" if value is None else f"`{value!r}`"
+
+
+def _http_options() -> Iterator[str]:
+    plain = http_rules.Rules()
+    for name in http_rules.Rules.__struct_fields__:
+        if name not in ("statuses", "repeatability"):  # set by profiles only
+            yield f"| `{name}` | {_value(getattr(plain, name))} | {_OPTIONS[name]} |"
+
+
+def _http_profiles() -> Iterator[str]:
+    yield "| profile | options |"
+    yield "|---|---|"
+    for name, options in http_rules.PROFILES.items():
+        told = ", ".join(f"`{option}={value!r}`" for option, value in options.items())
+        yield f"| `{name}` | {told} |"
+
+
+def _http_headers() -> Iterator[str]:
+    yield (
+        "Replayed: "
+        + ", ".join(f"`{name.decode()}`" for name in sorted(http_rules.Rules().replay_headers))
+        + "."
+    )
+
+
 PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "guarantees": lambda: _guarantees(planned=False),
     "guarantees-all": lambda: _guarantees(planned=True),
@@ -223,6 +324,13 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "decisions": _decisions,
     "checks": _checks,
     "mutants": _mutants,
+    "problems": _problems,
+    **{f"problem:{name}": partial(_problem, name) for name in PROBLEMS},
+    "http-options": _http_options,
+    "http-profiles": _http_profiles,
+    "http-headers": _http_headers,
+    "grpc-reasons": _grpc_reasons,
+    "grpc-statuses": _grpc_statuses,
 }
 
 
