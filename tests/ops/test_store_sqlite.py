@@ -343,8 +343,9 @@ def test_threads_and_loops_that_queue_are_written_in_one_commit(path: Path) -> N
             threads = [threading.Thread(target=in_thread, args=(number,)) for number in range(20)]
             for thread in threads:
                 thread.start()
-            # The writer thread has taken the first one off the queue and waits for the lock with it.
-            wait_until(lambda: queued(sync) == 39)
+            # Twenty jobs of threads and one of the loop, whose tasks asked in one tick; the writer thread has taken
+            # the first of them off the queue and waits for the lock with it.
+            wait_until(lambda: queued(sync) == 20)
         for thread in (*threads, loop):
             thread.join()
         assert commits == ["COMMIT"]
@@ -360,7 +361,7 @@ def test_more_than_a_group_is_written_in_several(path: Path) -> None:
         with commits_of(store) as commits:
             with store._file.writer.lock:
                 callers = [asyncio.create_task(store.claim([ask(f"key-{n}")])) for n in range(600)]
-                while queued(store) < 599:
+                while queued(store) < 4:  # five jobs of 128 at most, of which the writer thread has taken one
                     await asyncio.sleep(0)
             answers = await asyncio.gather(*callers)
         assert len(commits) == 3

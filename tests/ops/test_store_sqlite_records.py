@@ -20,7 +20,7 @@ from semel.store import Query
 from semel.stores.memory import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from semel.stores.sqlite import facts as sqlite_facts
-from semel.stores.sqlite.records import _BODIES, _ENDED, _LAPSED, _condition
+from semel.stores.sqlite.conditions import BODIES, ENDED, LAPSED, condition
 from tests.ops.sqlite_lab import ask, end, finish, opened, raw, scope, win
 
 
@@ -139,14 +139,14 @@ def test_a_scan_goes_on_where_its_cursor_stands(store: SqliteStore) -> None:
 )
 def test_a_scan_finds_its_rows_by_an_index(path: Path, store: SqliteStore, query: Query, index: str) -> None:
     run_sync(win(store))
-    where, values = _condition(query, 1.0)
+    where, values = condition(query, 1.0)
     db = sqlite3.connect(path)
     plan = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN SELECT * FROM semel WHERE {where}", values)]
     db.close()
     assert index in plan[0], plan
 
 
-@pytest.mark.parametrize("where, index", [(_ENDED, "expiry"), (_LAPSED, "open"), (_BODIES, "bodies")])
+@pytest.mark.parametrize("where, index", [(ENDED, "expiry"), (LAPSED, "open"), (BODIES, "bodies")])
 def test_a_purge_finds_its_rows_by_an_index(path: Path, store: SqliteStore, where: str, index: str) -> None:
     run_sync(win(store))
     db = sqlite3.connect(path)

@@ -76,12 +76,7 @@ def running(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Pope
 
 
 @pytest.mark.parametrize("kind", ["sync", "gthread", "gevent"])
-def test_R29_gunicorn_with_preload(
-    url: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    if kind == "gevent" and url.startswith("sqlite"):
-        known = "a gevent worker on SQLite sometimes hangs (docs/howto/prefork-servers.md)"
-        request.applymarker(pytest.mark.xfail(reason=known, strict=False))
+def test_R29_gunicorn_with_preload(url: str, kind: str, tmp_path: Path) -> None:
     effects = tmp_path / "effects"
     port = free_port()
     command = [
@@ -103,13 +98,40 @@ def test_R29_gunicorn_with_preload(
         "tests.processes.web",
     ]
     keys = [f"k{number}" for number in range(10)]
-    with running(command, environment(url, effects, SEMEL_WARM="" if kind == "gevent" else "1")):
+    warm = "" if kind == "gevent" and not url.startswith("sqlite") else "1"
+    with running(command, environment(url, effects, SEMEL_WARM=warm)):
         wait_for_port(port)
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(lambda key: get(port, key), keys * 4))
     assert Counter(effects.read_text().split()) == Counter(keys)
     assert sum(answer.endswith("False") for answer in answers) == len(keys)
     assert len({answer.rpartition(" ")[0] for answer in answers}) <= 2  # one maker per worker process
+
+
+GREENLETS = """
+import sqlite3, sys
+from semel import Semel
+once = Semel(f"sqlite:///{sys.argv[1]}")  # before gevent comes, as with --preload
+from gevent import monkey, spawn, joinall, sleep
+monkey.patch_all()
+once.execute("open", int)
+stranger = sqlite3.connect(sys.argv[1], isolation_level=None)
+stranger.execute("BEGIN IMMEDIATE")
+waiting = [spawn(once.execute, f"k{number % 10}", int, wait=10) for number in range(30)]
+sleep(0.3)  # other greenlets run: all of them want to write now
+assert not any(each.ready() for each in waiting)
+stranger.execute("COMMIT")
+print(sum(not each.value.replayed for each in joinall(waiting, timeout=20)))
+once.close()
+"""
+
+
+def test_R29_greenlets_that_wait_for_the_lock_of_an_sqlite_file_do_not_stop_each_other(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", GREENLETS, str(tmp_path / "semel.db")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=40)
+    assert (done.returncode, done.stdout.strip()) == (0, "10"), done.stderr
 
 
 @pytest.mark.slow

@@ -10,13 +10,14 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from math import inf, isinf
+from operator import itemgetter
 from types import NoneType
 from typing import Any, Final
 
 import msgspec
 
 from semel import model
-from semel.errors import CodecError, ConfigurationError, OutcomeUnknown
+from semel.errors import CodecError, OutcomeUnknown
 from semel.keys import Scope, mask
 from semel.model import (
     Answer,
@@ -34,16 +35,21 @@ from semel.model import (
 )
 from semel.store import Page, Query
 from semel.stores.rows import COLUMNS, from_row, to_row
+from semel.stores.sqlite.bulk import Bulk, parts
+from semel.stores.sqlite.conditions import BODIES, ENDED, LAPSED, condition
 
 __all__ = ["Records", "Unreadable"]
 
-_ATTENTION: Final = frozenset({State.RUNNING, State.UNKNOWN, State.FAILED})
 _FIXED: Final = 4  # scope, tenant, operation, key: never change once a row is there
 _PARTS: Final = slice(1, _FIXED)
 _COUNTS: Final = slice(COLUMNS.index("attempts"), COLUMNS.index("token") + 1)
 _TIMES: Final = slice(COLUMNS.index("created"), COLUMNS.index("noted") + 1)
+# What a first claim writes; the rest begins as NULL.
+_FRESH: Final = (*COLUMNS[: COLUMNS.index("settled")], "resolved", "labels", "secret_id")
+_fresh_row: Final = itemgetter(*map(COLUMNS.index, _FRESH))
 _PURGE_CHUNK: Final = 500
 _NOT_TEXT: Final = object()
+_UNREADABLE: Final = model.Unknown(None, Policy.HOLD, unreadable=True)
 
 _BODY: Final = (
     "result",
@@ -55,15 +61,6 @@ _BODY: Final = (
     "labels",
     "marker",
 )  # model.bury
-# What a purge looks at; each one holds the condition of an index word for word, or SQLite would not use it.
-_OPEN: Final = "state IN ('running', 'unknown', 'failed')"
-_ENDED: Final = "expires IS NOT NULL AND state <> 'running' AND max(expires, coalesce(tombstone, 0)) <= :now"
-_LAPSED: Final = f"{_OPEN} AND state = 'running' AND lease_until <= :now AND expires <= :now"
-_BODIES: Final = (
-    "tombstone IS NOT NULL AND coalesce(result, error_type, steps, ref, labels, marker) IS NOT NULL "
-    "AND expires <= :now"
-)
-
 # `model.settle` restated for the one case that matters for speed: the owner of a run that is there says that it is done.
 # Whatever else it may be changes no row here and goes to the model; the equivalence test compares them.
 _DONE: Final = (
@@ -73,19 +70,6 @@ _DONE: Final = (
     "steps = coalesce(:steps, steps) WHERE scope = :scope AND nonce = :nonce AND state = 'running' "
     "AND (policy <> 'retry' OR expires IS NULL OR expires > :now)"
 )
-
-# `model.view` restated, because a scan must not decode what it does not return; a test compares the two.
-_SEEN_AS: Final = {
-    State.RUNNING: (
-        "(state = 'running' AND CASE policy WHEN 'retry' THEN expires IS NULL OR expires > :now "
-        "ELSE lease_until > :now END)"
-    ),
-    State.UNKNOWN: "(state = 'unknown' OR state = 'running' AND policy <> 'retry' AND lease_until <= :now)",
-    State.DONE: "(state = 'done' AND (expires IS NULL OR expires > :now))",
-    State.FAILED: "(state = 'failed' AND (expires IS NULL OR expires > :now))",
-    State.RELEASED: "(state = 'released' AND (expires IS NULL OR expires > :now))",
-    State.EXPIRED: "(state IN ('done', 'failed') AND expires <= :now AND tombstone > :now)",
-}
 
 
 class Unreadable(Exception):
@@ -105,19 +89,25 @@ class Records:
         self._update = f'UPDATE "{table}" SET {changes} WHERE scope = ?'
         self._finish = f'UPDATE "{table}" SET {_DONE}'
         self._delete = f'DELETE FROM "{table}" WHERE scope = ?'
+        self._bulk = Bulk(table, COLUMNS, _FRESH, _DONE)
+        self._finish_row = itemgetter(*self._bulk.names)
 
     def _now(self) -> float:
         return time.time() + self.skew
 
     # ------------------------------------------------------------------------------------------ reads
     def find(self, db: sqlite3.Connection, scope: Scope) -> Record | None:
+        row = self._row_of(db, scope)
+        return None if row is None else _record(row)
+
+    def _row_of(self, db: sqlite3.Connection, scope: Scope) -> Sequence[Any] | None:
         try:
             rows = db.execute(self._select, (scope.hash,)).fetchall()
         except sqlite3.OperationalError as error:
             if not _is_bad_text(error):
                 raise
             raise Unreadable from error
-        return _record(rows[0]) if rows else None
+        return rows[0] if rows else None
 
     def peek(self, db: sqlite3.Connection, scope: Scope) -> tuple[Record | None, float]:
         try:
@@ -128,19 +118,52 @@ class Records:
     def look(self, db: sqlite3.Connection, ask: Ask) -> Verdict | None:
         """The verdict of a claim that changes nothing, such as a replay; None when it takes a write."""
         try:
-            record = self.find(db, ask.scope)
+            return self._seen(self._row_of(db, ask.scope), ask)
         except Unreadable:
-            return model.Unknown(None, Policy.HOLD, unreadable=True)
-        if record is None:
+            return _UNREADABLE
+
+    def look_all(self, db: sqlite3.Connection, asks: Sequence[Ask]) -> list[Verdict | None]:
+        """The same for several; what follows an undecided one on its key is undecided, too."""
+        if len(asks) == 1:
+            return [self.look(db, asks[0])]
+        found = self._rows_of(db, asks)
+        verdicts: list[Verdict | None] = []
+        undecided: set[bytes] = set()
+        for ask in asks:
+            key, verdict = ask.scope.hash, None
+            if key not in undecided:
+                verdict = self.look(db, ask) if found is None else self._seen(found.get(key), ask)
+            if verdict is None:
+                undecided.add(key)
+            verdicts.append(verdict)
+        return verdicts
+
+    def _rows_of(self, db: sqlite3.Connection, asks: Sequence[Ask]) -> dict[bytes, Sequence[Any]] | None:
+        """By scope; None when a damaged one among them keeps SQLite from reading any."""
+        found: dict[bytes, Sequence[Any]] = {}
+        try:
+            for part in parts(asks):
+                found.update((row[0], row) for row in self._bulk.find(db, [ask.scope.hash for ask in part]))
+        except sqlite3.OperationalError as error:
+            if not _is_bad_text(error):
+                raise
             return None
-        verdict, changed = model.claim(record, ask, self._now())
+        return found
+
+    def _seen(self, row: Sequence[Any] | None, ask: Ask) -> Verdict | None:
+        if row is None:
+            return None
+        try:
+            verdict, changed = model.claim(_record(row), ask, self._now())
+        except Unreadable:
+            return _UNREADABLE
         return verdict if changed is None else None
 
     def scan(self, db: sqlite3.Connection, query: Query) -> Page:
         now = self._now()
         if query.history is not None:
             return Page(events=self._history(db, query.history, now), now=now)
-        where, values = _condition(query, now)
+        where, values = condition(query, now)
         sql = f'SELECT id, {", ".join(COLUMNS)} FROM "{self.table}" WHERE {where}'
         found: list[Record] = []
         cursor = ""
@@ -178,11 +201,20 @@ class Records:
         try:
             record = self.find(db, ask.scope)
         except Unreadable:
-            return model.Unknown(None, Policy.HOLD, unreadable=True)
+            return _UNREADABLE
         verdict, changed = model.claim(record, ask, now)
         if changed is not None:
             self._write(db, changed)
         return verdict
+
+    def claim_all(self, db: sqlite3.Connection, asks: Sequence[Ask]) -> list[Verdict | None]:
+        """Several by one statement; None for each one that `claim` must decide."""
+        now = self._now()
+        won = [model.claim(None, ask, now) for ask in asks]
+        rows = [_fresh_row(_row(record)) for _, record in won if record is not None]
+        if self._bulk.add(db, rows):
+            return [verdict for verdict, _ in won]
+        return [None] * len(asks)
 
     def settle(self, db: sqlite3.Connection, end: Settle) -> Answer:
         if not end.actor:
@@ -199,12 +231,29 @@ class Records:
         db.execute("RELEASE semel_settle")
         return answer
 
-    def _finished(self, db: sqlite3.Connection, end: Settle) -> bool:
-        if end.kind is not Kind.DONE or end.new_nonce or end.after or end.error is not None:
-            return False
+    def settle_all(self, db: sqlite3.Connection, ends: Sequence[Settle]) -> list[Answer | None]:
+        """Several by one statement; None for each one that `settle` must decide."""
         now = self._now()
+        quick = [not end.actor and _is_plain(end) and end.retention > 1.0 for end in ends]
+        rows = [
+            self._finish_row(self._values(end, now))
+            for end, is_quick in zip(ends, quick, strict=True)
+            if is_quick
+        ]
+        distinct = len({end.scope.hash for end in ends}) == len(ends)  # or their order would matter
+        if distinct and rows and self._bulk.finish(db, now, rows, len(ends)):
+            return [Answer.OK if is_quick else None for is_quick in quick]
+        return [None] * len(ends)
+
+    def _finished(self, db: sqlite3.Connection, end: Settle) -> bool:
+        if not _is_plain(end):
+            return False
+        return db.execute(self._finish, self._values(end, self._now())).rowcount == 1
+
+    @staticmethod
+    def _values(end: Settle, now: float) -> dict[str, Any]:
         expires = None if end.retention == inf else now + end.retention
-        values = {
+        return {
             "now": now,
             "expires": expires,
             "tombstone": expires + end.tombstone if end.tombstone and expires is not None else None,
@@ -216,7 +265,6 @@ class Records:
             "scope": end.scope.hash,
             "nonce": end.nonce,
         }
-        return db.execute(self._finish, values).rowcount == 1
 
     def _settle(self, db: sqlite3.Connection, end: Settle) -> Answer:
         now, damaged = self._now(), False
@@ -256,9 +304,9 @@ class Records:
         At most 500 of each at a time, so that the write lock is soon free again.
         """
         now, limit = self._now(), min(limit, _PURGE_CHUNK)
-        dead = self._past(db, _ENDED, None, now, limit)
-        dead += self._past(db, _LAPSED, None, now, limit - len(dead))
-        buried = self._past(db, _BODIES, State.EXPIRED, now, _PURGE_CHUNK)
+        dead = self._past(db, ENDED, None, now, limit)
+        dead += self._past(db, LAPSED, None, now, limit - len(dead))
+        buried = self._past(db, BODIES, State.EXPIRED, now, _PURGE_CHUNK)
         db.executemany(f'DELETE FROM "{self.table}" WHERE id = ?', dead)
         db.executemany(
             f'UPDATE "{self.table}" SET {", ".join(f"{name} = NULL" for name in _BODY)} WHERE id = ?', buried
@@ -342,6 +390,11 @@ def _row(record: Record) -> tuple[Any, ...]:
     return to_row(record)
 
 
+def _is_plain(end: Settle) -> bool:
+    """The owner says that it is done, and nothing else."""
+    return end.kind is Kind.DONE and not end.new_nonce and not end.after and end.error is None
+
+
 def _exact(text: str | None) -> str | None:
     if text is not None and not text.isascii() and text != _shown(text):
         raise CodecError(
@@ -408,35 +461,3 @@ def _unreadable(scope: Scope) -> OutcomeUnknown:
         "it is damaged, or a newer version wrote it; find out what happened, then call resolve(key, …) or forget(key)",
         unreadable=True,
     )
-
-
-def _condition(query: Query, now: float) -> tuple[str, dict[str, Any]]:
-    try:
-        after = int(query.cursor or 0)
-    except ValueError:
-        raise ConfigurationError(
-            f"the cursor {query.cursor!r} is not one of this store's: pass Page.cursor back as it came, to the same store"
-        ) from None
-    if query.limit < 1:
-        raise ConfigurationError(f"a page has at least 1 record, not {query.limit}")
-    values: dict[str, Any] = {
-        "now": now,
-        "after": after,
-        "ref": query.ref,
-        "tenant": query.tenant,
-        "operation": query.operation,
-    }
-    states = query.states or (_ATTENTION if query.ref is None else frozenset(State))
-    if query.ref is not None:
-        states -= {State.EXPIRED}
-    terms = [f"({' OR '.join(_SEEN_AS[state] for state in sorted(states)) or 'FALSE'})"]
-    by_index = query.tenant is not None or query.ref is not None
-    if query.abandoned:
-        terms.append("state = 'running' AND lease_until <= :now")
-    if query.abandoned or states <= _ATTENTION:
-        terms.append(_OPEN)
-        by_index = True
-    terms += [f"{name} = :{name}" for name in ("ref", "tenant", "operation") if values[name] is not None]
-    # The plus keeps SQLite from walking the whole table in id order where an index leads straight to the few rows.
-    number = "+id" if by_index else "id"
-    return f"{' AND '.join(terms)} AND {number} > :after ORDER BY {number}", values

@@ -21,6 +21,7 @@ from semel.errors import ConfigurationError, StoreUnavailable
 from semel.keys import Scope
 from semel.model import Answer, Ask, Note, Record, Renewal, Settle, Verdict
 from semel.store import Capabilities, Colour, Facts, Page, Query, Settings, Unwatch
+from semel.stores.sqlite.desk import Desk
 from semel.stores.sqlite.errors import explain, is_busy
 from semel.stores.sqlite.facts import read_facts
 from semel.stores.sqlite.file import DatabaseFile
@@ -78,7 +79,8 @@ def _path(url: str) -> str:
 class SqliteStore:
     """One colour's view of a file; stores of both colours on one file share its connections and its writer."""
 
-    capabilities = Capabilities(durable=True, shared=True, joins_transactions=True, batches=True)
+    # No `batches`: the desk gathers the calls of a tick, and answers each one by itself.
+    capabilities = Capabilities(durable=True, shared=True, joins_transactions=True)
 
     def __init__(self, path: str, settings: Settings, colour: Colour) -> None:
         self.colour: Colour = "sync" if colour == "sync" else "async"
@@ -88,6 +90,8 @@ class SqliteStore:
         self._file = DatabaseFile.at(path)
         self._epoch: object = None
         self._closed = False
+        self._last_desk: Desk | None = None
+        self._desks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Desk] = weakref.WeakKeyDictionary()
         self._guards: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None]] = (
             weakref.WeakKeyDictionary()
         )
@@ -104,32 +108,27 @@ class SqliteStore:
     # -------------------------------------------------------------------------------------- verbs
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
         deadline = await self._ready()
-        verdicts: list[Any] = await self._read(partial(self._look, asks), deadline)
+        if self.colour == "async" and len(asks) == 1:
+            desk, loop = self._desk()
+            return [await desk.claim(asks[0], loop)]
+        records = self._records
+        verdicts: list[Any] = await self._read(partial(records.look_all, asks=asks), deadline)
         open_at = [at for at, verdict in enumerate(verdicts) if verdict is None]
         if open_at:
-            job = Job(self._records.claim, [asks[at] for at in open_at], deadline)
+            job = Job(records.claim, [asks[at] for at in open_at], deadline, together=records.claim_all)
             for at, verdict in zip(open_at, await self._write(job), strict=True):
                 verdicts[at] = verdict
-        return verdicts
-
-    def _look(self, asks: Sequence[Ask], db: sqlite3.Connection) -> list[Verdict | None]:
-        """What can be answered without a write; None for the rest, and for what follows it on the same key."""
-        if len(asks) == 1:
-            return [self._records.look(db, asks[0])]
-        verdicts: list[Verdict | None] = []
-        undecided: set[bytes] = set()
-        for ask in asks:
-            verdict = None if ask.scope.hash in undecided else self._records.look(db, ask)
-            if verdict is None:
-                undecided.add(ask.scope.hash)
-            verdicts.append(verdict)
         return verdicts
 
     async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
         if not ends:
             return []
-        wake = partial(self._file.wake, [end.scope.hash for end in ends])
-        return await self._write(Job(self._records.settle, ends, await self._ready(), wake))
+        deadline = await self._ready()
+        if self.colour == "async" and len(ends) == 1:
+            desk, loop = self._desk()
+            return [await desk.settle(ends[0], loop)]
+        records, wake = self._records, partial(self._file.wake, ends)
+        return await self._write(Job(records.settle, ends, deadline, wake, records.settle_all))
 
     async def renew(self, renewals: Sequence[Renewal]) -> list[Answer | Exception]:
         if not renewals:
@@ -177,6 +176,17 @@ class SqliteStore:
                 await guard.aclose()
 
     # ---------------------------------------------------------------------------------- two colours
+    def _desk(self) -> tuple[Desk, asyncio.AbstractEventLoop]:
+        """Where the calls of the running loop are gathered."""
+        loop = asyncio.get_running_loop()
+        desk = self._last_desk
+        if desk is None or desk.loop() is not loop:
+            desk = self._desks.get(loop)
+            if desk is None:
+                desk = self._desks[loop] = Desk(loop, self._file, self._records, self._timeout)
+            self._last_desk = desk
+        return desk, loop
+
     async def _read(self, work: Callable[[sqlite3.Connection], T], deadline: float) -> T:
         if self.colour == "sync":
             return self._file.read(work, deadline)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import queue
 import random
 import sqlite3
 import threading
@@ -16,9 +17,10 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from queue import Empty, SimpleQueue
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
+from semel.stores.sqlite.bulk import parts
 from semel.stores.sqlite.errors import explained, is_busy, overdue
 
 __all__ = ["Connections", "Job", "Writer", "patiently", "roll_back"]
@@ -26,7 +28,7 @@ __all__ = ["Connections", "Job", "Writer", "patiently", "roll_back"]
 T = TypeVar("T")
 
 GROUP: Final = 256
-"""Jobs in one commit at most."""
+"""Items after which a commit takes no more jobs."""
 _log = logging.getLogger("semel.stores.sqlite")
 
 
@@ -34,10 +36,13 @@ class Job:
     """What one caller wants written: `step(connection, item)` for each item, answers in order.
 
     An item that fails fails alone (its exception stands among the answers); `error` is what befell the whole job.
+    `together(connection, items)` may do several at once, with None for an answer where `step` is to do it.
     `after` is called when the job is committed, before its caller goes on.
     """
 
-    __slots__ = ("after", "answers", "deadline", "done", "error", "future", "items", "step")
+    __slots__ = (
+        "after", "answers", "deadline", "done", "error", "items", "reply", "step", "together",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -45,15 +50,21 @@ class Job:
         items: Sequence[Any],
         deadline: float,
         after: Callable[[], None] | None = None,
+        together: Callable[[sqlite3.Connection, Sequence[Any]], Sequence[Any]] | None = None,
     ) -> None:
         self.step = step
+        self.together = together
         self.items = items
         self.deadline = deadline
         self.after = after
         self.answers: list[Any] = []
         self.error: BaseException | None = None
         self.done: threading.Lock | None = None
-        self.future: asyncio.Future[None] | None = None
+        self.reply: tuple[asyncio.AbstractEventLoop, Callable[[Job], None]] | None = None
+
+    def answer_in(self, loop: asyncio.AbstractEventLoop, reply: Callable[[Job], None]) -> None:
+        """When it is written or has failed, `reply(job)` is called in the loop."""
+        self.reply = loop, reply
 
     def result(self) -> list[Any]:
         if self.error is not None:
@@ -92,7 +103,7 @@ class Writer:
         self._home = weakref.ref(home)
         self._path = home.path
         self._gate = threading.RLock()
-        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._queue = _new_queue()
         self._thread: threading.Thread | None = None
 
     # ---------------------------------------------------------------------------------- callers
@@ -106,7 +117,7 @@ class Writer:
             return job.result()
         job.done = threading.Lock()
         job.done.acquire()
-        self._submit(job)
+        self.submit(job)
         if not job.done.acquire(timeout=max(0.0, job.deadline - time.monotonic())):
             raise overdue(self._path)
         return job.result()
@@ -114,8 +125,9 @@ class Writer:
     async def commit_async(self, job: Job) -> list[Any]:
         """Write and wait for it in the running loop. A caller that is cancelled leaves the write on its way."""
         loop = asyncio.get_running_loop()
-        job.future = future = loop.create_future()
-        self._submit(job)
+        future: asyncio.Future[None] = loop.create_future()
+        job.answer_in(loop, lambda _: None if future.done() else future.set_result(None))
+        self.submit(job)
         timer = loop.call_later(job.deadline - time.monotonic(), _give_up, future, self._path)
         try:
             await future
@@ -123,9 +135,9 @@ class Writer:
             timer.cancel()
         return job.result()
 
-    def _submit(self, job: Job) -> None:
+    def submit(self, job: Job) -> None:
+        """Queue it for the writer thread."""
         with self._gate:
-            self._queue.put(job)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=_serve,
@@ -134,13 +146,14 @@ class Writer:
                     daemon=True,
                 )
                 self._thread.start()
+            self._queue.put(job)  # last: what its caller is told has failed must not be written later
 
     def stop(self, patience: float) -> None:
         """Finish what is queued and end the thread; the next job starts another one."""
         with self._gate:
             thread, self._thread = self._thread, None
-            queue, self._queue = self._queue, SimpleQueue()
-        queue.put(None)
+            jobs, self._queue = self._queue, _new_queue()
+        jobs.put(None)
         if thread is not None:
             thread.join(patience)
 
@@ -149,17 +162,18 @@ class Writer:
         self._queue.put(None)
 
     # ------------------------------------------------------------------------------- the thread
-    def commit_queued(self, first: Job, queue: SimpleQueue[Job | None]) -> bool:
+    def commit_queued(self, first: Job, waiting: queue.SimpleQueue[Job | None]) -> bool:
         """One group; False when the end of the queue was in it."""
         with self.lock:
-            jobs, more = [first], True
+            jobs, items, more = [first], len(first.items), True
             try:
-                while more and len(jobs) < GROUP:
-                    if (job := queue.get_nowait()) is None:
+                while more and items < GROUP:
+                    if (job := waiting.get_nowait()) is None:
                         more = False
                     else:
                         jobs.append(job)
-            except Empty:
+                        items += len(job.items)
+            except queue.Empty:
                 pass
             self._commit(jobs)
         return more
@@ -193,7 +207,7 @@ class Writer:
         rows = sum(len(job.items) for job in jobs)
         try:
             for job in jobs:
-                job.answers = [self._try(db, job, item) for item in job.items]
+                job.answers = self._answers(db, job)
             db.execute("COMMIT")
             home.stored(rows)
         except BaseException as error:  # noqa: BLE001 - it is handed to those who wait
@@ -204,6 +218,31 @@ class Writer:
                     job.answers = [self._alone(db, job, item) for item in job.items]
             else:
                 self._fail(home, jobs, error)
+
+    def _answers(self, db: sqlite3.Connection, job: Job) -> list[Any]:
+        if job.together is None or len(job.items) == 1:
+            return [self._try(db, job, item) for item in job.items]
+        answers: list[Any] = []
+        for part in parts(job.items):
+            done = [None] if len(part) == 1 else self._together(db, job.together, part)
+            answers += [
+                self._try(db, job, item) if answer is None else answer
+                for item, answer in zip(part, done, strict=True)
+            ]
+        return answers
+
+    @staticmethod
+    def _together(
+        db: sqlite3.Connection,
+        do: Callable[[sqlite3.Connection, Sequence[Any]], Sequence[Any]],
+        part: Sequence[Any],
+    ) -> Sequence[Any]:
+        try:
+            return do(db, part)
+        except Exception as error:
+            if isinstance(error, sqlite3.OperationalError) or not db.in_transaction:
+                raise  # everybody's trouble
+            return [None] * len(part)  # somebody's: each one for itself will show whose
 
     def _try(self, db: sqlite3.Connection, job: Job, item: Any) -> Any:
         try:
@@ -235,18 +274,23 @@ class Writer:
             home.drop()  # what the connection believes may be as wrong as what it met: begin afresh
 
 
-def _serve(home: weakref.ref[Connections], writer: Writer, queue: SimpleQueue[Job | None]) -> None:
+def _new_queue() -> queue.SimpleQueue[Job | None]:
+    # By its module's name: gevent replaces it there, and a greenlet that waits on the old one stops all of them.
+    return queue.SimpleQueue()
+
+
+def _serve(home: weakref.ref[Connections], writer: Writer, waiting: queue.SimpleQueue[Job | None]) -> None:
     """The writer thread. It keeps the file alive only while it works, so that a forgotten one can be collected."""
-    while (job := queue.get()) is not None:
+    while (job := waiting.get()) is not None:
         held = home()
-        more = writer.commit_queued(job, queue)
+        more = writer.commit_queued(job, waiting)
         del held, job
         if not more:
             return
 
 
 def _answer(jobs: Iterable[Job]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = defaultdict(list)
+    by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = defaultdict(list)
     for job in jobs:
         if job.after is not None and job.error is None:
             try:
@@ -255,19 +299,19 @@ def _answer(jobs: Iterable[Job]) -> None:
                 _log.exception("semel: waking those who wait for a key failed; they find out by polling")
         if job.done is not None:
             job.done.release()
-        elif job.future is not None:
-            by_loop[job.future.get_loop()].append(job.future)
-    for loop, futures in by_loop.items():
+        elif job.reply is not None:
+            loop, reply = job.reply
+            by_loop[loop].append(partial(reply, job))
+    for loop, replies in by_loop.items():
         try:
-            loop.call_soon_threadsafe(_finish, futures)
+            loop.call_soon_threadsafe(_reply, replies)
         except RuntimeError:  # the loop was closed meanwhile: nobody waits there any more
             continue
 
 
-def _finish(futures: list[asyncio.Future[None]]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
+def _reply(replies: Iterable[Callable[[], None]]) -> None:
+    for reply in replies:
+        reply()
 
 
 def _give_up(future: asyncio.Future[None], path: str) -> None:

@@ -1,0 +1,168 @@
+"""What the tasks of one event loop want of the store in one tick: looked up by one statement, written by one job.
+
+Each task has an answer of its own to wait for, so a job that is written in two commits answers the first half early,
+and nothing but the futures themselves stands between the writer and those who wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from semel.model import Answer, Ask, Settle, Verdict
+from semel.stores.sqlite.errors import explained, is_busy, overdue
+from semel.stores.sqlite.file import DatabaseFile
+from semel.stores.sqlite.records import Records
+from semel.stores.sqlite.writer import Job
+
+__all__ = ["Desk"]
+
+MOST: Final = 128
+"""Items of one job at most: the writer never cuts a job in two."""
+Waiting = list["asyncio.Future[Any]"]
+
+
+class Desk:
+    """One per store and loop; used in the loop's thread only."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, file: DatabaseFile, records: Records, timeout: float
+    ) -> None:
+        self.loop = weakref.ref(loop)
+        self._file = file
+        self._records = records
+        self._timeout = timeout
+        self._asks: list[Ask] = []
+        self._askers: Waiting = []
+        self._ends: list[Settle] = []
+        self._enders: Waiting = []
+
+    def claim(self, ask: Ask, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Verdict | Exception]:
+        if not self._asks:
+            loop.call_soon(self._look, loop)
+        self._asks.append(ask)
+        self._askers.append(future := loop.create_future())
+        return future
+
+    def settle(self, end: Settle, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Answer | Exception]:
+        if not self._ends:
+            loop.call_soon(self._settle, loop)
+        self._ends.append(end)
+        self._enders.append(future := loop.create_future())
+        return future
+
+    # ------------------------------------------------------------------------------- at the end of the tick
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        asks, self._asks = self._asks, []
+        waiting, self._askers = self._askers, []
+        deadline = time.monotonic() + self._timeout
+        look = partial(self._records.look_all, asks=asks)
+        try:
+            verdicts = self._file.glance(look)
+        except sqlite3.Error as error:
+            if is_busy(error):
+                later = loop.run_in_executor(None, self._file.read, look, deadline)
+                later.add_done_callback(partial(self._looked_later, asks, waiting, deadline, loop))
+            else:
+                _fail(waiting, explained(error, self._file.path))
+        except Exception as error:  # noqa: BLE001 - it is handed to those who wait
+            _fail(waiting, error)
+        else:
+            self._looked(asks, waiting, deadline, loop, verdicts)
+
+    def _looked_later(
+        self,
+        asks: list[Ask],
+        waiting: Waiting,
+        deadline: float,
+        loop: asyncio.AbstractEventLoop,
+        read: asyncio.Future[list[Verdict | None]],
+    ) -> None:
+        if read.cancelled():  # the loop ends
+            _fail(waiting, overdue(self._file.path))
+        elif (error := read.exception()) is not None:
+            _fail(waiting, error)
+        else:
+            self._looked(asks, waiting, deadline, loop, read.result())
+
+    def _looked(
+        self,
+        asks: list[Ask],
+        waiting: Waiting,
+        deadline: float,
+        loop: asyncio.AbstractEventLoop,
+        verdicts: Sequence[Verdict | None],
+    ) -> None:
+        """Answer what needs no write; the writer decides the rest."""
+        if any(verdicts):
+            _answer(waiting, verdicts)
+            undecided = [at for at, verdict in enumerate(verdicts) if verdict is None]
+            asks, waiting = [asks[at] for at in undecided], [waiting[at] for at in undecided]
+        records = self._records
+        self._write(
+            asks,
+            waiting,
+            deadline,
+            loop,
+            lambda items: Job(records.claim, items, deadline, None, records.claim_all),
+        )
+
+    def _settle(self, loop: asyncio.AbstractEventLoop) -> None:
+        ends, self._ends = self._ends, []
+        waiting, self._enders = self._enders, []
+        deadline = time.monotonic() + self._timeout
+        records, file = self._records, self._file
+        self._write(
+            ends,
+            waiting,
+            deadline,
+            loop,
+            lambda items: Job(records.settle, items, deadline, partial(file.wake, items), records.settle_all),
+        )
+
+    def _write(
+        self,
+        items: list[Any],
+        waiting: Waiting,
+        deadline: float,
+        loop: asyncio.AbstractEventLoop,
+        made: Callable[[list[Any]], Job],
+    ) -> None:
+        for at in range(0, len(items), MOST):
+            job, those = made(items[at : at + MOST]), waiting[at : at + MOST]
+            timer = loop.call_later(deadline - time.monotonic(), _give_up, those, self._file.path)
+            job.answer_in(loop, partial(_written, those, timer))
+            try:
+                self._file.writer.submit(job)
+            except Exception as error:  # noqa: BLE001 - no thread could be started: those who wait must know
+                timer.cancel()
+                _fail(those, error)
+
+
+def _written(waiting: Waiting, timer: asyncio.TimerHandle, job: Job) -> None:
+    timer.cancel()
+    if job.error is not None:
+        _fail(waiting, job.error)
+    else:
+        _answer(waiting, job.answers)
+
+
+def _answer(waiting: Waiting, answers: Sequence[Any]) -> None:
+    for future, answer in zip(waiting, answers, strict=True):
+        if answer is not None and not future.done():
+            future.set_result(answer)
+
+
+def _fail(waiting: Waiting, error: BaseException) -> None:
+    for future in waiting:
+        if not future.done():
+            future.set_exception(error)
+
+
+def _give_up(waiting: Waiting, path: str) -> None:
+    _fail(waiting, overdue(path))

@@ -1,0 +1,299 @@
+"""Many items by one statement do what one after the other does, also when some of them are not as expected."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.errors import CodecError, ConfigurationError, StoreUnavailable
+from semel.model import Answer, Ask, Busy, Failure, Kind, Policy, Renewal, Replay, Settle, Unknown, Won
+from semel.runtime import run_sync
+from semel.stores.rows import COLUMNS
+from semel.stores.sqlite import SqliteStore, bulk
+from semel.stores.sqlite.desk import Desk
+from tests.ops.sqlite_lab import ask, end, opened, raw, scope
+
+NOW = 1_700_000_000.0
+KEYS = 40
+
+
+@pytest.fixture(params=["statements of many rows", "an SQLite without UPDATE … FROM"])
+def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param != "statements of many rows":
+        monkeypatch.setattr(bulk, "_SIZES", ())
+
+
+@contextmanager
+def at(store: SqliteStore, times: Callable[[], float]) -> Iterator[None]:
+    store._records._now = times  # type: ignore[method-assign]
+    yield
+
+
+def random_ask(chance: random.Random, key: str) -> Ask:
+    return ask(
+        key,
+        lease=chance.choice([0.05, 10.0]),
+        retention=chance.choice([0.0, 60.0, float("inf")]),
+        policy=chance.choice(list(Policy)),
+        fingerprint=chance.choice([b"", bytes(32), b"\x01" * 32]),
+        labels=chance.choice([None, {"scene": "é"}]),
+        secret_id=chance.choice(["", "one"]),
+    )
+
+
+def random_end(chance: random.Random, owner: Ask) -> Settle:
+    kind = chance.choice([Kind.DONE] * 6 + [Kind.FAILED, Kind.RELEASED, Kind.UNKNOWN])
+    return end(
+        owner,
+        kind,
+        nonce=chance.choice([owner.nonce] * 8 + [os.urandom(16)]),
+        retention=chance.choice([0.0, 0.5, 60.0, float("inf")]),
+        tombstone=chance.choice([0.0, 30.0]),
+        result=chance.choice([b"", b"x", b"y" * 3000]),
+        ref=chance.choice([None, "ord_1", "ord_é"]),
+        marker=chance.choice(["", "too-large"]),
+        policy=chance.choice([None, Policy.HOLD]),
+        steps=chance.choice([None, b"", b"step"]),
+        error=Failure("E", None, "m") if kind is Kind.FAILED else None,
+    )
+
+
+def rows(path: Path) -> list[Any]:
+    return raw(path, f"SELECT {', '.join(COLUMNS)} FROM semel ORDER BY scope")
+
+
+def shown(answers: Sequence[Any]) -> list[Any]:
+    return [str(answer) for answer in answers]
+
+
+@pytest.mark.usefixtures("sizes")
+@pytest.mark.parametrize("seed", range(6))
+def test_a_batch_leaves_what_its_items_leave_one_by_one(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    together, singly = opened(tmp_path / "together.db"), opened(tmp_path / "singly.db")
+    owners: list[Ask] = []
+    now = NOW
+    for _ in range(12):
+        now += chance.choice([0.0, 0.1, 20.0])
+        with at(together, lambda now=now: now), at(singly, lambda now=now: now):  # type: ignore[misc]
+            asks = [
+                random_ask(chance, f"key-{chance.randrange(KEYS)}") for _ in range(chance.choice([3, 30, 90]))
+            ]
+            asks += chance.sample(asks, 2)  # the same claim again
+            verdicts = run_sync(together.claim(asks))
+            assert shown(verdicts) == shown([run_sync(singly.claim([one]))[0] for one in asks])
+            owners += [one for one, verdict in zip(asks, verdicts, strict=True) if isinstance(verdict, Won)]
+            ends = [random_end(chance, owner) for owner in chance.sample(owners, min(len(owners), 70))]
+            answers = run_sync(together.settle(ends))
+            assert shown(answers) == shown([run_sync(singly.settle([one]))[0] for one in ends])
+        assert rows(tmp_path / "together.db") == rows(tmp_path / "singly.db")
+    run_sync(together.aclose())
+    run_sync(singly.aclose())
+
+
+@contextmanager
+def statements_of(store: SqliteStore) -> Iterator[list[str]]:
+    seen: list[str] = []
+    db = store._file._writing
+    assert db is not None
+    db.set_trace_callback(lambda sql: seen.append(sql.split()[0]))
+    yield seen
+    db.set_trace_callback(None)
+
+
+def test_64_claims_and_their_settles_are_one_statement_each_and_two_commits(tmp_path: Path) -> None:
+    store = opened(tmp_path / "semel.db")
+    run_sync(store.peek(scope()))
+    asks = [ask(f"key-{number}") for number in range(64)]
+    with statements_of(store) as seen:
+        assert {type(verdict) for verdict in run_sync(store.claim(asks))} == {Won}
+        assert set(run_sync(store.settle([end(one, result=b"x") for one in asks]))) == {Answer.OK}
+    assert seen == ["BEGIN", "INSERT", "COMMIT", "BEGIN", "UPDATE", "COMMIT"]
+    run_sync(store.aclose())
+
+
+def test_one_that_is_not_plainly_done_does_not_slow_the_others_down(tmp_path: Path) -> None:
+    store = opened(tmp_path / "semel.db")
+    asks = [ask(f"key-{number}") for number in range(64)]
+    run_sync(store.claim(asks))
+    ends = [end(one) for one in asks]
+    ends[7] = end(asks[7], Kind.FAILED, error=Failure("ValueError"))
+    with statements_of(store) as seen:
+        assert run_sync(store.settle(ends)) == [Answer.OK] * 64
+    assert seen == ["BEGIN", "UPDATE", "SELECT", "UPDATE", "COMMIT"]
+    assert raw(tmp_path / "semel.db", "SELECT key FROM semel WHERE state = 'failed'") == [("key-7",)]
+    run_sync(store.aclose())
+
+
+def test_a_bad_item_among_many_fails_alone(tmp_path: Path) -> None:
+    store = opened(tmp_path / "semel.db")
+    asks = [ask(f"key-{number}", labels={"x": "\ud800"} if number == 5 else None) for number in range(20)]
+    verdicts = run_sync(store.claim(asks))
+    assert [type(verdict) for verdict in verdicts] == [Won] * 5 + [CodecError] + [Won] * 14
+    ends = [end(one, ref="\ud800" if number == 9 else None) for number, one in enumerate(asks) if number != 5]
+    answers = run_sync(store.settle(ends))
+    assert [type(answer) for answer in answers].count(CodecError) == 1
+    assert answers.count(Answer.OK) == 18
+    run_sync(store.aclose())
+
+
+def test_a_value_beyond_sqlites_limit_among_many_fails_alone(tmp_path: Path) -> None:
+    store = opened(tmp_path / "semel.db")
+    asks = [ask(f"key-{number}") for number in range(16)]
+    run_sync(store.claim(asks))
+    db = store._file._writing
+    assert db is not None
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 50_000)
+    answers = run_sync(store.settle([end(one, result=b"x" * (60_000 * (one is asks[3]))) for one in asks]))
+    assert [answer for answer in answers if answer is not Answer.OK] == [answers[3]]
+    run_sync(store.aclose())
+
+
+def test_tasks_of_one_tick_share_a_look_and_a_damaged_row_disturbs_only_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "semel.db"
+    store = opened(path, "async")
+
+    async def main() -> None:
+        done = [ask(f"done-{number}") for number in range(8)]
+        await asyncio.gather(*(store.claim([one]) for one in done))
+        await asyncio.gather(*(store.settle([end(one, result=b"x")]) for one in done))
+        raw(path, "UPDATE semel SET marker = CAST(x'ff' AS TEXT) WHERE key = 'done-2'")
+        raw(path, "UPDATE semel SET state = 'dreaming' WHERE key = 'done-3'")
+        asks = [ask(f"done-{number}") for number in range(8)] + [ask("new"), ask("new")]
+        verdicts = [answer[0] for answer in await asyncio.gather(*(store.claim([one]) for one in asks))]
+        kinds = [Replay, Replay, Unknown, Unknown, Replay, Replay, Replay, Replay, Won, Busy]
+        assert [type(verdict) for verdict in verdicts] == kinds
+        raw(path, "DELETE FROM semel WHERE key = 'done-2'")
+        verdicts = [answer[0] for answer in await asyncio.gather(*(store.claim([one]) for one in asks[3:]))]
+        assert [type(verdict) for verdict in verdicts] == [*kinds[3:8], Won, Busy]
+        await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_crowd_of_tasks_is_cut_into_jobs_and_every_one_gets_its_own_answer(tmp_path: Path) -> None:
+    store = opened(tmp_path / "semel.db", "async", timeout=20)
+
+    async def main() -> None:
+        asks = [ask(f"key-{number}") for number in range(300)]
+        verdicts = await asyncio.gather(*(store.claim([one]) for one in asks))
+        assert [answer[0].record.nonce for answer in verdicts if isinstance(answer[0], Won)] == [
+            one.nonce for one in asks
+        ]
+        await asyncio.gather(*(store.settle([end(one, result=one.nonce)]) for one in asks))
+        replays = await asyncio.gather(*(store.claim([ask(f"key-{number}")]) for number in range(300)))
+        assert [answer[0].record.result for answer in replays if isinstance(answer[0], Replay)] == [
+            one.nonce for one in asks
+        ]
+        await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_result_too_large_for_the_disk_among_many_fails_alone(tmp_path: Path) -> None:
+    path = tmp_path / "semel.db"
+    store = opened(path)
+    asks = [ask(f"key-{number}") for number in range(16)]
+    run_sync(store.claim(asks))
+    db = store._file._writing
+    assert db is not None
+    db.execute(f"PRAGMA max_page_count = {raw(path, 'PRAGMA page_count')[0][0] + 4}")
+    answers = run_sync(store.settle([end(one, result=b"x" * (200_000 * (one is asks[3]))) for one in asks]))
+    assert isinstance(answers[3], StoreUnavailable)
+    assert answers.count(Answer.OK) == 15
+    run_sync(store.aclose())
+
+
+def test_a_dropped_table_is_named_to_every_one_of_many(tmp_path: Path) -> None:
+    path = tmp_path / "semel.db"
+    store = opened(path)
+    run_sync(store.peek(scope()))
+    raw(path, "DROP TABLE semel")
+    with pytest.raises(ConfigurationError, match="lacks a part of semel's tables"):
+        run_sync(store.claim([ask(f"key-{number}") for number in range(16)]))
+    run_sync(store.aclose())
+
+
+# ---------------------------------------------------------------------------------------------- the desk's trouble
+
+
+def test_tasks_of_one_tick_are_all_told_what_went_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path / "semel.db", "async", timeout=0.2)
+    busy = sqlite3.OperationalError("database is locked")
+    busy.sqlite_errorcode = sqlite3.SQLITE_BUSY
+
+    async def claims() -> list[Any]:
+        return await asyncio.gather(*(store.claim([ask(f"{n}")]) for n in range(3)), return_exceptions=True)
+
+    async def main() -> None:
+        await store.peek(scope())
+        for error, told in ((ValueError("ours"), ValueError), (busy, StoreUnavailable)):
+
+            def broken(db: sqlite3.Connection, asks: Sequence[Ask], error: Exception = error) -> Any:
+                raise error
+
+            with monkeypatch.context() as patch:
+                patch.setattr(store._records, "look_all", broken)
+                assert [type(answer) for answer in await claims()] == [told] * 3
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", _no_more_threads)
+            answers = await claims()
+            assert [str(answer) for answer in answers] == ["can't start new thread"] * 3
+        assert [type(answer[0]) for answer in await claims()] == [Won] * 3
+        await store.aclose()
+
+    asyncio.run(main())
+
+
+def _no_more_threads(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_loop_that_ends_while_a_look_waits_for_the_file_leaves_nobody_waiting(tmp_path: Path) -> None:
+    store = opened(tmp_path / "semel.db", "async")
+    desk = Desk(loop := asyncio.new_event_loop(), store._file, store._records, 1.0)
+    waiting: list[asyncio.Future[Any]] = [loop.create_future()]
+    (read := loop.create_future()).cancel()
+    desk._looked_later([ask()], waiting, 0.0, loop, read)
+    assert isinstance(waiting[0].exception(), StoreUnavailable)
+    loop.close()
+
+
+def test_a_glance_needs_no_writing_connection(tmp_path: Path) -> None:
+    store = opened(tmp_path / "semel.db")
+    run_sync(store.peek(scope()))
+    with store._file.writer.lock:
+        store._file.drop()
+    assert store._file.glance(lambda db: db.execute("SELECT count(*) FROM semel").fetchall()) == [(0,)]
+    run_sync(store.aclose())
+
+
+def test_a_renewal_that_queues_behind_a_lock_gives_up_in_time(tmp_path: Path) -> None:
+    store = opened(tmp_path / "semel.db", "async", timeout=0.2)
+
+    async def main() -> None:
+        await store.peek(scope())
+        with store._file.writer.lock, pytest.raises(StoreUnavailable, match="stayed locked"):
+            await store.renew([Renewal(scope(), b"", 1.0, 1.0)])
+        await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_store_that_was_never_used_is_forked_and_closed_without_a_trace(tmp_path: Path) -> None:
+    store = opened(tmp_path / "semel.db")
+    store._file.before_fork()
+    store._file.after_fork_in_parent()
+    run_sync(store.aclose())
+    assert not any(tmp_path.iterdir())
