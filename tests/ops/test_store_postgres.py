@@ -743,7 +743,7 @@ def test_a_plain_url_takes_the_driver_by_colour() -> None:
 def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
     monkeypatch.setitem(sys.modules, driver, None)
     for name in ("asyncpg", "psycopg"):
-        monkeypatch.delitem(sys.modules, f"semel.stores.postgres_{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"semel.stores.postgres.{name}", raising=False)
     with pytest.raises(ConfigurationError, match=r'pip install "semel\[postgres\]"') as caught:
         open_store(f"postgresql+{driver}://h/d", Settings(), "async")
     assert isinstance(caught.value.__cause__, ImportError)

@@ -211,6 +211,26 @@ def test_waiters_for_a_link_get_their_turn_also_when_one_of_them_gives_up() -> N
     asyncio.run(work())
 
 
+def test_who_waits_for_a_link_is_served_before_who_comes_later() -> None:
+    async def work() -> None:
+        slots = LoopWorld().slots(1)
+        assert slots.take_now()
+        waiting = asyncio.create_task(slots.take(5))
+        await asyncio.sleep(0)
+        slots.give()
+        assert not slots.take_now()  # it is the waiter's already, although he has not run yet
+        assert await waiting
+        late = asyncio.create_task(slots.take(5))
+        await asyncio.sleep(0)
+        late.cancel()
+        slots.give()  # called off, and not yet gone
+        assert slots.take_now()
+        with pytest.raises(asyncio.CancelledError):
+            await late
+
+    asyncio.run(work())
+
+
 def test_a_flag_is_waited_for_in_time(here: Lab) -> None:
     async def work() -> None:
         flag = world_of(here).flag()

@@ -1,7 +1,8 @@
-"""Calls made in one tick of an event loop travel to the store together (≤ 128 a batch, two batches in flight).
+"""Calls made in one tick of an event loop travel to the store together (≤ 128 a batch, two batches of a kind in flight).
 
 For stores where a batch is cheaper than its parts (`capabilities.batches`). A cancelled caller leaves a batch with
-others in it running; one bad item fails alone. At one caller nothing waits: the batch leaves at the end of the tick.
+others in it running; one bad item fails alone. At one caller nothing waits: who has been travelling alone leaves at
+once, and whoever comes while he is under way leaves at the end of the tick.
 """
 
 from __future__ import annotations
@@ -22,21 +23,40 @@ R = TypeVar("R")
 
 MOST = 128
 IN_FLIGHT = 2
+SPLIT = 16
+"""So many, with next to nothing in flight, leave in two halves: while the store works on one, this process works on the
+other. Together they would come back together, and take turns with the store for ever."""
+LONELY = 8
+"""After so many batches of one in a row nobody is expected to come along."""
 _YOURS: Final[Any] = (
     object()
 )  # what the caller of a batch of one is told instead of an answer: carry it yourself
 
 
+class _Sky:
+    """How many items are in flight, of all queues of a layer."""
+
+    __slots__ = ("items",)
+
+    def __init__(self) -> None:
+        self.items = 0
+
+
 class _Queue(Generic[T, R]):
-    def __init__(self, verb: Callable[[Sequence[T]], Awaitable[list[R | Exception]]]) -> None:
+    def __init__(self, verb: Callable[[Sequence[T]], Awaitable[list[R | Exception]]], sky: _Sky) -> None:
         self._verb = verb
+        self._sky = sky
         self._items: deque[tuple[T, asyncio.Future[R | Exception]]] = deque()
         self._flying = 0
+        self._lonely = 0
         self._scheduled = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def put(self, item: T) -> R | Exception:
         loop = asyncio.get_running_loop()
+        if self._lonely >= LONELY and not self._flying and not self._items:
+            self._depart(1)
+            return await self._carry(item, loop)
         future: asyncio.Future[R | Exception] = loop.create_future()
         self._items.append((item, future))
         if not self._scheduled:
@@ -51,7 +71,7 @@ class _Queue(Generic[T, R]):
                 and future.exception() is None
                 and future.result() is _YOURS
             ):
-                self._landed(loop)  # cancelled after it was told, before it could begin
+                self._landed(1, loop)  # cancelled after it was told, before it could begin
             raise
         return await self._carry(item, loop) if answer is _YOURS else answer
 
@@ -60,22 +80,33 @@ class _Queue(Generic[T, R]):
         try:
             return (await self._verb((item,)))[0]
         finally:
-            self._landed(loop)
+            self._landed(1, loop)
 
-    def _landed(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _depart(self, number: int) -> None:
+        self._flying += 1
+        self._sky.items += number
+
+    def _landed(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
         self._flying -= 1
-        self._launch(loop)
+        self._sky.items -= number
+        if self._items and not self._scheduled:
+            self._launch(loop)
 
     def _launch(self, loop: asyncio.AbstractEventLoop) -> None:
         self._scheduled = False
         while self._items and self._flying < IN_FLIGHT:
-            batch = [self._items.popleft() for _ in range(min(MOST, len(self._items)))]
+            number = len(self._items)
+            if number >= SPLIT and self._sky.items * 4 < number:
+                number = (number + 1) // 2
+            batch = [self._items.popleft() for _ in range(min(MOST, number))]
             if len(batch) == 1 and batch[0][1].done():
                 continue  # its caller left before anything was sent
-            self._flying += 1
+            self._depart(len(batch))
             if len(batch) == 1:
+                self._lonely += 1
                 batch[0][1].set_result(_YOURS)
                 continue
+            self._lonely = 0
             task = loop.create_task(self._fly(batch, loop))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -96,7 +127,7 @@ class _Queue(Generic[T, R]):
                 if not future.done():
                     future.set_result(answer)
         finally:
-            self._landed(loop)
+            self._landed(len(batch), loop)
 
 
 class Batch(Layer):
@@ -104,8 +135,9 @@ class Batch(Layer):
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
-        self._claims: _Queue[Ask, Verdict] = _Queue(inner.claim)
-        self._ends: _Queue[Settle, Answer] = _Queue(inner.settle)
+        sky = _Sky()
+        self._claims: _Queue[Ask, Verdict] = _Queue(inner.claim, sky)
+        self._ends: _Queue[Settle, Answer] = _Queue(inner.settle, sky)
 
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
         if len(asks) == 1:

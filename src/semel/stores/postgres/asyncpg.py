@@ -62,6 +62,7 @@ class _Link:
     __slots__ = (
         "__weakref__",
         "_held_back",
+        "_prepared",
         "_watchdog",
         "_where",
         "connection",
@@ -70,8 +71,9 @@ class _Link:
         "until",
     )
 
-    def __init__(self, connection: Any, where: str) -> None:
+    def __init__(self, connection: Any, where: str, *, prepares: bool = False) -> None:
         self.connection = connection
+        self._prepared: dict[str, Any] | None = {} if prepares else None
         self.greeted: int = connection.get_server_pid()
         self.until = inf
         self.overdue = False
@@ -100,7 +102,12 @@ class _Link:
         self.until = time.monotonic() + timeout
         self._watchdog.watch(self)
         try:
-            rows: Sequence[Row] = await self.connection.fetch(sql, *args)
+            # The statement itself rather than its text: asyncpg's search for it costs as much as a key's look-up.
+            statement = self._prepared.get(sql) if self._prepared is not None else None
+            if statement is not None:
+                rows: Sequence[Row] = await statement.fetch(*args)
+            else:
+                rows = await self._first(sql, args)
         except _ERRORS as error:
             raise self._meaning(error) from error
         finally:
@@ -108,6 +115,15 @@ class _Link:
         if self._held_back:
             self._held_back = False
             raise NotReplicated("the commit stopped waiting for its synchronous standby")
+        return rows
+
+    async def _first(self, sql: str, args: Sequence[Any]) -> Sequence[Row]:
+        rows: Sequence[Row]
+        if self._prepared is None:
+            rows = await self.connection.fetch(sql, *args)
+        else:
+            statement = self._prepared[sql] = await self.connection.prepare(sql)
+            rows = await statement.fetch(*args)
         return rows
 
     async def script(self, sql: str, timeout: float) -> None:
@@ -212,7 +228,7 @@ class AsyncpgSource:
 
     async def open(self, timeout: float) -> _Link:
         connection = await self._connect(timeout, statements=100 if self.prepares else 0)
-        return _Link(connection, self.where).heed_notices()
+        return _Link(connection, self.where, prepares=bool(self.prepares)).heed_notices()
 
     async def _connect(self, timeout: float, *, statements: int) -> Any:
         try:

@@ -115,32 +115,31 @@ class _LoopSlots:
         return True
 
     async def take(self, timeout: float) -> bool:
-        deadline = time.monotonic() + timeout
-        while not self.take_now():
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    await turn
-            except TimeoutError:
+        if self.take_now():
+            return True
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout(timeout):
+                await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():  # handed over in the moment that we gave up
+                self.give()
+            elif turn in self._waiting:
+                self._waiting.remove(turn)
+            if isinstance(error, TimeoutError):
                 return False
-            finally:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
-                elif self._free > 0:
-                    self._wake_next()  # woken and then cancelled, or just woken: the next one may have a turn too
+            raise
         return True
 
     def give(self) -> None:
-        self._free += 1
-        self._wake_next()
-
-    def _wake_next(self) -> None:
+        """Handed over to who waits longest: left free, it would go to who comes next, and who waits would starve."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
                 turn.set_result(None)
                 return
+        self._free += 1
 
 
 class _LoopFlag:

@@ -62,9 +62,10 @@ def statements(table: str) -> Mapping[str, str]:
         "{row}": _row(""),
         "{row:r}": _row("r."),
         "{names:held}": ", ".join(f"held.{column}" for column in rows.COLUMNS),
+        "{nulls}": ", ".join(["null"] * (WIDTH - 1)),
     }
     parts = dict(_parts(_text()))
-    for part in ("filter", "viewed", "buriable"):  # in this order: the first uses the second
+    for part in ("filter", "viewed", "buriable", "running"):  # in this order: the first uses the second
         words[f"{{{part}}}"] = parts[part]
     return {title: _filled(body, words) for title, body in parts.items()}
 

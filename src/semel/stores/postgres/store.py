@@ -50,15 +50,15 @@ from semel.stores.postgres.sql import (
 )  # fmt: skip
 from semel.stores.postgres.talk import Talk
 from semel.stores.postgres.turns import in_turns, settled
+from semel.stores.queries import page_start, states_of
 
 __all__ = ["PostgresStore", "adopt", "open_url", "schema_sql"]
 
 _BULK: Final = 1 << 16  # a result this large travels alone: nothing small waits behind it
 _PURGE: Final = 1000  # rows a purge statement removes at most
 _LOCKED: Final = Busy(0.05, 0)
-_KEPT: Final = frozenset(State)
+_NOTHING: Final[Row] = (0.0, None, None, None)  # neither inserted nor there: somebody was faster
 _OUTCOMES: Final = frozenset({State.DONE, State.EXPIRED})
-_ATTENTION: Final = frozenset({State.RUNNING, State.UNKNOWN, State.FAILED})
 
 
 def open_url(url: str, settings: Settings, colour: Colour) -> PostgresStore:
@@ -173,7 +173,8 @@ class PostgresStore:
         if len(asks) == 1:
             return await self._run("claim_one", deadline, *ask_args(asks[0]))
         rows = await self._run("claim_many", deadline, *_columns(map(ask_args, asks)))
-        return [row[1:] for row in sorted(rows, key=_position)]
+        found = {bytes(row[4]): row for row in rows}
+        return [found.get(ask.scope.hash, _NOTHING) for ask in asks]
 
     async def _decide_claims(
         self,
@@ -389,9 +390,9 @@ class PostgresStore:
         deadline = self._talk.deadline()
         if query.history is not None:
             return await self._history(query.history, deadline)
-        chosen = query.states or (_ATTENTION if query.ref is None else _KEPT)
-        states = sorted(state.value for state in chosen if query.ref is None or state is not State.EXPIRED)
-        where = (states, query.tenant, query.operation, query.abandoned, _after(query), query.limit + 1)
+        chosen = states_of(query)
+        states = sorted(state.value for state in chosen)
+        where = (states, query.tenant, query.operation, query.abandoned, page_start(query), query.limit + 1)
         if query.ref is not None:
             rows = await self._run("scan_ref", deadline, *where, query.ref)
         else:
@@ -442,25 +443,12 @@ def _is_over(deadline: float) -> bool:
     return time.monotonic() + 0.1 >= deadline
 
 
-def _after(query: Query) -> bytes:
-    if query.limit < 1:
-        raise ConfigurationError(f"a page has at least 1 record, not {query.limit}")
-    try:
-        return bytes.fromhex(query.cursor)
-    except ValueError:
-        raise ConfigurationError(
-            f"{query.cursor!r} is not a cursor of this store: use the one of the last page"
-        ) from None
-
-
 def _is_bulky(end: Settle) -> bool:
     return len(end.result) > _BULK
 
 
-def _columns(rows: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
-    return [list(column) for column in zip(*rows, strict=True)]
-
-
-def _position(row: Row) -> int:
-    position: int = row[0]
-    return position
+def _columns(rows: Iterable[tuple[Any, ...]]) -> list[list[Any] | None]:
+    """An array per column. One without a value is NULL as a whole: to `unnest` the same, and most are; a driver looks at
+    every element of an array before it sends it."""
+    columns = zip(*rows, strict=True)
+    return [None if column.count(None) == len(column) else list(column) for column in columns]

@@ -86,6 +86,9 @@ def settled(error: Exception, where: str) -> Exception:
 
 def _groups(items: Sequence[I], alone: Callable[[I], bool]) -> list[list[int]]:
     """Places of items, grouped: the n-th mention of a scope in the n-th round, sorted, at most MOST together."""
+    hashes = [item.scope.hash for item in items]
+    if 0 < len(set(hashes)) == len(hashes) <= MOST and not any(map(alone, items)):  # as nearly always
+        return [sorted(range(len(hashes)), key=hashes.__getitem__)]
     seen: Counter[bytes] = Counter()
     rounds: list[list[int]] = []
     for at, item in enumerate(items):

@@ -14,7 +14,7 @@
 -- {records} {audit} {schema}  the quoted table names    {begin} {pkey}  a function, the records' primary key
 -- {name}  the plain table name, also the NOTIFY channel
 -- {row} {row:r}  all columns of a record, times as seconds    {names:held}  their names
--- {filter} {viewed} {buriable}  the statements of these names
+-- {nulls}  NULL for each of them but the scope    {filter} {viewed} {buriable} {running}  the statements of these names
 
 -- name: claim_one
 -- Read first: a key that is there is only read (no write, no WAL, no transaction id); one that is not is inserted by
@@ -34,33 +34,40 @@ from (select clock_timestamp() + make_interval(secs => $1::float8) as now) clock
 left join (select xmin::text as version, waited, {row} from {records} where scope = $2::bytea) r on true
 
 -- name: claim_many
--- As claim_one, with arrays for $2-$13, sorted by scope, each scope once. Rows begin with the position (from 1).
--- Shared by many, the price of the INSERT is small.
+-- As claim_one, with arrays for $2-$13, sorted by scope, each scope once. One row per scope that is there or was
+-- inserted, in any order: now, inserted, version, waited, the record (of an inserted one its scope only). A scope
+-- without a row: ask again. Shared by many, the price of the INSERT is small.
+-- The lateral join with its `offset 0` makes one look-up by key per scope the only plan there is. Left to choose, the
+-- planner reads the whole table while it is small, and stays with that plan when it has grown.
 with clock as materialized (
     select clock_timestamp() + make_interval(secs => $1::float8) as now, set_config('lock_timeout', '50ms', true)
-), asked as materialized (
-    select * from unnest($2::bytea[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::text[], $8::bytea[],
-                         $9::integer[], $10::float8[], $11::float8[], $12::text[], $13::text[])
-    with ordinality as a(scope, tenant, operation, key, nonce, policy, fingerprint, fingerprint_version, lease, life,
-                         labels, secret_id, position)
 ), held as materialized (
-    select asked.position, r.xmin::text as version, r.waited, {row:r}
-    from asked join {records} r on r.scope = asked.scope
+    select r.*
+    from unnest($2::bytea[]) as asked(scope)
+    cross join lateral (
+        select r.xmin::text as version, r.waited, {row:r} from {records} r where r.scope = asked.scope offset 0
+    ) r
 ), fresh as (
     insert into {records} (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
                            fingerprint_version, created, updated, lease_until, expires, labels, secret_id)
-    select scope, tenant, operation, key, 'running', nonce, 1, floor(date_part('epoch', now) * 1000000)::bigint,
-           policy, fingerprint, fingerprint_version, now, now, to_timestamp(date_part('epoch', now) + lease),
-           to_timestamp(date_part('epoch', now) + life), labels, secret_id
-    from clock, asked
-    where not exists (select from held where held.position = asked.position)
-    order by scope
+    select a.scope, a.tenant, a.operation, a.key, 'running', a.nonce, 1,
+           floor(date_part('epoch', now) * 1000000)::bigint, a.policy, a.fingerprint, a.fingerprint_version, now, now,
+           to_timestamp(date_part('epoch', now) + a.lease), to_timestamp(date_part('epoch', now) + a.life), a.labels,
+           a.secret_id
+    from clock, unnest($2::bytea[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::text[], $8::bytea[],
+                       $9::integer[], $10::float8[], $11::float8[], $12::text[], $13::text[])
+         as a(scope, tenant, operation, key, nonce, policy, fingerprint, fingerprint_version, lease, life, labels,
+              secret_id)
+    where not exists (select from held where held.scope = a.scope)
+    order by a.scope
     on conflict (scope) do nothing
     returning scope
 )
-select asked.position, date_part('epoch', clock.now), case when fresh.scope is not null then true end, held.version,
-       held.waited, {names:held}
-from clock cross join asked left join held on held.position = asked.position left join fresh on fresh.scope = asked.scope
+select date_part('epoch', clock.now), null::boolean, held.version, held.waited, {names:held}
+from clock cross join held
+union all
+select date_part('epoch', clock.now), true, null, null, fresh.scope, {nulls}
+from clock cross join fresh
 
 -- name: settle_one
 -- The owner's settle of a run that is still its own: the common case, by conditions alone. Everything else (somebody
@@ -81,30 +88,33 @@ set state = $4::text, updated = now, settled = now, lease_until = now,
     error_type = $12::text, error_code = $13::text, error_message = $14::text,
     steps = nullif(coalesce($15::bytea, r.steps), '')
 from clock
-where r.scope = $2::bytea and r.nonce = $3::bytea and r.state = 'running'
+where r.scope = $2::bytea and r.nonce = $3::bytea and {running}
   and (r.policy <> 'retry' or r.expires is null or r.expires > now)
   and ($4::text <> 'released' or r.steps is null)
 returning case when r.waited then pg_notify('{name}', encode(r.scope, 'hex')) is not null end
 
 -- name: settle_many
 -- As settle_one, with arrays for $2-$15, sorted by scope, each scope once. One row (its position) per accepted item.
--- Rows are locked in order, and one that somebody else has locked is left out (and then settled alone): a batch of
--- settles waits for nobody.
+-- Rows are locked in order, one by one (as in claim_many there is no other plan), and one that somebody else has locked
+-- is left out (and then settled alone): a batch of settles waits for nobody. What is locked is found again by its
+-- place, not by its key; `held.scope = ends.scope` says nothing new but makes the planner expect few of them.
 with clock as materialized (
     select clock_timestamp() + make_interval(secs => $1::float8) as now
-), ends as materialized (
-    select * from unnest($2::bytea[], $3::bytea[], $4::text[], $5::float8[], $6::float8[], $7::float8[], $8::text[],
-                         $9::text[], $10::bytea[], $11::text[], $12::text[], $13::text[], $14::text[], $15::bytea[])
-    with ordinality as e(scope, nonce, kind, keep, tombstone, after, policy, marker, result, ref, error_type,
-                         error_code, error_message, steps, position)
-), locked as materialized (
-    select ends.position
-    from ends join {records} r on r.scope = ends.scope cross join clock
-    where r.nonce = ends.nonce and r.state = 'running'
-      and (r.policy <> 'retry' or r.expires is null or r.expires > now)
-      and (ends.kind <> 'released' or r.steps is null)
-    order by ends.scope
-    for update of r skip locked
+), e as materialized (
+    select ends.*, held.place
+    from clock
+    cross join unnest($2::bytea[], $3::bytea[], $4::text[], $5::float8[], $6::float8[], $7::float8[], $8::text[],
+                      $9::text[], $10::bytea[], $11::text[], $12::text[], $13::text[], $14::text[], $15::bytea[])
+        with ordinality as ends(scope, nonce, kind, keep, tombstone, after, policy, marker, result, ref, error_type,
+                                error_code, error_message, steps, position)
+    cross join lateral (
+        select r.ctid as place, r.scope from {records} r
+        where r.scope = ends.scope and r.nonce = ends.nonce and {running}
+          and (r.policy <> 'retry' or r.expires is null or r.expires > now)
+          and (ends.kind <> 'released' or r.steps is null)
+        for update skip locked
+    ) held
+    where held.scope = ends.scope
 )
 update {records} r
 set state = e.kind, updated = now, settled = now, lease_until = now,
@@ -114,30 +124,38 @@ set state = e.kind, updated = now, settled = now, lease_until = now,
     policy = coalesce(e.policy, r.policy), marker = e.marker, result = e.result, ref = coalesce(e.ref, r.ref),
     error_type = e.error_type, error_code = e.error_code, error_message = e.error_message,
     steps = nullif(coalesce(e.steps, r.steps), '')
-from clock, ends e join locked using (position)
-where r.scope = e.scope
+from clock, e
+where r.ctid = e.place
 returning e.position, case when r.waited then pg_notify('{name}', encode(r.scope, 'hex')) is not null end
 
+-- name: running
+-- Part of the statements that find one run by its scope. Not `state = 'running'`: that would let the planner walk the
+-- index of open leases instead of the key, and through every run that ended since the last vacuum.
+r.state || '' = 'running'
+
 -- name: renew
--- $2 scopes $3 nonces $4 leases $5 retentions (NULL: for ever). One row (its position) per lease extended.
+-- $2 scopes $3 nonces $4 leases $5 retentions (NULL: for ever). One row (its position) per lease extended. Locked as in
+-- settle_many.
 with clock as materialized (
     select clock_timestamp() + make_interval(secs => $1::float8) as now
-), beats as materialized (
-    select * from unnest($2::bytea[], $3::bytea[], $4::float8[], $5::float8[])
-    with ordinality as b(scope, nonce, lease, retention, position)
-), locked as materialized (
-    select beats.position
-    from beats join {records} r on r.scope = beats.scope cross join clock
-    where r.nonce = beats.nonce and r.state = 'running'
-      and (r.policy <> 'retry' or r.expires is null or r.expires > now)
-    order by beats.scope
-    for update of r skip locked
+), b as materialized (
+    select beats.*, held.place
+    from clock
+    cross join unnest($2::bytea[], $3::bytea[], $4::float8[], $5::float8[])
+        with ordinality as beats(scope, nonce, lease, retention, position)
+    cross join lateral (
+        select r.ctid as place, r.scope from {records} r
+        where r.scope = beats.scope and r.nonce = beats.nonce and {running}
+          and (r.policy <> 'retry' or r.expires is null or r.expires > now)
+        for update skip locked
+    ) held
+    where held.scope = beats.scope
 )
 update {records} r
 set updated = now, lease_until = to_timestamp(date_part('epoch', now) + b.lease),
     expires = case when r.policy = 'retry' then to_timestamp(date_part('epoch', now) + b.lease + b.retention) end
-from clock, beats b join locked using (position)
-where r.scope = b.scope
+from clock, b
+where r.ctid = b.place
 returning b.position
 
 -- name: note
@@ -148,7 +166,7 @@ with clock as materialized (
 update {records} r
 set steps = coalesce(r.steps, '') || $4::bytea, noted = now, updated = now
 from clock
-where r.scope = $2::bytea and r.nonce = $3::bytea and r.state = 'running'
+where r.scope = $2::bytea and r.nonce = $3::bytea and {running}
   and (r.policy <> 'retry' or r.expires is null or r.expires > now)
 returning true
 
