@@ -330,7 +330,7 @@ with clock as materialized (
 ), ended as materialized (
     select r.scope from {records} r
     where r.state <> 'running' and greatest(r.expires, r.tombstone) <= (select now from clock)
-      and r.state in ('done', 'failed', 'released', 'expired')
+      and r.state in ('done', 'failed', 'released', 'expired') and r.policy in ('retry', 'probe', 'hold')
     limit $2::integer
     for update skip locked
 ), abandoned as materialized (
