@@ -1,7 +1,7 @@
 """The coverage thresholds, and nothing else decides them.
 
-Branch coverage in percent by path prefix below src/semel; `None` reports only. `./test` calls this with the JSON report
-of `coverage json` after every part has run.
+Lines and branches in percent by path prefix below src/semel. `./test` calls this with the JSON report of `coverage json`
+after every part has run; with `--tell` nothing is asked for.
 """
 
 from __future__ import annotations
@@ -11,28 +11,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# The goal: 100 on model, flow and stores, 95 overall. Set a number here to make it a gate.
-THRESHOLDS: dict[str, float | None] = {
-    "model.py": None,
-    "flow": None,
-    "stores/": None,
-    "": None,
+# The goal: 100 on model, flow and stores, 95 overall.
+THRESHOLDS: dict[str, float] = {
+    "model.py": 100.0,
+    "flow.py": 100.0,
+    "stores/": 99.4,
+    "": 95.0,
 }
 PREFIX = "src/semel/"
 
 
-def main(report: Path) -> int:
+def main(report: Path, *, tell: bool) -> int:
     """Print each group's coverage; 1 if one is below its threshold."""
     files: dict[str, Any] = json.loads(report.read_text("utf-8"))["files"]
     below = False
     for prefix, threshold in THRESHOLDS.items():
         group = {name: file for name, file in files.items() if name.startswith(PREFIX + prefix)}
-        if not group:
-            continue
         percent = _percent(group)
-        verdict = "" if threshold is None else f"  needs {threshold:g}"
-        print(f"coverage {prefix or 'overall':12}{percent:7.2f} %{verdict}")
-        if threshold is not None and percent < threshold:
+        print(
+            f"coverage {prefix or 'overall':12}{percent:7.2f} %" + ("" if tell else f"  needs {threshold:g}")
+        )
+        if not tell and (percent < threshold or not group):
             below = True
             _name_gaps(group)
     return 1 if below else 0
@@ -44,7 +43,7 @@ def _percent(group: dict[str, Any]) -> float:
         summary = file["summary"]
         covered += summary["covered_lines"] + summary["covered_branches"]
         total += summary["num_statements"] + summary["num_branches"]
-    return 100.0 * covered / total if total else 100.0
+    return 100.0 * covered / total if total else 0.0
 
 
 def _name_gaps(group: dict[str, Any]) -> None:
@@ -55,4 +54,4 @@ def _name_gaps(group: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[-1]), tell="--tell" in sys.argv))

@@ -14,7 +14,7 @@ from semel.keys import Scope, mask
 from semel.model import Busy, Failure
 from semel.options import Options
 
-__all__ = ["Call", "failure_of", "in_progress", "name_of", "nothing_to_run", "refuse_generator"]
+__all__ = ["Call", "clean", "failure_of", "in_progress", "name_of", "nothing_to_run", "refuse_generator"]
 
 
 _GENERATORS = CO_GENERATOR | CO_ASYNC_GENERATOR
@@ -83,6 +83,11 @@ def failure_of(error: BaseException | str) -> Failure:
     )
 
 
+def clean(text: str) -> str:
+    """Text for people as every store can keep it: half a surrogate pair and NUL become a mark."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "�")
+
+
 def _cut(text: str, most: int) -> str:
-    clean = text.encode("utf-8", "replace").decode().replace("\0", "�")
-    return clean if len(clean) <= most else clean[: most - 1] + "…"
+    kept = clean(text)
+    return kept if len(kept) <= most else kept[: most - 1] + "…"

@@ -122,8 +122,9 @@ class Debts:
 
     async def _is_paid(self, debt: _Debt, answer: Answer) -> bool:
         if debt.run is None:
-            # GONE may mean that the claim is still on its way: look again until its lease would be over.
-            return answer is not Answer.GONE
+            # GONE, or LOST to somebody who came and went, may mean that the claim is still on its way, and would be
+            # granted to nobody when it arrives: only its own release is an end, or the time in which it could matter.
+            return answer is Answer.OK
         try:
             return await self.accepted(debt.run, answer)
         except LeaseLost:

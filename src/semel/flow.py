@@ -239,8 +239,8 @@ class Engine:
                             await seat.watch()
                     case Unknown():
                         ask = await self._probe(call, ask, verdict)
-                    case Mismatch() | Expired():
-                        raise self._refusal(call, verdict)
+                    case refused:  # Mismatch or Expired
+                        raise self._refusal(call, refused)
                 verdict = await self.claim(ask)
         finally:
             if seat is not None:

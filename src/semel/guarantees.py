@@ -28,6 +28,7 @@ class Promise(StrEnum):
     AT_MOST_ONCE = "at most once"
     AS_STEPS = "as its steps"
     MAY_BE_LOST = "an acknowledged effect may be lost, never doubled"
+    MAY_BE_EITHER = "an acknowledged effect may be lost, or doubled"
     MAY_REPEAT = "may repeat"
     NOTHING = "nothing is promised"
 
@@ -58,6 +59,8 @@ class Facts(msgspec.Struct, frozen=True):
     """An acknowledged write survives a power loss."""
     survives_failover: bool = True
     """An acknowledged write survives a failover; True also where there is none."""
+    coherent: bool = True
+    """Of two claims at once one is refused, and a read sees every write before it. Not so in a Galera cluster, even a healthy one."""
     evicts: bool = False
     """The store may drop records by itself before they expire."""
     warnings: tuple[str, ...] = ()
@@ -87,10 +90,25 @@ def grade(facts: Facts, *, enabled: bool = True) -> Guarantee:
         exposed.append("loss")
     rows = {
         mode.value: {
-            fault: (promise if enabled else Promise.NOTHING).value
+            fault: _kept(promise, mode, facts, enabled=enabled).value
             for fault, promise in zip(FAULTS, row, strict=True)
         }
         for mode, row in TABLE.items()
     }
     warnings = facts.warnings if enabled else ("enabled=False: nothing is protected", *facts.warnings)
     return Guarantee(facts.store, facts.version, rows, tuple(exposed), facts.settings, warnings)
+
+
+# Where two callers may both be told that a key is theirs, only a peer that knows the key keeps it to one effect.
+_INCOHERENT: Mapping[Promise, Promise] = {
+    _EO: _ALO,
+    _AMO: Promise.MAY_REPEAT,
+    Promise.MAY_BE_LOST: Promise.MAY_BE_EITHER,
+}
+
+
+def _kept(promise: Promise, mode: Mode, facts: Facts, *, enabled: bool) -> Promise:
+    """What is left of a row's promise on this store."""
+    if not enabled:
+        return Promise.NOTHING
+    return promise if facts.coherent or mode is Mode.KEYED else _INCOHERENT.get(promise, promise)

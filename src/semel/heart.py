@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import ref
+
 from semel.errors import StoreUnavailable
 from semel.hooks import AtRisk, Emit, LeaseGone
 from semel.model import Answer, Renewal
@@ -22,12 +24,14 @@ class Heart:
         self._store = store
         self._runtime = runtime
         self._emit = emit
-        self._runs: dict[bytes, Run] = {}
+        # Weakly: a run that nobody holds any more (its caller was interrupted, its response never sent) has no one who
+        # could settle it, and must not be kept alive for ever.
+        self._runs: dict[bytes, ref[Run]] = {}
         self._ticker = runtime.ticker(self._beat)
 
     def add(self, run: Run) -> None:
         run.due = run.won_at + run.ask.lease / 3
-        self._runs[run.ask.nonce] = run
+        self._runs[run.ask.nonce] = ref(run)
         self._ticker.at(run.due)
 
     def remove(self, run: Run) -> None:
@@ -35,17 +39,27 @@ class Heart:
 
     @property
     def busy(self) -> bool:
-        return bool(self._runs)
+        return bool(self._alive())
+
+    def _alive(self) -> list[Run]:
+        alive = []
+        for nonce, known in tuple(self._runs.items()):
+            run = known()
+            if run is not None:
+                alive.append(run)
+            else:
+                self._runs.pop(nonce, None)
+        return alive
 
     def stop(self) -> None:
         self._ticker.stop()
 
     async def _beat(self) -> float | None:
         now = self._runtime.now()
-        due = [run for run in tuple(self._runs.values()) if run.due <= now]
+        due = [run for run in self._alive() if run.due <= now]
         for start in range(0, len(due), _BATCH):
             await self._renew(due[start : start + _BATCH])
-        return min((run.due for run in tuple(self._runs.values())), default=None)
+        return min((run.due for run in self._alive()), default=None)
 
     async def _renew(self, runs: list[Run]) -> None:
         reach("renew.sent")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from semel import guarantees, model
-from semel.calls import Call, failure_of
+from semel.calls import Call, clean, failure_of
 from semel.errors import ConfigurationError, InProgress, OutcomeUnknown, SemelError
 from semel.flow import Engine
 from semel.guarantees import Guarantee
@@ -110,8 +110,8 @@ async def resolve(engine: Engine, call: Call, word: Word, actor: str, reason: st
         error=None if word.error is None else failure_of(word.error),
         new_nonce=engine.runtime.entropy(16),
         repair=broken,
-        actor=actor or "anonymous",
-        reason=reason,
+        actor=clean(actor) or "anonymous",
+        reason=clean(reason),
     )
     answer = await _settled(engine, end)
     if answer is not Answer.OK:
@@ -169,7 +169,12 @@ async def forget(engine: Engine, call: Call, actor: str, reason: str) -> bool:
     except OutcomeUnknown:
         there = True
     end = Settle(
-        call.scope, b"", Kind.FORGOTTEN, call.options.retention, actor=actor or "anonymous", reason=reason
+        call.scope,
+        b"",
+        Kind.FORGOTTEN,
+        call.options.retention,
+        actor=clean(actor) or "anonymous",
+        reason=clean(reason),
     )
     if await _settled(engine, end) is Answer.REFUSED:
         raise InProgress(

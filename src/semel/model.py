@@ -212,6 +212,9 @@ def _decide(record: Record, seen: State, end: Settle, now: float) -> tuple[Answe
         return Answer.OK, None
     if end.nonce and record.nonce != end.nonce:
         return Answer.LOST, None
+    if seen is State.RUNNING and now >= record.lease_until and not end.actor:
+        # A probe was asked because its caller's policy is the stricter one: for it, a lapsed run under retry is unknown.
+        seen = State.UNKNOWN
     repairable = end.repair and seen is not State.RUNNING
     if not repairable and (record.resolved or seen not in TRANSITIONS[end.kind][1]):
         return Answer.REFUSED, None

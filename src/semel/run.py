@@ -75,6 +75,7 @@ class Run:
     """One attempt at a scope, from its claim to its settle."""
 
     __slots__ = (
+        "__weakref__",
         "_engine",
         "_known",
         "_raw_steps",

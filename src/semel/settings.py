@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from semel.calls import clean
 from semel.errors import ConfigurationError
 from semel.store import Settings
 
@@ -74,5 +75,9 @@ def checked_labels(labels: Any) -> Mapping[str, str]:
         if not isinstance(name, str) or not isinstance(text, str) or len(name) > 64 or len(text) > 255:
             raise ConfigurationError(
                 f"labels are short texts (64 and 255 characters at most), not {name!r}: {text!r}"
+            )
+        if clean(name + text) != name + text:
+            raise ConfigurationError(
+                f"a label holds NUL or half a surrogate pair, which not every store can keep: {name!r}: {text!r}"
             )
     return dict(labels)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from semel import ConfigurationError
 from semel.testing.chaos import Cell, Heir, Report, Result, Verdict, choose, matrix
-from semel.testing.chaos.expectations import permitted
+from semel.testing.chaos.expectations import LOSING, permitted
+from semel.testing.chaos.goals import campaign
 from semel.testing.chaos.ledger import Answer, Effect
-from semel.testing.chaos.report import write
-from semel.testing.chaos.verdicts import compare, heir_of, judge
+from semel.testing.chaos.page import write
+from semel.testing.chaos.peers import CASES, Finding, Peer
+from semel.testing.chaos.verdicts import compare, heir_of, judge, settled
 
 CELLS = matrix()
 APPLICABLE = [cell for cell in CELLS if cell.applies]
@@ -58,6 +61,34 @@ def test_what_a_mode_promises_less_than_exactly_once_is_shown_by_some_cell(mode:
             "tx": {Verdict.ONCE, Verdict.LOST},
         }[mode]
     )
+
+
+def test_each_weak_setting_is_broken_and_its_strong_one_beside_it() -> None:
+    lost = {
+        store: {
+            each.point
+            for each in APPLICABLE
+            if (each.store, each.fault, each.mode) == (store, "power-loss", "tx")
+        }
+        for store in ("sqlite", "redis", "postgres", "mariadb")
+    }
+    assert lost == {
+        "sqlite": {"acked.full", "acked.normal", "acked.off"},
+        "redis": {"acked.always", "acked.everysec"},
+        "postgres": {"acked.synchronous", "acked.asynchronous", "acked.unsynced"},
+        "mariadb": {"acked.flush-1", "acked.flush-2", "acked.flush-0"},
+    }
+    for each in APPLICABLE:
+        if each.fault == "power-loss" and each.mode == "tx":
+            assert (each.expected is Verdict.LOST) == (each.point in LOSING), each.name
+
+
+def test_what_memory_can_outlive_is_broken_and_the_rest_has_a_reason() -> None:
+    mine = [each for each in CELLS if each.store == "memory"]
+    assert {each.fault for each in mine if each.applies} == {"thread-death", "zombie", "cancel", "interrupt"}
+    assert {"kill", "power-loss", "store-kill", "reset-after"} <= {
+        each.fault for each in mine if not each.applies
+    }
 
 
 def test_a_name_that_no_cell_has_is_refused() -> None:
@@ -146,3 +177,80 @@ def test_the_page_shows_what_disagrees_what_did_not_run_and_what_does_not_apply(
     assert "https://" not in page
     summary = json.loads((tmp_path / "out" / "chaos.json").read_text("utf-8"))["summary"]
     assert (summary["lost"], summary["disagreeing"], summary["schedules"]) == (1, 1, 1)
+
+
+# ---- reach: a run that proves nothing fails
+
+
+def good(name: str, **changes: object) -> Result:
+    facts = {"verdict": Verdict.ONCE, "heir": Heir.RAN, "agrees": True, "bit": True, "after": 2, "well": 2}
+    return Result(cell=name, **{**facts, **changes})  # type: ignore[arg-type]
+
+
+def test_a_run_in_which_too_few_calls_end_well_is_invalid() -> None:
+    name = APPLICABLE[0].name
+    assert Report(results=[good(name)] * 10).valid
+    lame = Report(results=[good(name)] * 8 + [good(name, well=0)] * 2)
+    assert not lame.valid
+    assert lame.reach == ["only 16 of 20 calls ended well after the faults were over: 90% must"]
+    assert Report(results=[good(name)] * 9 + [good(name, well=0)]).valid
+
+
+def test_a_run_that_did_not_hit_a_window_is_invalid() -> None:
+    ran, other = "sqlite/sync/retry/kill@run.returned", "redis/sync/retry/zombie@claim.won"
+    assert Report(results=[good(ran), good("redis/sync/hold/kill@run.returned", bit=False)]).reach == []
+    missed = Report(results=[good(ran), good(other, bit=False)])
+    assert not missed.valid
+    assert missed.reach == ["no fault has hit zombie@claim.won"]
+    assert Report(results=[good(ran)], missing=[other]).reach == ["no fault has hit zombie@claim.won"]
+
+
+def test_calls_count_after_the_fault_only() -> None:
+    busy = Answer("heir", 1.0, error="InProgress")
+    unknown = Answer("judge", 2.0, error="OutcomeUnknown")
+    assert settled(cell(), [Answer("victim", 0.5, error="Crashed"), busy, unknown]) == (2, 1)
+    assert settled(cell(heir=Heir.BUSY), [busy, REPLAYED]) == (1, 1)
+
+
+def test_a_campaign_counts_its_figures_and_says_which_are_not_reached() -> None:
+    name = "redis/sync/retry/power-loss@acked.always"
+    few = {each.name: each for each in campaign([good(name)] * 50, [name, "never/run"], [0.1] * 99 + [3.0])}
+    assert (few["schedules"].value, few["schedules"].met) == (50, False)
+    assert few["power-loss"].met
+    assert few["schedules of each cell"].value == 0
+    assert not few["seconds beyond the lease until recovery, p99"].met
+    assert "NOT MET" in few["failover"].text
+    assert set(few) >= {"store-kill", "power-loss", "failover", "zombie"}
+
+
+def test_every_case_of_a_peer_stands_beside_a_cell_that_applies() -> None:
+    names = {each.name for each in APPLICABLE}
+    assert not [case.semel for case in CASES if case.semel not in names]
+
+
+def test_the_page_shows_a_peer_beside_our_own_cell(tmp_path: Path) -> None:
+    case = CASES[1]
+    finding = Finding(
+        what=case.what, semel=case.semel, promised=case.promised, found=[Verdict.DOUBLED], seconds=2.5
+    )
+    peer = Peer(name="DBOS", version="3.3.0", findings=[finding])
+    report = Report(results=[good(case.semel)])
+    page = write(report, CELLS, tmp_path, "semel chaos", [peer]).read_text("utf-8")
+    assert "Beside DBOS 3.3.0" in page
+    assert case.what in page
+    text = (tmp_path / "matrix.md").read_text("utf-8")
+    assert f"| {case.what} | doubled | doubled | doubled |" in text
+    assert "hold and probe" in text
+
+
+def test_the_published_run_is_of_this_matrix_and_nothing_in_it_disagrees() -> None:
+    """Made again by the command that stands in it, when cells have come or gone."""
+    folder = Path(__file__).parents[2] / "docs" / "chaos"
+    text = (folder / "matrix.md").read_text("utf-8")
+    counted = re.search(r"^\* (\d+) cells that apply, (\d+) that do not", text, re.MULTILINE)
+    assert counted is not None
+    assert int(counted[1]) + int(counted[2]) == len(CELLS)
+    assert ": 0 disagree, 0 cells had none" in text
+    assert "**0 lost, 0 doubled**" in text
+    assert "## Beside DBOS" in text
+    assert (folder / "index.html").stat().st_size < 400_000

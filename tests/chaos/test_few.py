@@ -22,7 +22,7 @@ def test_semel_chaos_runs_the_cells_that_it_is_told_and_writes_a_report(tmp_path
     done = CliRunner().invoke(app, ["chaos", *words, "--drivers", "2", "--report", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert "4 cells, 4 schedules" in done.output
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"index.html", "chaos.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"index.html", "chaos.json", "matrix.md"}
 
 
 def test_semel_chaos_lists_cells_with_their_verdict_or_their_reason() -> None:

@@ -70,31 +70,31 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600 if MODE == "long" else 
 
 
 def test_sqlite_equals_the_model(sqlite_url: str, colour: Colour) -> None:
-    prove(sqlite_url, colour, few=80)
+    prove(sqlite_url, colour, few=40)
 
 
 def test_postgres_by_asyncpg_equals_the_model(asyncpg_url: str) -> None:
-    prove(asyncpg_url, "async", few=80)
+    prove(asyncpg_url, "async", few=40)
 
 
 def test_postgres_by_psycopg_equals_the_model(psycopg_url: str) -> None:
-    prove(psycopg_url, "sync", few=80)
+    prove(psycopg_url, "sync", few=40)
 
 
 def test_mariadb_by_asyncmy_equals_the_model(asyncmy_url: str) -> None:
-    prove(asyncmy_url, "async", few=60)
+    prove(asyncmy_url, "async", few=30)
 
 
 def test_mariadb_by_pymysql_equals_the_model(pymysql_url: str) -> None:
-    prove(pymysql_url, "sync", few=60)
+    prove(pymysql_url, "sync", few=30)
 
 
 def test_redis_equals_the_model(redis_server: services.RedisServer, colour: Colour) -> None:
-    prove(redis_server.url, colour, few=80)
+    prove(redis_server.url, colour, few=40)
 
 
 def test_valkey_equals_the_model(valkey_server: services.RedisServer) -> None:
-    prove(valkey_server.url, "async", few=60)
+    prove(valkey_server.url, "async", few=30)
 
 
 def test_redis_sentinel_equals_the_model(redis_sentinel: services.RedisSentinel) -> None:

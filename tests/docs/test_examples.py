@@ -18,6 +18,7 @@ SAYS = {
     "charge_card": "1 charge on the bank's books",
     "consumer": "3 messages handled, 3 redeliveries skipped",
     "create_order": "1 row",
+    "http_client": "killed once, sent twice, 1 charge on the server's books",
     "long_job": "each step ran once",
     "probe": "resolved by ann",
 }

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from semel import model
-from semel.testing.mutants import MUTANTS, Catch, catch, planted, search
+from semel.testing.mutants import MUTANTS, Catch, catch, hunt, planted, search
 from semel.testing.mutants.hunt import clause_of
 from semel.testing.mutants.plant import recorded_seeds
 from semel.testing.simulation.invariants import CHECKS
+from semel.testing.simulation.plans import plan_of
 from semel.testing.simulation.runner import explore
 
 MODE = os.environ.get("SEMEL_TEST", "full")
@@ -32,7 +33,11 @@ def table() -> Iterator[list[Catch]]:
 def test_a_planted_bug_is_caught_by_its_check(name: str, table: list[Catch]) -> None:
     caught = catch(name)
     table.append(caught)
-    assert caught.caught, f"{name} survived {caught.check}; python -m semel.testing.mutants --record {name}"
+    assert caught.caught, f"{name} survived {caught.schedules} schedules of {caught.check}"
+    assert caught.stale is None, (
+        f"seed {caught.stale} of {name} is stale: seed {caught.seed} catches it now. "
+        f"python -m semel.testing.mutants --record {name}"
+    )
 
 
 @pytest.mark.services
@@ -55,8 +60,17 @@ def test_a_planted_bug_is_found_without_its_seed(name: str, table: list[Catch]) 
 
 
 def test_the_recorded_seeds_break_nothing_in_the_product_itself() -> None:
-    for seed in sorted(set(recorded_seeds().values())):
-        assert not explore(seed, 1).failures
+    for workload, seed in sorted({(MUTANTS[name].workload, seed) for name, seed in recorded_seeds().items()}):
+        assert not explore(seed, 1, workload=workload).failures
+
+
+def test_a_stale_seed_is_told_and_found_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "tombstone-unseen"
+    blind = next(seed for seed in range(100) if not plan_of(seed).tombstone)
+    monkeypatch.setattr(hunt, "recorded_seeds", lambda: {name: blind})
+    caught = catch(name)
+    assert (caught.stale, caught.caught) == (blind, True)
+    assert caught.seed != blind
 
 
 def test_there_are_twenty_mutants_and_each_names_a_check_that_exists() -> None:

@@ -384,7 +384,7 @@ def test_tls_against_a_plain_server_fails_with_a_tls_message(
     redis_server: services.RedisServer, face: Face
 ) -> None:
     async def body() -> None:
-        link = open_face(f"rediss://{redis_server.host}:{redis_server.port}/0", face, timeout=2)
+        link = open_face(f"rediss://{redis_server.host}:{redis_server.port}/0", face, timeout=0.5)
         with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{redis_server.port}"):
             await link.call(ECHO, [b"k"], [1])
         await link.aclose()

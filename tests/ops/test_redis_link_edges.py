@@ -7,14 +7,16 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from redis import exceptions as driver
 
 from semel.errors import ConfigurationError, StoreUnavailable
-from semel.stores.redis.errors import ServerError
+from semel.stores.redis.errors import Overdue, ServerError
 from semel.stores.redis.link import Call, Script, open_link
+from semel.stores.redis.threads import _Socket
 from semel.stores.redis.watch import Feed
 from semel.testing import services
 from tests.ops.redis_link_lab import (
@@ -59,6 +61,32 @@ def test_a_server_that_does_not_keep_the_protocol_is_given_up(face: Face, answer
         run(face, body())
 
 
+class Dripping:
+    """A socket on which a byte always arrives before the wait for it is over."""
+
+    def __init__(self, reply: bytes) -> None:
+        self._reply = iter(reply)
+
+    def settimeout(self, span: float) -> None:
+        assert span > 0
+
+    def sendall(self, data: bytes) -> None:
+        """To nobody."""
+
+    def recv_into(self, buffer: bytearray) -> int:
+        time.sleep(0.0005)
+        buffer[0] = next(self._reply)
+        return 1
+
+
+def test_the_time_of_a_call_is_that_of_its_whole_reply_not_of_each_byte() -> None:
+    dripping = _Socket(SimpleNamespace(_sock=Dripping(b"$20000\r\n" + b"x" * 20000 + b"\r\n")))
+    start = time.monotonic()
+    with pytest.raises(Overdue, match="within the caller's time"):
+        dripping.exchange(b"PING", 1, 1.0, start + 0.3)
+    assert time.monotonic() - start < 3  # all of it would take 10 s
+
+
 def test_a_stray_reply_ends_the_shared_connection() -> None:
     answers = iter([b"+one\r\n+stray\r\n", *[b"+fine\r\n"] * 9])
     with Scripted(lambda _: next(answers)) as server:
@@ -100,7 +128,7 @@ def test_a_map_that_cannot_be_had_is_told(face: Face, scheme: str, answer: bytes
     with Scripted(lambda _: answer) as server:
 
         async def body() -> None:
-            link = open_face(scheme.format(port=server.port), face, timeout=0.6)
+            link = open_face(scheme.format(port=server.port), face, timeout=0.3)
             start = time.monotonic()
             with pytest.raises((StoreUnavailable, ConfigurationError), match=f"127.0.0.1:{server.port}"):
                 await link.call(ECHO, [b"k"], [1])

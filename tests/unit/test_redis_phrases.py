@@ -27,6 +27,6 @@ def test_a_phrase_is_what_hiredis_would_pack(prefix: str, args: tuple[bytes, ...
         said = b"".join((start, hashed, between, hashed, others))
         said += b"\r\n$".join(b"%d\r\n%b" % (len(arg), arg) for arg in args) + b"\r\n"
         keys = (shard.record + hashed, shard.tombstone + hashed, *(getattr(shard, name) for name in rest))
-        packed = hiredis.pack_command((b"EVALSHA", script.sha1, len(keys), *keys, *args))  # type: ignore[arg-type]
+        packed = hiredis.pack_command((b"EVALSHA", script.sha1, len(keys), *keys, *args))
         assert said == packed
         assert keys[0].startswith(route), "the route lies in the slot of the record"

@@ -16,11 +16,20 @@ def chaos(
     cell: Annotated[
         list[str] | None, typer.Option("--cell", "--only", help="Run these cells; * and ? match.")
     ] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="Schedules per cell.")] = 1,
+    repeat: Annotated[
+        int | None, typer.Option(min=1, help="Schedules per cell: 1, or 20 with --long.")
+    ] = None,
+    long: Annotated[
+        bool, typer.Option("--long", help="A campaign: fails unless its figures are reached (about an hour).")
+    ] = False,
     drivers: Annotated[int, typer.Option(min=1, help="Schedules at a time.")] = 10,
     seconds: Annotated[float | None, typer.Option(help="Begin nothing new after so many seconds.")] = None,
     report: Annotated[
-        Path | None, typer.Option(help="Write index.html and chaos.json into this folder.")
+        Path | None, typer.Option(help="Write index.html, matrix.md and chaos.json into this folder.")
+    ] = None,
+    peers: Annotated[
+        Path | None,
+        typer.Option(help="Run DBOS beside it, with this Python, which has the package dbos (minutes)."),
     ] = None,
     listing: Annotated[
         bool, typer.Option("--list", help="Print the cells, with what must come of them.")
@@ -33,10 +42,12 @@ def chaos(
     code = run_matrix(
         only=cell or (),
         repeat=repeat,
+        long=long,
         drivers=drivers,
         seconds=seconds,
         folder=report,
         listing=listing,
+        peers=peers,
         command=command,
     )
     raise typer.Exit(code)

@@ -8,17 +8,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from asyncio import iscoroutinefunction
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any
 
 from semel.errors import ConfigurationError
-from semel.http.body import Body, TooLarge
+from semel.http.body import Body, TooLarge, feed_parts
 from semel.http.config import Plan, configure
 from semel.http.guard import Admitted, Guard
 from semel.http.intake import identify, keyed_of
-from semel.http.problem import Problem
+from semel.http.problem import DEFAULT_BASE, Problem, of_error
 from semel.http.reply import problem_reply, replay_reply
 from semel.http.snapshot import Snapshot
 from semel.http.views import AsyncStream, Headers, Stream, first_view
@@ -27,8 +28,13 @@ from semel.run import Run
 from semel.runtime import run_sync
 
 try:
+    from asgiref.sync import markcoroutinefunction, sync_to_async
     from django.conf import settings
-    from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+    from django.core.exceptions import BadRequest, PermissionDenied, RequestDataTooBig, SuspiciousOperation
+    from django.core.handlers.exception import response_for_exception
+    from django.db import connections
+    from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
+    from django.http.multipartparser import MultiPartParserError
     from django.http.response import HttpResponseBase
     from django.utils.module_loading import import_string
 except ModuleNotFoundError as missing:
@@ -36,9 +42,10 @@ except ModuleNotFoundError as missing:
         f"semel.http.django needs {missing.name!r}: pip install 'semel[django]'"
     ) from missing
 
-__all__ = ["IdempotencyMiddleware", "idempotent", "user_id"]
+__all__ = ["IdempotencyMiddleware", "ProblemMiddleware", "idempotent", "user_id"]
 
 _WRITES = ("POST", "PATCH", "PUT", "DELETE")
+_REFUSALS = (Http404, PermissionDenied, BadRequest, SuspiciousOperation, MultiPartParserError)
 _IMPORTED = ("once", "async_once", "principal", "tenant", "authorize", "key", "stored")
 
 
@@ -62,7 +69,7 @@ class IdempotencyMiddleware:
             raise ConfigurationError('SEMEL is missing in the settings: SEMEL = {"once": …, "principal": …}')
         self._plan = _plan(given, is_async=self._is_async, guarded=False)
         if self._is_async:
-            _mark_async(self)
+            markcoroutinefunction(self)
 
     def __call__(self, request: HttpRequest) -> Any:
         if self._is_async:
@@ -80,14 +87,32 @@ class IdempotencyMiddleware:
         return await _answered(self._plan, request, view)
 
 
-def _mark_async(middleware: Any) -> None:
-    from asgiref.sync import markcoroutinefunction
+class ProblemMiddleware:
+    """Answers semel's own errors as problems, for views that use the core themselves, as with `within`."""
 
-    markcoroutinefunction(middleware)
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self._get_response = get_response
+        if iscoroutinefunction(get_response):
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> Any:
+        return self._get_response(request)
+
+    def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
+        del request
+        problem = of_error(error)
+        return None if problem is None else _raw(problem.status, *problem_reply(DEFAULT_BASE, problem))
 
 
 def idempotent(*, once: Any, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a view, below `login_required` and the like. A coroutine view needs an AsyncSemel."""
+    """Decorate a view, below `login_required` and the like. A coroutine view needs an AsyncSemel.
+
+    What it raises for Django to answer (Http404, PermissionDenied, …) is recorded as Django answers it. The view must
+    not be in a transaction that ends later, as by ATOMIC_REQUESTS: the outcome would be recorded before it is one.
+    """
 
     def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
         is_async = iscoroutinefunction(view)
@@ -97,20 +122,40 @@ def idempotent(*, once: Any, **options: Any) -> Callable[[Callable[..., Any]], C
 
             @wraps(view)
             async def async_wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-                return await _answered(plan, request, lambda: view(request, *args, **kwargs))
+                async def arun() -> Any:
+                    try:
+                        return await view(request, *args, **kwargs)
+                    except _REFUSALS as error:
+                        return await sync_to_async(response_for_exception)(request, error)
+
+                return await _answered(plan, request, arun)
 
             return async_wrapper
 
         @wraps(view)
         def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            _check_transaction(wrapper)
+
             async def run() -> Any:
-                return view(request, *args, **kwargs)
+                try:
+                    return view(request, *args, **kwargs)
+                except _REFUSALS as error:
+                    return response_for_exception(request, error)
 
             return run_sync(_answered(plan, request, run))
 
         return wrapper
 
     return decorate
+
+
+def _check_transaction(view: Callable[..., Any]) -> None:
+    free = getattr(view, "_non_atomic_requests", ())
+    if any(known.get("ATOMIC_REQUESTS") and alias not in free for alias, known in connections.settings.items()):
+        raise ConfigurationError(
+            f"{view.__qualname__} runs in the transaction of ATOMIC_REQUESTS, which ends after this decorator has recorded "
+            "the outcome: use semel.http.django.IdempotencyMiddleware, or put @transaction.non_atomic_requests on the view"
+        )
 
 
 def _plan(given: Mapping[str, Any], *, is_async: bool, guarded: bool) -> Plan:
@@ -162,13 +207,15 @@ async def _answered(plan: Plan, request: HttpRequest, view: Callable[[], Awaitab
 
 
 class _DjangoIncoming(_Incoming):
-    """Django's META is a WSGI environment under both servers."""
+    """Django's META has the header names of a WSGI environment under both servers."""
 
     __slots__ = ("_request",)
 
     def __init__(self, request: HttpRequest) -> None:
-        super().__init__({**request.META, "REQUEST_METHOD": request.method or "GET"})
+        self._environ = request.META
+        self.method = request.method or "GET"
         self.path = request.path
+        self.query = request.META.get("QUERY_STRING", "").encode("utf-8", "surrogateescape")
         self._request = request
 
     def request(self) -> Any:
@@ -176,13 +223,34 @@ class _DjangoIncoming(_Incoming):
 
 
 def _body_of(guard: Guard, request: HttpRequest) -> Body | Problem:
-    """Django keeps what is read here, so that the view can read it again."""
-    body = Body(guard.rules.max_body)
+    """Django keeps what is read here, so that the view can read it again; files of a form are hashed and rewound."""
+    limit = guard.rules.max_body
+    body = Body(limit)
     try:
-        body.feed(request.body)
-    except TooLarge:
-        return Problem.of("body-too-large", limit=guard.rules.max_body)
+        if request.content_type == "multipart/form-data":
+            _feed_form(body, request)
+        else:
+            body.feed(request.body)
+    except (TooLarge, RequestDataTooBig):
+        return Problem.of("body-too-large", limit=limit)
+    announced = str(request.META.get("CONTENT_LENGTH") or "0")
+    if request.content_type != "multipart/form-data" and announced.isdecimal() and int(announced) > body.size:
+        body.close()
+        return Problem.of("body-incomplete")
     return body
+
+
+def _feed_form(body: Body, request: HttpRequest) -> None:
+    for name, values in request.POST.lists():
+        for value in values:
+            feed_parts(body, name, str(value))
+    for name, files in request.FILES.lists():
+        for file in files:
+            content = hashlib.sha256()
+            for chunk in file.chunks():
+                content.update(chunk)
+            file.seek(0)
+            feed_parts(body, name, file.name or "", file.content_type or "", content.hexdigest())
 
 
 class _DjangoLook:
@@ -209,11 +277,26 @@ class _DjangoLook:
     def tee(self, response: HttpResponseBase, guard: Guard, run: Run, headers: Headers) -> None:
         assert isinstance(response, StreamingHttpResponse)  # noqa: S101 - there is no third kind
         pieces: Any = response.streaming_content
-        kind: Any = AsyncStream if response.is_async else Stream
-        response.streaming_content = kind(guard, run, response.status_code, headers, pieces)
+        if guard.engine.runtime.colour == "async" and not response.is_async:
+            pieces = _from_thread(pieces)
+        kind: Any = AsyncStream if hasattr(pieces, "__aiter__") else Stream
+        # A file is closed when all of it has been read, which may be after Django has closed its response.
+        closers: list[Any] = response._resource_closers  # type: ignore[attr-defined]  # noqa: SLF001
+        then, closers[:] = tuple(closers), []
+        response.streaming_content = kind(guard, run, response.status_code, headers, pieces, then)
 
     def problem(self, guard: Guard, problem: Problem) -> HttpResponse:
         return _raw(problem.status, *problem_reply(guard.rules.problem_base, problem))
+
+
+async def _from_thread(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    iterator = iter(pieces)
+
+    def following() -> bytes | None:
+        return next(iterator, None)
+
+    while (piece := await sync_to_async(following)()) is not None:
+        yield piece
 
 
 _LOOK = _DjangoLook()

@@ -10,15 +10,18 @@ install(app)   # problem responses for semel's errors, and what the routes promi
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack
 from functools import update_wrapper
+from types import TracebackType
 from typing import Any, TypeVar
 
 from semel.errors import ConfigurationError
-from semel.http.asgi import _Capture, _Incoming, _looked_at
-from semel.http.body import Body, TooLarge
+from semel.http.asgi import _Capture, _Incoming, _plain
+from semel.http.body import Body, TooLarge, feed_parts
 from semel.http.config import Plan, configure
 from semel.http.guard import Admitted, Guard, Keyed
 from semel.http.intake import Asked, identify, keyed_of
@@ -30,12 +33,14 @@ from semel.keys import field_path
 from semel.run import Run, _current
 
 try:
-    from fastapi import FastAPI, Request, Response
+    from anyio import CancelScope
+    from fastapi import FastAPI, Request, Response, routing
     from fastapi.datastructures import DefaultPlaceholder
     from fastapi.routing import APIRoute, serialize_response
+    from starlette._utils import is_async_callable
     from starlette.background import BackgroundTasks
     from starlette.concurrency import run_in_threadpool
-    from starlette.responses import StreamingResponse
+    from starlette.exceptions import HTTPException
     from starlette.types import Receive, Scope, Send
 except ModuleNotFoundError as missing:
     raise ConfigurationError(
@@ -45,7 +50,13 @@ except ModuleNotFoundError as missing:
 __all__ = ["idempotent", "install"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 _REQUEST, _RESPONSE = "semel_request", "semel_response"
+_ANSWER = "semel.answer"  # in a scope: an error and the response that was recorded for it
+# What newer versions have: routes of an included router that are not copied, and models written as JSON directly.
+_included_as: Callable[[Any], Any] = getattr(routing, "_get_scope_effective_route_context", lambda _: None)
+_each_route: Callable[[Any], Any] = getattr(routing, "iter_route_contexts", iter)
+_WRITES_JSON = "dump_json" in inspect.signature(serialize_response).parameters
 _WRITES = ("POST", "PATCH", "PUT", "DELETE")
 
 
@@ -85,6 +96,11 @@ class _Route:
     def __init__(
         self, fn: Callable[..., Any], plan: Plan, principal: Callable[[Mapping[str, Any]], Any] | None
     ) -> None:
+        if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+            raise ConfigurationError(
+                f"{fn.__qualname__} yields its response, and idempotent() needs to see one returned: give the generator "
+                "to a StreamingResponse and return that, or use semel.http.asgi.IdempotencyMiddleware"
+            )
         self._fn = fn
         self._plan = plan
         self._principal = principal
@@ -92,7 +108,6 @@ class _Route:
         self._async = inspect.iscoroutinefunction(fn)
         self._request = self._declared(Request)
         self._response = self._declared(Response)
-        self._tasks: set[asyncio.Task[Any]] = set()
 
         async def endpoint(**values: Any) -> Any:
             return await self._call(values)
@@ -100,21 +115,29 @@ class _Route:
         self.endpoint = endpoint
 
     def _declared(self, kind: type) -> str | None:
-        return next((name for name, hint in self._hints().items() if hint is kind), None)
+        return next((name for name, hint in self._hints().items() if hint is kind and name != "return"), None)
 
     def _hints(self) -> dict[str, Any]:
+        known = {name: parameter.annotation for name, parameter in self._own.parameters.items()}
+        known["return"] = self._own.return_annotation
+        return {name: self._hint(name, hint) for name, hint in known.items()}
+
+    def _hint(self, name: str, hint: Any) -> Any:
+        """An annotation as FastAPI would read it; one that exists for type checkers only stays text."""
+        holder = type("holder", (), {"__annotations__": {name: hint}})
         try:
-            return typing.get_type_hints(self._fn, include_extras=True)
-        except NameError:  # a name that exists for type checkers only: FastAPI will say what it thinks of it
-            return {name: parameter.annotation for name, parameter in self._own.parameters.items()}
+            known = typing.get_type_hints(holder, getattr(self._fn, "__globals__", {}), include_extras=True)[
+                name
+            ]
+        except (NameError, TypeError):
+            return hint
+        return None if known is type(None) else known
 
     def signature(self) -> inspect.Signature:
         """The function's own, with its annotations read here, and what we need besides."""
         hints = self._hints()
         mine = [
-            parameter.replace(
-                annotation=hints.get(name, parameter.annotation), kind=inspect.Parameter.KEYWORD_ONLY
-            )
+            parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
             for name, parameter in self._own.parameters.items()
         ]
         for name, declared, kind in (
@@ -123,8 +146,7 @@ class _Route:
         ):
             if declared is None:
                 mine.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind))
-        returned = hints.get("return", self._own.return_annotation)
-        return inspect.Signature(mine, return_annotation=returned)
+        return inspect.Signature(mine, return_annotation=hints["return"])
 
     async def _call(self, values: dict[str, Any]) -> Any:
         request: Request = values[self._request] if self._request else values.pop(_REQUEST)
@@ -153,7 +175,7 @@ class _Route:
         guard = asked.guard
         admitted = await guard.admit(keyed)
         if isinstance(admitted, Admitted):
-            return await self._detached(self._first(guard, admitted, request, draft, values))
+            return await _uninterrupted(self._first(guard, admitted, request, draft, values))
         if admitted is None:  # fail_open
             return await self._run(values)
         if isinstance(admitted, Snapshot):
@@ -166,47 +188,82 @@ class _Route:
             return await self._fn(**values)
         return await run_in_threadpool(self._fn, **values)
 
-    async def _detached(self, running: Any) -> Any:
-        task = asyncio.get_running_loop().create_task(running)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.add_done_callback(_looked_at)
-            raise
-
     async def _first(
         self, guard: Guard, admitted: Admitted, request: Request, draft: Response, values: dict[str, Any]
     ) -> Response:
         run = guard.begin(admitted)
+        attempt = _Attempt(guard, run, request)
         token = _current.set(run)
         try:
             if (problem := await guard.resumed(run)) is not None:
+                attempt.settled = True
                 return _problem(guard, problem)
-            try:
-                response = await _rendered(await self._run(values), request, draft)
-            except Exception as error:  # noqa: BLE001 - whatever it is, a handler of the application may answer it
-                response = await _handled(error, request)  # raises it again when nobody handles it
-            if isinstance(response, StreamingResponse) or not hasattr(response, "body"):
-                return _Tee(response, guard, run)
-            settled = await guard.settle(
-                run, response.status_code, list(response.raw_headers), bytes(response.body)
-            )
-            if settled is not None:
-                return _problem(guard, settled)
-            response.raw_headers[:] = first_headers(
-                guard.rules, response.status_code, list(response.raw_headers)
-            )
-            return response
-        except Exception as error:
-            await guard.fail(run, error)
-            raise
-        except BaseException as error:
-            await guard.lose(run, error)
-            raise
+            return _Recorded(await _rendered(await self._run(values), request, draft), attempt)
         finally:
             _current.reset(token)
+
+
+async def _uninterrupted(running: Coroutine[Any, Any, T]) -> T:
+    """A client that leaves changes nothing: not the handler, nor how its dependencies end, nor the record.
+
+    A server or middleware that cancels the request of such a client is heard when the handler has ended by itself.
+    """
+    task = asyncio.get_running_loop().create_task(running)
+    with CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait((task,))
+            except asyncio.CancelledError:
+                current = asyncio.current_task()
+                if current is not None:
+                    current.uncancel()
+    return task.result()  # raises CancelledError when the handler itself was cancelled: the process is ending
+
+
+class _Attempt:
+    """A first execution from its claim to its record.
+
+    FastAPI ends `Depends(..., scope="function")` between the function and its response, and shows an error to all
+    dependencies. So the outcome is recorded when the response is about to be sent, and this looks at what the
+    dependencies saw in case it is never sent.
+    """
+
+    def __init__(self, guard: Guard, run: Run, request: Request) -> None:
+        self.guard = guard
+        self.run = run
+        self.settled = False
+        self._request = request
+        stack: AsyncExitStack = request.scope["fastapi_inner_astack"]
+        stack.push_async_exit(self._left)
+
+    async def _left(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        del kind, trace
+        if error is not None and not self.settled:
+            self.settled = True
+            await _uninterrupted(self._end(error))
+        return False
+
+    async def _end(self, error: BaseException) -> None:
+        if not isinstance(error, Exception):
+            await self.guard.lose(self.run, error)
+        elif (response := await _handled(error, self._request)) is None:
+            await self.guard.fail(self.run, error)
+        else:
+            await self._answer(error, response)
+
+    async def _answer(self, error: Exception, response: Response) -> None:
+        """Record what the application's own handler makes of the error, and have the very same sent."""
+        guard, headers = self.guard, list(response.raw_headers)
+        if hasattr(response, "body"):
+            problem = await guard.settle(self.run, response.status_code, headers, bytes(response.body))
+            response.raw_headers[:] = first_headers(guard.rules, response.status_code, headers)
+            answer = response if problem is None else _problem(guard, problem)
+        else:
+            self.settled = False
+            answer = _Recorded(response, self)
+        self._request.scope[_ANSWER] = (error, answer)
 
 
 class _FastIncoming(_Incoming):
@@ -220,24 +277,28 @@ class _FastIncoming(_Incoming):
         return self._request
 
 
-class _Tee(Response):
-    """A streamed response whose outcome is recorded while it is sent."""
+class _Recorded(Response):
+    """A response whose outcome is recorded before it is sent, or while it is if it is a stream."""
 
-    def __init__(self, inner: Response, guard: Guard, run: Run) -> None:
+    def __init__(self, inner: Response, attempt: _Attempt) -> None:
         super().__init__(status_code=inner.status_code)
         self._inner = inner
-        self._guard = guard
-        self._run = run
-        self.background = None
+        self._attempt = attempt
+        self.background = None  # FastAPI puts the function's tasks here
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del receive
-        guard, run = self._guard, self._run
+        await _uninterrupted(self._send(scope, send))
+
+    async def _send(self, scope: Scope, send: Send) -> None:
+        guard, run = self._attempt.guard, self._attempt.run
+        self._attempt.settled = True  # by the capture, or below
+        self._inner.background = self._inner.background or self.background
         with Body(0) as nothing:
             capture = _Capture(guard, run, send, nothing)
-            self._inner.background = self._inner.background or self.background
+            token = _current.set(run)
             try:
-                await self._inner(scope, capture.receive, capture.send)
+                await self._inner(_plain(scope), capture.receive, capture.send)
                 if not capture.settled:
                     raise RuntimeError("the response was not complete")
             except Exception as error:
@@ -249,6 +310,7 @@ class _Tee(Response):
                     await guard.lose(run, error)
                 raise
             finally:
+                _current.reset(token)
                 capture.finish()
 
 
@@ -259,8 +321,10 @@ async def _rendered(result: Any, request: Request, draft: Response) -> Response:
     """What FastAPI would make of a path operation's result: its model, class, status and the headers of the draft."""
     if isinstance(result, Response):
         return result
-    route: APIRoute = request.scope["route"]
-    fast = route.response_field is not None and isinstance(route.response_class, DefaultPlaceholder)
+    route: APIRoute = _included_as(request.scope) or request.scope["route"]
+    is_default = isinstance(route.response_class, DefaultPlaceholder)
+    fast = _WRITES_JSON and is_default and route.response_field is not None
+    options: dict[str, Any] = {"dump_json": True} if fast else {}
     content = await serialize_response(
         field=route.response_field,
         response_content=result,
@@ -270,38 +334,63 @@ async def _rendered(result: Any, request: Request, draft: Response) -> Response:
         exclude_unset=route.response_model_exclude_unset,
         exclude_defaults=route.response_model_exclude_defaults,
         exclude_none=route.response_model_exclude_none,
-        dump_json=fast,
+        **options,
     )
-    status = draft.status_code or route.status_code or 200
+    status = draft.status_code or route.status_code
+    given: dict[str, Any] = (
+        {} if status is None else {"status_code": status}
+    )  # some classes have a status of their own
     if fast:
-        response = Response(content, status_code=status, media_type="application/json")
+        response = Response(content, media_type="application/json", **given)
     else:
-        kind = route.response_class
-        made = kind.value if isinstance(kind, DefaultPlaceholder) else kind
-        response = made(content, status_code=status)
-    if status < 200 or status in (204, 205, 304):
+        kind: Any = route.response_class
+        response = (kind.value if isinstance(kind, DefaultPlaceholder) else kind)(content, **given)
+    if response.status_code < 200 or response.status_code in (204, 205, 304):
         response.body = b""
         response.raw_headers[:] = [pair for pair in response.raw_headers if pair[0] != b"content-length"]
     response.headers.raw.extend(draft.headers.raw)
     return response
 
 
-async def _handled(error: Exception, request: Request) -> Response:
-    """The response that the application's own exception handler gives; without one the error goes on its way."""
+async def _handled(error: Exception, request: Request) -> Response | None:
+    """The response that the application's own exception handler gives; None when nobody handles it.
+
+    Starlette will ask that handler when the error has passed the dependencies: it must then get the same response,
+    because that one is recorded, so the handler is told to look for it.
+    """
     by_class, by_status = request.scope.get("starlette.exception_handlers", ({}, {}))
-    handler = by_status.get(getattr(error, "status_code", None))
-    for cls in type(error).__mro__:
-        handler = handler or (by_class.get(cls) if cls is not Exception else None)
-    if handler is None:
-        raise error
-    if inspect.iscoroutinefunction(handler):
-        response: Response = await handler(request, error)
-    else:
-        response = await run_in_threadpool(handler, request, error)
-    response.background = (
-        response.background or BackgroundTasks()
-    )  # FastAPI runs no tasks after an error either
-    return response
+    handlers: dict[Any, Any] = by_class
+    name: Any = next((cls for cls in type(error).__mro__ if cls in by_class), None)
+    if isinstance(error, HTTPException) and error.status_code in by_status:
+        handlers, name = by_status, error.status_code
+    if name is None:
+        return None
+    handler = handlers[name]
+    if not isinstance(handler, _Handler):
+        handler = handlers[name] = _Handler(handler)
+    return await handler.asked(request, error)
+
+
+class _Handler:
+    """An exception handler of the application, asked once for each error."""
+
+    def __init__(self, handler: Callable[..., Any]) -> None:
+        self._handler = handler
+
+    async def __call__(self, request: Request, error: Exception) -> Response | None:
+        known = request.scope.get(_ANSWER)
+        if known is not None and known[0] is error:
+            answer: Response = known[1]
+            return answer
+        return await self.asked(request, error)
+
+    async def asked(self, request: Request, error: Exception) -> Response | None:
+        response: Response | None
+        if is_async_callable(self._handler):
+            response = await self._handler(request, error)
+        else:
+            response = await run_in_threadpool(self._handler, request, error)
+        return response
 
 
 async def _body_of(guard: Guard, request: Request) -> Body | Problem:
@@ -320,17 +409,15 @@ async def _body_of(guard: Guard, request: Request) -> Body | Problem:
 
 
 async def _feed(body: Body, name: str, value: Any) -> None:
-    parts = (
-        [name, value] if isinstance(value, str) else [name, value.filename or "", value.content_type or ""]
-    )
-    for part in parts:
-        raw = part.encode("utf-8", "surrogatepass")
-        body.feed(b"%d:" % len(raw) + raw)
-    if not isinstance(value, str):
-        await value.seek(0)
-        while chunk := await value.read(1 << 16):
-            body.feed(chunk)
-        await value.seek(0)
+    if isinstance(value, str):
+        feed_parts(body, name, value)
+        return
+    content = hashlib.sha256()
+    await value.seek(0)
+    while chunk := await value.read(1 << 16):
+        content.update(chunk)
+    await value.seek(0)
+    feed_parts(body, name, value.filename or "", value.content_type or "", content.hexdigest())
 
 
 def _raw(status: int, headers: list[tuple[bytes, bytes]], content: bytes) -> Response:
@@ -368,7 +455,10 @@ def install(app: FastAPI) -> None:
             schema = inner()
             describe(
                 schema,
-                [(route.path, route.methods or set(), guard.rules) for route, guard in _decorated(app)],
+                [
+                    (route.path_format, route.methods or set(), guard.rules)
+                    for route, guard in _decorated(app)
+                ],
             )
             app.openapi_schema = schema
         return app.openapi_schema
@@ -376,10 +466,8 @@ def install(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI documents this very way
 
 
-def _decorated(app: FastAPI) -> list[tuple[APIRoute, Guard]]:
-    found = []
-    for route in app.routes:
+def _decorated(app: FastAPI) -> Iterator[tuple[Any, Guard]]:
+    for route in _each_route(app.routes):
         guard = getattr(getattr(route, "endpoint", None), "__semel__", None)
-        if isinstance(route, APIRoute) and guard is not None:
-            found.append((route, guard))
-    return found
+        if guard is not None:
+            yield route, guard

@@ -9,12 +9,13 @@ def create_order(): ...
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec
 
 from semel.errors import ConfigurationError
-from semel.http.body import Body, TooLarge
+from semel.http.body import Body, TooLarge, feed_parts
 from semel.http.config import Plan, configure
 from semel.http.guard import Admitted, Guard
 from semel.http.intake import identify, keyed_of
@@ -145,24 +146,22 @@ def _body_of(guard: Guard) -> Body | Problem:
     """Flask keeps what is read here, so the view can read it again; files of a form are hashed and rewound."""
     body = Body(guard.rules.max_body)
     try:
-        if request.mimetype == "multipart/form-data":
+        # A form that somebody has looked at is parsed, and its bytes are gone.
+        if request.mimetype == "multipart/form-data" or "form" in vars(request._get_current_object()):  # type: ignore[attr-defined]  # noqa: SLF001
             for name, value in request.form.items(multi=True):
-                _feed(body, name.encode(), value.encode("utf-8", "surrogatepass"))
+                feed_parts(body, name, value)
             for name, file in request.files.items(multi=True):
-                _feed(body, name.encode(), (file.filename or "").encode(), (file.content_type or "").encode())
-                while chunk := file.stream.read(1 << 16):
-                    body.feed(chunk)
+                content = hashlib.sha256()
                 file.stream.seek(0)
+                while chunk := file.stream.read(1 << 16):
+                    content.update(chunk)
+                file.stream.seek(0)
+                feed_parts(body, name, file.filename or "", file.content_type or "", content.hexdigest())
         else:
             body.feed(request.get_data(cache=True))
     except TooLarge:
         return Problem.of("body-too-large", limit=guard.rules.max_body)
     return body
-
-
-def _feed(body: Body, *parts: bytes) -> None:
-    for part in parts:
-        body.feed(b"%d:" % len(part) + part)
 
 
 class _FlaskLook:
@@ -186,8 +185,9 @@ class _FlaskLook:
 
     def tee(self, response: Response, guard: Guard, run: Run, headers: Headers) -> None:
         response.direct_passthrough = False
-        pieces = response.iter_encoded()
-        response.response = Stream(guard, run, response.status_code, headers, pieces)
+        close = getattr(response.response, "close", None)
+        then = () if close is None else (close,)
+        response.response = Stream(guard, run, response.status_code, headers, response.iter_encoded(), then)
 
     def problem(self, guard: Guard, problem: Problem) -> Response:
         return _raw(problem.status, *problem_reply(guard.rules.problem_base, problem))

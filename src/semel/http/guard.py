@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from semel import steps
-from semel.calls import Call
+from semel.calls import Call, clean
 from semel.errors import (
     CodecError,
     InProgress,
@@ -143,7 +143,7 @@ class Guard:
             options,
             codec=_CODEC,
             fingerprint=bytes.fromhex(keyed.fingerprint),
-            labels={"route": keyed.route[:255]},
+            labels={"route": clean(keyed.route[:255])},
         )
 
     async def _is_new(self, call: Call) -> bool:

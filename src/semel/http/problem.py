@@ -107,6 +107,9 @@ PROBLEMS: Final[Mapping[str, ProblemType]] = _types(
         "same key.",
         retryable=True,
     ),
+    ProblemType(
+        "body-incomplete", 400, "Request body incomplete", "The body ended before its announced length. Nothing was run."
+    ),
     ProblemType("body-too-large", 413, "Request body too large", "The body is larger than this route accepts."),
     ProblemType(
         "too-early",

@@ -5,7 +5,8 @@ The framework tells what its response is through `Look`; everything else is the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from semel.errors import StoreUnavailable
@@ -107,14 +108,21 @@ class _Kept:
 class Stream:
     """Pieces, one late: the last one leaves after the outcome is recorded (H19).
 
-    Closed early, because its client has left, it reads on to the end by itself.
+    Closed early, because its client has left, it reads on to the end by itself; `then` closes where they came from.
     """
 
     def __init__(
-        self, guard: Guard, run: Run, status: int, headers: Headers, pieces: Iterable[bytes]
+        self,
+        guard: Guard,
+        run: Run,
+        status: int,
+        headers: Headers,
+        pieces: Iterable[bytes],
+        then: Sequence[Callable[[], Any]] = (),
     ) -> None:
         self._kept = _Kept(guard, run, status, headers)
         self._pieces = pieces
+        self._then = then
         self._going = self._go()
 
     def _go(self) -> Iterator[bytes]:
@@ -132,22 +140,37 @@ class Stream:
         return self._going
 
     def close(self) -> None:
-        for _ in self._going:
-            pass
-        close = getattr(self._pieces, "close", None)
-        if close is not None:
-            close()
+        try:
+            for _ in self._going:
+                pass
+        finally:
+            for close in self._then:
+                close()
 
 
 class AsyncStream:
-    """The same for pieces that come asynchronously."""
+    """The same for pieces that come asynchronously.
+
+    Left early, by a sender that was cancelled or by `close`, which may come from any thread, it goes on by itself.
+    """
 
     def __init__(
-        self, guard: Guard, run: Run, status: int, headers: Headers, pieces: AsyncIterable[bytes]
+        self,
+        guard: Guard,
+        run: Run,
+        status: int,
+        headers: Headers,
+        pieces: AsyncIterable[bytes],
+        then: Sequence[Callable[[], Any]] = (),
     ) -> None:
         self._kept = _Kept(guard, run, status, headers)
+        self._runtime = guard.engine.runtime
         self._pieces = pieces
+        self._then = then
         self._going = self._go()
+        self._step: asyncio.Task[bytes | None] | None = None
+        self._left = False
+        self._loop = asyncio.get_running_loop() if self._runtime.colour == "async" else None
 
     async def _go(self) -> AsyncIterator[bytes]:
         try:
@@ -161,8 +184,41 @@ class AsyncStream:
         yield await self._kept.end()
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._going
+        return self
 
-    async def aclose(self) -> None:
-        async for _ in self._going:
-            pass
+    async def __anext__(self) -> bytes:
+        if self._loop is None:
+            return await anext(self._going)
+        self._step = self._loop.create_task(_next(self._going))
+        try:
+            piece = await asyncio.shield(self._step)
+        except asyncio.CancelledError:
+            self._leave()
+            raise
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._leave)
+
+    def _leave(self) -> None:
+        if not self._left:
+            self._left = True
+            self._runtime.background(self._rest())
+
+    async def _rest(self) -> None:
+        try:
+            if self._step is not None:
+                await asyncio.wait((self._step,))
+            async for _ in self._going:
+                pass
+        finally:
+            for close in self._then:
+                close()
+
+
+async def _next(pieces: AsyncIterator[bytes]) -> bytes | None:
+    """A task cannot end with StopAsyncIteration."""
+    return await anext(pieces, None)

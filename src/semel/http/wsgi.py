@@ -141,6 +141,9 @@ def _read(guard: Guard, environ: Environ) -> Body | Problem:
             left = None if left is None else left - len(chunk)
     except TooLarge:
         return Problem.of("body-too-large", limit=limit)
+    if left:  # the client has left in the middle of it
+        body.close()
+        return Problem.of("body-incomplete")
     return body
 
 

@@ -12,6 +12,7 @@ from semel.errors import ConfigurationError
 from semel.http.clients.answers import MAX_PROBLEM, Answer, is_problem, lower, read_problem
 from semel.http.clients.bodies import Parcel, Steps, pack
 from semel.http.clients.delivery import Delivered, Delivery, Loss, carry
+from semel.http.clients.errors import is_about_certificate
 from semel.http.clients.keys import DurableKeys
 from semel.http.clients.options import ClientOptions, settings_from
 from semel.once import Semel
@@ -154,7 +155,7 @@ class _Wire:
 
     def loss(self, error: Exception) -> Loss | None:
         if isinstance(error, SSLError):
-            return None
+            return None if is_about_certificate(error) else "lost"
         if isinstance(error, ConnectTimeout | ProxyError):
             return "unsent"
         if isinstance(error, requests.ConnectionError):

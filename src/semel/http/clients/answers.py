@@ -35,6 +35,7 @@ _NOT_RUN: Final = frozenset({408, 425, 429})
 # What a server answers in front of the handler, and does not keep: the action has not been decided by it.
 _IN_FRONT: Final = frozenset({401, 403, 407}) | _NOT_RUN
 _MOVED: Final = frozenset({307, 308})
+_AGES: Final = 10**9
 _PERMANENT: Final = frozenset({501, 505, 511})
 
 
@@ -100,20 +101,25 @@ def read_problem(body: bytes) -> ProblemSeen | None:
         return None
     if not isinstance(members, dict):
         return None
-    kind, retryable, after = members.get("type"), members.get("retryable"), members.get("retry_after")
-    # The base of the URI is the server's own; the last part is the name.
-    name = (
-        kind.rstrip("/").replace(":", "/").replace("#", "/").rpartition("/")[2]
-        if isinstance(kind, str)
-        else None
-    )
+    retryable = members.get("retryable")
     return ProblemSeen(
-        name or None,
+        _name(members.get("type")),
         retryable if isinstance(retryable, bool) else None,
-        float(after)
-        if isinstance(after, int | float) and not isinstance(after, bool) and after >= 0
-        else None,
+        _seconds(members.get("retry_after")),
     )
+
+
+def _name(kind: object) -> str | None:
+    """The base of the URI is the server's own; its last part is the name."""
+    if not isinstance(kind, str):
+        return None
+    return kind.rstrip("/").replace(":", "/").replace("#", "/").rpartition("/")[2] or None
+
+
+def _seconds(after: object) -> float | None:
+    if isinstance(after, bool) or not isinstance(after, int | float) or after < 0:
+        return None
+    return float(min(after, _AGES))
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,6 +28,7 @@ from semel.keys import fingerprint, mask
 __all__ = ["Delivered", "Delivery", "Loss", "Wire", "carry"]
 
 _log = logging.getLogger("semel")
+_ON_THE_WAY: Final = 5.0  # seconds that an attempt may need to arrive
 R = TypeVar("R")
 Loss = Literal["unsent", "lost"]
 """What an attempt without an answer means: nothing left this machine, or the server may have acted."""
@@ -130,7 +131,11 @@ async def carry(wire: Wire[R], settings: Settings, book: Book | None) -> R:
         return await wire.pass_on()
     parcel = await wire.pack(settings.max_body)
     try:
-        delivery = earlier or await _begin(wire, settings, wish, book, parcel)
+        if earlier is None:
+            delivery = await _begin(wire, settings, wish, book, parcel)
+        else:
+            delivery = earlier
+            delivery.honoured = False  # a redirect may lead to another server, which has shown nothing yet
         wire.remember(delivery)
         return await _Trip(wire, settings, book, parcel, delivery).run()
     finally:
@@ -211,10 +216,14 @@ class _Trip(Generic[R]):
             except Exception as error:  # noqa: BLE001 - what is not a lost attempt is raised again
                 await self.wire.sleep(self._after_loss(error))
                 continue
-            judgement = await self._judged(answer)
+            try:
+                judgement = await self._judged(answer)
+            except BaseException:
+                await self.wire.drop(response)  # cancelled while the store was written
+                raise
             pause = self._pause(judgement.wait) if judgement.again and self.parcel.repeatable else None
             if pause is None:
-                return await self._handed(response, answer, judgement)
+                return self.wire.hand(response, self._report(answer))
             await self.wire.drop(response)
             self._check_retention(pause, None, judgement.why)
             self._announce(judgement.why, pause, None)
@@ -225,24 +234,21 @@ class _Trip(Generic[R]):
         return await self.wire.look(response, self.settings.max_response)
 
     async def _judged(self, answer: Answer) -> Judgement:
-        delivery, settings = self.delivery, self.settings
-        judgement = judge(answer, honoured=delivery.honoured, trusted=settings.trusted, now=time.time())
+        delivery, book, action = self.delivery, self.book, self.delivery.action
+        judgement = judge(answer, honoured=delivery.honoured, trusted=self.settings.trusted, now=time.time())
         delivery.honoured = judgement.honoured
         said = answer.retention
         if said is not None and said < delivery.retention:
             delivery.retention = said
-            if judgement.again and delivery.action is not None and self.book is not None:
-                await self.book.learn(delivery.action, said)
+            if action is not None and book is not None:
+                await book.learn(action, said)
+        if judgement.done and action is not None and book is not None:
+            await book.finish(action, answer.status)
         return judgement
 
-    async def _handed(self, response: R, answer: Answer, judgement: Judgement) -> R:
+    def _report(self, answer: Answer) -> Delivered:
         delivery = self.delivery
-        if judgement.done and delivery.action is not None and self.book is not None:
-            await self.book.finish(delivery.action, answer.status)
-        report = Delivered(
-            delivery.key, delivery.attempts, answer.replayed, delivery.honoured, delivery.action
-        )
-        return self.wire.hand(response, report)
+        return Delivered(delivery.key, delivery.attempts, answer.replayed, delivery.honoured, delivery.action)
 
     def _after_loss(self, error: Exception) -> float:
         """The pause before the next attempt; raises when there is none."""
@@ -275,7 +281,7 @@ class _Trip(Generic[R]):
         first, longest = self.settings.backoff
         # Full jitter: callers that failed together must not come back together.
         if asked is None:
-            pause = random.uniform(0.0, min(longest, first * 2 ** (self.tries - 1)))  # noqa: S311 - no secret
+            pause = random.uniform(0.0, min(longest, first * 2.0 ** min(self.tries - 1, 60)))  # noqa: S311 - no secret
         else:
             pause = min(asked, self.settings.max_wait) + random.uniform(0.0, first)  # noqa: S311
         return pause if time.monotonic() + pause < self.until else None
@@ -283,7 +289,8 @@ class _Trip(Generic[R]):
     def _check_retention(self, pause: float, error: Exception | None, why: str = "") -> None:
         delivery = self.delivery
         age = delivery.age + time.monotonic() - delivery.begun + pause
-        if age < delivery.retention:
+        # It must arrive before the key is forgotten, not only leave.
+        if age + min(_ON_THE_WAY, 0.05 * delivery.retention) < delivery.retention:
             return
         last = why or (f"{type(error).__name__}: {error}" if error else "none by this process")
         raise RetentionOver(

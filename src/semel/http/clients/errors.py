@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
+
 from semel.errors import KeyExpired, SemelError
 
-__all__ = ["BodyNotRepeatable", "RetentionOver"]
+__all__ = ["BodyNotRepeatable", "RetentionOver", "is_about_certificate"]
 
 
 class RetentionOver(KeyExpired):
@@ -29,3 +31,12 @@ class BodyNotRepeatable(SemelError):
     def __init__(self, message: str, *, key: str = "") -> None:
         super().__init__(message)
         self.key = key
+
+
+def is_about_certificate(error: BaseException | None) -> bool:
+    """A certificate that is wrong now is wrong a second later. The libraries hide the reason at different depths."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

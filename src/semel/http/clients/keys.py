@@ -65,6 +65,7 @@ class Book:
     def __init__(self, face: Face, operation: str, retention: float, tombstone: float) -> None:
         self._face = face
         self._operation = operation
+        self._retention = retention
         self._times: dict[str, Any] = {
             "retention": None if retention == inf else retention,
             "tombstone": tombstone,
@@ -93,21 +94,30 @@ class Book:
             ) from error
         key, at = outcome.value
         if not outcome.replayed:
-            return Kept(key, 0.0, inf)
+            return Kept(key, 0.0, self._retention)
         said = await self._peek(".retention", action)
-        return Kept(key, max(0.0, time.time() - at), inf if said is None else float(said))
+        known = self._retention if said is None else min(self._retention, float(said))
+        return Kept(key, max(0.0, time.time() - at), known)
 
     async def learn(self, action: str, retention: float) -> None:
         """The server keeps keys for so long: this must be known after a crash, too. The first word counts."""
-        await self._write(".retention", action, lambda: retention)
+        await self._note(".retention", action, retention)
 
     async def finish(self, action: str, status: int) -> None:
-        """A final response came. It is in the caller's hands, so a store that is away now must not take it from them."""
+        """A final response came."""
+        await self._note(".done", action, status)
+
+    async def _note(self, part: str, action: str, value: float) -> None:
+        """An answer is here: a store that is away now must not take it from the caller. The note is lost, loudly."""
         try:
-            await self._write(".done", action, lambda: status)
+            await self._write(part, action, lambda: value)
         except SemelError as error:
             _log.warning(
-                "the action %r is done (%d) but could not be marked: %s", mask(action), status, error
+                "of the action %r it could not be noted that %s is %s: %s",
+                mask(action),
+                part[1:],
+                value,
+                error,
             )
 
     async def look(self, action: str) -> KeyState | None:

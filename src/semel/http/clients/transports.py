@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from types import TracebackType
@@ -12,6 +11,7 @@ from semel.errors import ConfigurationError
 from semel.http.clients.answers import MAX_PROBLEM, Answer, is_problem, lower, read_problem
 from semel.http.clients.bodies import Parcel, Steps, pack
 from semel.http.clients.delivery import Delivered, Delivery, Loss, carry
+from semel.http.clients.errors import is_about_certificate
 from semel.http.clients.keys import DurableKeys
 from semel.http.clients.options import ClientOptions, settings_from
 from semel.once import AsyncSemel, Semel
@@ -197,8 +197,7 @@ class _Wire:
 
     def loss(self, error: Exception) -> Loss | None:
         if isinstance(error, _UNSENT):
-            # A certificate that is wrong now is wrong a second later.
-            return None if isinstance(_origin(error), ssl.SSLCertVerificationError) else "unsent"
+            return None if is_about_certificate(error) else "unsent"
         return "lost" if isinstance(error, _LOST) else None
 
     def hand(self, response: httpx.Response, delivered: Delivered) -> httpx.Response:
@@ -216,12 +215,6 @@ class _Wire:
         return httpx.Request(
             request.method, request.url, headers=request.headers, stream=stream, extensions=kept
         )
-
-
-def _origin(error: BaseException) -> BaseException:
-    while (deeper := error.__cause__ or error.__context__) is not None:
-        error = deeper
-    return error
 
 
 def _shorter(timeout: Mapping[str, float | None], most: float) -> dict[str, float]:

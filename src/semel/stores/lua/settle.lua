@@ -55,6 +55,8 @@ elseif new_nonce then
   -- A person or a probe speaks: only on unknown or failed records, and only once (R13).
   if nonce == new_nonce then return echo .. 'O' end
   if end_nonce_size > 0 and nonce ~= end_nonce then return echo .. 'L' end
+  -- A probe was asked because its caller's policy is the stricter one: for it, a lapsed run under retry is unknown.
+  if seen == RUNNING and now >= lease_until and end_actor == 0 then seen = UNKNOWN end
   local repairs = band(options, 1) ~= 0 and seen ~= RUNNING
   local allowed = kind ~= UNKNOWN and (seen == UNKNOWN or seen == FAILED) and band(flags, RESOLVED) == 0
   if not repairs and not allowed then return echo .. 'R' end

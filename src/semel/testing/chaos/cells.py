@@ -99,7 +99,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Modules that register a part when they are imported. `semel chaos` loads all of them.
-PARTS: list[str] = ["semel.testing.chaos.core", "semel.testing.chaos.nemesis"]
+PARTS: list[str] = ["semel.testing.chaos.core", "semel.testing.chaos.nemesis", "semel.testing.chaos.memory"]
 
 _parts: dict[str, Part] = {}
 

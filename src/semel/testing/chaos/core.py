@@ -17,7 +17,7 @@ from semel.testing.chaos.cells import Cell, Part, Plan, register
 from semel.testing.chaos.ledger import Ledger
 from semel.testing.chaos.transactions import Transaction, open_transaction, wait
 
-__all__ = ["POINTS", "STORES", "attempt", "core_cells", "wanted"]
+__all__ = ["COLOURS", "MODES", "POINTS", "STORES", "WIRE_FAULTS", "Worker", "attempt", "core_cells", "wanted"]
 
 STORES = ("sqlite", "redis", "postgres", "mariadb", "cluster")
 COLOURS = ("sync", "async")
@@ -41,6 +41,8 @@ WIRE_POINTS: dict[str, tuple[str, ...]] = {
 }
 WIRE_FAULTS = ("reset-before", "reset-after", "stall")
 STORE_POINTS = ("run.returned",)
+# A caller's SQLite connection has the caller's setting.
+_SYNCHRONOUS = {"acked.full": "FULL", "acked.normal": "NORMAL", "acked.off": "OFF"}
 
 
 def core_cells() -> Iterator[Cell]:
@@ -88,7 +90,7 @@ def attempt(plan: Plan) -> None:
 
 
 async def _attempt(plan: Plan) -> None:
-    worker = _Worker(plan)
+    worker = Worker(plan)
     face: Any = Semel if plan.cell.colour == "sync" else AsyncSemel
     once = face(plan.url, tenant="chaos", lease=plan.lease, **{"timeout": 10.0, **plan.settings})
     try:
@@ -108,7 +110,9 @@ async def _attempt(plan: Plan) -> None:
         await wait(once.close())
 
 
-class _Worker:
+class Worker:
+    """One caller's work: the function under test, what it is told, and how it ends."""
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.cell = plan.cell
@@ -132,6 +136,8 @@ class _Worker:
         try:
             outcome = await (self._within(once) if self.cell.mode == "tx" else self._execute(once, patience))
             self.ledger.answer(self.by, outcome.value, replayed=outcome.replayed)
+            if self.cell.fault == "power-loss":
+                points.reach(self.cell.point)
             if self.cell.fault == "cancel":
                 await asyncio.sleep(
                     0
@@ -210,10 +216,10 @@ class _Worker:
         self.ledger.effect(what, self.by, peer)
 
     def _may_end(self) -> bool:
-        """An owner runs until it is told to end; a victim of its own heartbeat until that has struck."""
+        """An owner runs until it is told to end; a victim of its own heartbeat until it has risen again."""
         if self.by == "owner":
             return Path(self.plan.folder, "end").exists()
-        return self.by != "victim" or self.cell.point != "renew.sent" or bool(self.ledger.faults())
+        return self.by != "victim" or self.cell.point != "renew.sent" or traps.woken.is_set()
 
     def _value(self) -> dict[str, str]:
         by = "keyed peer" if self.cell.mode == "keyed" else f"{self.by} {os.getpid()}"
@@ -232,6 +238,8 @@ class _Worker:
         opened = self.transaction = await open_transaction(self.plan.url, self.cell.colour, self._tag(once))
         try:
             await wait(once.peek(self.plan.key))
+            if self.cell.point in _SYNCHRONOUS:
+                await opened.run(f"PRAGMA synchronous = {_SYNCHRONOUS[self.cell.point]}")
             bound = once.within(opened.target)
             outcome = await wait(
                 bound.execute(self.plan.key, getattr(self, f"_row_{self.cell.colour}"), wait=self.plan.wait)

@@ -24,7 +24,7 @@ from semel.testing.chaos.cells import Cell, Plan, part_of
 from semel.testing.chaos.ledger import Ledger
 from semel.testing.chaos.places import Places, Private
 from semel.testing.chaos.signals import Line
-from semel.testing.chaos.verdicts import Result, compare, counts, heir_of, judge, recovery
+from semel.testing.chaos.verdicts import Result, compare, counts, heir_of, judge, recovery, settled
 from semel.testing.chaos.wires import Wire
 
 __all__ = ["Job", "Stage", "run"]
@@ -264,6 +264,7 @@ def _judged(job: Job, ledger: Ledger, *, bit: bool, problem: str) -> Result:
     problem = problem or (
         f"the {odd.by} ended with {odd.text}" if odd else compare(cell, verdict, heir, bit=bit)
     )
+    after, well = settled(cell, answers)
     return Result(
         cell=cell.name,
         verdict=verdict,
@@ -272,6 +273,8 @@ def _judged(job: Job, ledger: Ledger, *, bit: bool, problem: str) -> Result:
         problem=problem,
         effects=sum(counts(cell, effects, wanted).values()),
         calls=len(effects),
+        after=after,
+        well=well,
         bit=bit,
         recovery=recovery(effects, ledger.faults()) if job.timed else None,
         lease=job.lease,

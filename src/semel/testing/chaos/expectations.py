@@ -15,13 +15,17 @@ import msgspec
 from semel.guarantees import FAULTS, TABLE, Mode, Promise
 from semel.testing.chaos.cells import Cell, Heir, Verdict
 
-__all__ = ["filled", "killed", "kind_of", "not_applicable", "permitted", "zombie"]
+__all__ = ["LOSING", "filled", "killed", "kind_of", "not_applicable", "permitted", "zombie"]
 
 # Where a point lies in the life of a call whose effect is outside.
 _BEFORE: Final = {"claim.sent", "wait.parked"}
 _CLAIMED: Final = {"claim.won", "run.started"}
 _MADE: Final = {"effect.made", "run.returned", "settle.sent", "renew.sent"}
-_LOSSES: Final = {"acked.everysec", "acked.lagging", "acked.asynchronous"}
+LOSING: Final = {
+    "acked.everysec", "acked.lagging", "acked.asynchronous", "acked.unsynced", "acked.flush-2", "acked.flush-0",
+    "acked.normal", "acked.off",
+}  # fmt: skip
+"""Settings under which a store loses what it had acknowledged."""
 _WIRE: Final = {"reset-before", "reset-after", "stall"}
 
 _Pair = tuple[Verdict, Heir]
@@ -37,7 +41,7 @@ def kind_of(cell: Cell) -> str:
         return (
             "zombie"  # to the server, a live owner's lease that a clock has ended is one that nobody renewed
         )
-    return "loss" if cell.point in _LOSSES else "crash"
+    return "loss" if cell.point in LOSING else "crash"
 
 
 def permitted(cell: Cell) -> set[Verdict]:
@@ -75,7 +79,7 @@ def _expected(cell: Cell) -> _Pair:
     if mode == "steps":
         return _steps(fault, point)
     match fault:
-        case "kill":
+        case "kill" | "thread-death":
             return killed(mode, point)
         case "zombie":
             return zombie(mode, point)

@@ -17,7 +17,16 @@ from semel.testing.chaos.transactions import TABLE
 from semel.testing.services.redis import Appendonly
 from semel.testing.services.server import Server
 
-__all__ = ["Addresses", "Places", "Private", "coloured", "shared_servers", "with_tables"]
+__all__ = [
+    "DDL",
+    "Addresses",
+    "Places",
+    "Private",
+    "coloured",
+    "shared_servers",
+    "sqlite_tables",
+    "with_tables",
+]
 
 _SCHEMES = {
     ("postgres", "sync"): "postgresql+psycopg",
@@ -25,7 +34,7 @@ _SCHEMES = {
     ("mariadb", "sync"): "mysql+pymysql",
     ("mariadb", "async"): "mysql+asyncmy",
 }
-_DDL = {
+DDL = {
     "postgres": f"CREATE TABLE {TABLE} (id serial PRIMARY KEY, k text NOT NULL, made_by text, made_at double precision)",
     "mariadb": f"CREATE TABLE {TABLE} (id INT AUTO_INCREMENT PRIMARY KEY, k VARCHAR(255) NOT NULL, made_by VARCHAR(20),"
     " made_at DOUBLE, KEY (k)) ENGINE=InnoDB",
@@ -46,7 +55,7 @@ def shared_servers(stores: set[str], folder: Path) -> Iterator[Addresses]:
     """Start what the chosen cells need; a program that is missing raises ServerMissing with its remedy."""
     with contextlib.ExitStack() as stack:
         found = Addresses(folder=str(folder))
-        for store in sorted(stores - {"sqlite"}):
+        for store in sorted(stores - {"sqlite", "memory"}):
             server: Any = stack.enter_context(_open(store))
             found.urls[store] = with_tables(store, server)
             with Semel(coloured(found.urls[store], store, "sync")) as once:
@@ -71,10 +80,20 @@ def with_tables(store: str, server: Any) -> str:
     if store in {"redis", "cluster"}:
         return str(server.url)
     url = str(server.database())
-    server.execute(_DDL[store], database=url.rpartition("/")[2])
+    server.execute(DDL[store], database=url.rpartition("/")[2])
     with Semel(coloured(url, store, "sync")) as once:
         once.peek("first")
     return url
+
+
+def sqlite_tables(file: Path) -> str:
+    """A new file with semel's tables and the callers' one; its URL."""
+    with Semel(f"sqlite:///{file}") as once:
+        once.peek("first")
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        connection.execute(DDL["sqlite"])
+        connection.commit()
+    return f"sqlite:///{file}"
 
 
 def coloured(url: str, store: str, colour: str) -> str:
@@ -122,6 +141,8 @@ class Places:
         self._sqlite = ""
 
     def url(self, cell: Cell) -> str:
+        if cell.store == "memory":
+            return "memory://chaos"
         if cell.store == "sqlite" and not cell.lane:
             return self._sqlite_url()
         if cell.lane and not cell.lane.endswith("!"):
@@ -151,13 +172,7 @@ class Places:
 
     def _sqlite_url(self) -> str:
         if not self._sqlite:
-            file = self.folder / "semel.db"
-            self._sqlite = f"sqlite:///{file}"
-            with Semel(self._sqlite) as once:
-                once.peek("first")
-            with contextlib.closing(sqlite3.connect(file)) as connection:
-                connection.execute(_DDL["sqlite"])
-                connection.commit()
+            self._sqlite = sqlite_tables(self.folder / "semel.db")
         return self._sqlite
 
     def close(self) -> None:

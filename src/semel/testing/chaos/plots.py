@@ -1,65 +1,81 @@
-"""Recovery times as an inline SVG: one dot per killed worker, by store and lease; the line is the lease itself."""
+"""Recovery times as an inline SVG: a panel for each lease, a column for each store, a dot for each killed worker."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from semel.testing.chaos.verdicts import Result
 
 __all__ = ["recovery_plot"]
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 1000, 330, 46, 44, 12
+_WIDTH: Final = 1100
+_HEIGHT: Final = 300
+_LEFT: Final = 48
+_BOTTOM: Final = 62
+_TOP: Final = 34
+_GAP: Final = 18
 
 
 def recovery_plot(results: Sequence[Result]) -> str:
-    groups: dict[tuple[str, float], list[float]] = defaultdict(list)
+    groups: dict[float, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for each in results:
         if each.recovery is not None:
-            groups[each.store, each.lease].append(each.recovery)
+            groups[each.lease][each.store].append(each.recovery)
     if not groups:
         return "<p>No worker was killed before its effect in this run.</p>"
-    order = sorted(groups)
-    top = max(max(times) for times in groups.values()) * 1.08
-    step = (_WIDTH - _LEFT - 8) / len(order)
+    most = max(time for stores in groups.values() for times in stores.values() for time in times)
+    width = (_WIDTH - _LEFT - 8 - _GAP * (len(groups) - 1)) / len(groups)
+    top = max(most, *groups) * 1.08
     parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="recovery times" font-size="11" fill="currentColor">'
-    ]
-    for line in range(5):
-        value = top * line / 4
-        parts.append(
-            f'<line x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{_y(value, top):.1f}" y2="{_y(value, top):.1f}" stroke="#8884"/>'
-            f'<text x="{_LEFT - 6}" y="{_y(value, top) + 4:.1f}" text-anchor="end">{value:.2f} s</text>'
+        (
+            '<div class="scroll" role="region" aria-label="recovery times" tabindex="0">'
+            f'<svg class="plot" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" font-size="12">'
+            "<title>Seconds from a worker's death to its effect, by lease and store</title>"
         )
-    for place, group in enumerate(order):
-        parts += _column(group, sorted(groups[group]), _LEFT + step * (place + 0.5), step, top)
-    return "\n".join([*parts, "</svg>"])
+    ]
+    parts += _scale(top)
+    for place, lease in enumerate(sorted(groups)):
+        parts += _panel(lease, groups[lease], _LEFT + place * (width + _GAP), width, top)
+    legend = "Each dot is one killed worker; the long line is the lease, the short one the median."
+    return "\n".join(
+        [*parts, f'<text class="soft" x="{_LEFT}" y="{_HEIGHT - 6}">{legend}</text>', "</svg></div>"]
+    )
 
 
 def _y(value: float, top: float) -> float:
     return _TOP + (_HEIGHT - _BOTTOM - _TOP) * (1 - value / top)
 
 
-def _column(group: tuple[str, float], times: Sequence[float], x: float, step: float, top: float) -> list[str]:
-    store, lease = group
-    half = min(step * 0.35, 40)
-    middle = times[len(times) // 2]
-    parts = [
-        (
-            f'<line x1="{x - half:.1f}" x2="{x + half:.1f}" y1="{_y(lease, top):.1f}" y2="{_y(lease, top):.1f}"'
-            ' stroke="#d99a17" stroke-width="2"/>'
-        ),
-        (
-            f'<line x1="{x - half / 2:.1f}" x2="{x + half / 2:.1f}" y1="{_y(middle, top):.1f}" y2="{_y(middle, top):.1f}"'
-            ' stroke="currentColor" stroke-width="2"/>'
-        ),
-        f'<text x="{x:.1f}" y="{_HEIGHT - 26}" text-anchor="middle">{store}</text>',
-        f'<text x="{x:.1f}" y="{_HEIGHT - 10}" text-anchor="middle">{lease:g} s</text>',
-    ]
+def _scale(top: float) -> Iterator[str]:
+    step = next(each for each in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0) if top / each <= 7)
+    for line in range(int(top / step) + 1):
+        y = _y(line * step, top)
+        yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<text class="soft" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{line * step:g} s</text>'
+
+
+def _panel(
+    lease: float, stores: dict[str, list[float]], left: float, width: float, top: float
+) -> Iterator[str]:
+    y = _y(lease, top)
+    yield f'<text x="{left + width / 2:.1f}" y="20" text-anchor="middle" font-weight="600">lease {lease:g} s</text>'
+    yield f'<line class="lease" x1="{left:.1f}" x2="{left + width:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
+    step = width / len(stores)
+    for place, store in enumerate(sorted(stores)):
+        x = left + step * (place + 0.5)
+        yield from _column(sorted(stores[store]), x, step, top)
+        below = _HEIGHT - _BOTTOM + 16 + 13 * (place % 2)  # neighbours' names have no room side by side
+        yield f'<text x="{x:.1f}" y="{below}" text-anchor="middle" font-size="11">{store}</text>'
+
+
+def _column(times: Sequence[float], x: float, step: float, top: float) -> Iterator[str]:
+    half = min(step * 0.38, 26)
     for place, time in enumerate(times):
-        aside = x + ((place * 7919) % 13 - 6) / 6 * half * 0.7  # spread, the same in every rendering
-        parts.append(
-            f'<circle cx="{aside:.1f}" cy="{_y(time, top):.1f}" r="2.4" fill="#2e9d5b" fill-opacity=".55">'
-            f"<title>{time:.3f} s, lease {lease:g} s, {store}</title></circle>"
-        )
-    return parts
+        aside = (
+            x + ((place * (31 * place + 17)) % 23 - 11) / 11 * half * 0.8
+        )  # spread, the same in every rendering
+        yield f'<circle cx="{aside:.1f}" cy="{_y(time, top):.1f}" r="3"/>'
+    middle = _y(times[len(times) // 2], top)
+    yield f'<line class="middle" x1="{x - half * 0.6:.1f}" x2="{x + half * 0.6:.1f}" y1="{middle:.1f}" y2="{middle:.1f}"/>'

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
+from typing import Protocol
 
+from semel.testing.chaos.power import Disk, Loss
 from semel.testing.services import home
+from semel.testing.services.mariadb import MariaServer
 from semel.testing.services.postgres import PostgresServer
 from semel.testing.services.redis import Appendonly, RedisServer, redis_program
 from semel.testing.services.server import Server
 
-__all__ = ["ClockedPostgres", "ClockedRedis", "ForgetfulRedis", "compiled", "no_compiler"]
+__all__ = [
+    "ClockedPostgres",
+    "ClockedRedis",
+    "Forgetful",
+    "ForgetfulFile",
+    "ForgetfulMaria",
+    "ForgetfulPostgres",
+    "ForgetfulRedis",
+    "compiled",
+    "no_compiler",
+]
 
 
 def no_compiler() -> str:
@@ -40,49 +51,109 @@ def _preloaded(argv: list[str], name: str, **environment: str) -> list[str]:
     return ["env", *words, *argv]  # env becomes the server: the process id stays
 
 
+class Forgetful(Protocol):
+    """A store on a disk that forgets."""
+
+    disk: Disk
+
+    @property
+    def url(self) -> str: ...
+
+    def settle(self) -> None:
+        """Everything so far is on the disk."""
+        ...
+
+    def lose_power(self) -> Loss:
+        """Everything dies, what was not synced is gone, and what has a server comes back."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class ForgetfulRedis(RedisServer):
     """A Redis whose un-synced writes are gone after `lose_power()`."""
 
     def __init__(self, appendonly: Appendonly) -> None:
         super().__init__(program=redis_program(), appendonly=appendonly)
-        self._log = self.folder / "synced"
-        self._out = self.folder / "power-is-out"
+        self.disk = Disk(self.folder / "appendonlydir", self.folder / "notes")
 
     def argv(self) -> list[str]:
-        return _preloaded(
-            super().argv(), "power", SEMEL_POWER_LOG=str(self._log), SEMEL_POWER_OUT=str(self._out)
+        return _preloaded(super().argv(), "power", **self.disk.environment)
+
+    def settle(self) -> None:
+        self.disk.settle()
+
+    def lose_power(self) -> Loss:
+        return _lost(self, self.disk)
+
+
+class ForgetfulPostgres(PostgresServer):
+    """A PostgreSQL whose un-synced writes are gone after `lose_power()`."""
+
+    def __init__(self, config: dict[str, str | int]) -> None:
+        # A crash makes it sync every file of its folder; one call for all is a second faster.
+        super().__init__(
+            fsync=True, config={"recovery_init_sync_method": "syncfs", "autovacuum": "off", **config}
         )
+        self.disk = Disk(self._data, self.folder / "notes")
 
-    def sync(self) -> None:
-        """Return when everything that was written so far is on the disk."""
-        self.command("SET", "before-the-cut", time.monotonic_ns())
-        files = list((self.folder / "appendonlydir").glob("*.incr.aof"))
-        until = time.monotonic() + 10
-        while any(self._synced().get(str(file), -1) < file.stat().st_size for file in files):
-            if time.monotonic() > until:
-                raise TimeoutError("Redis has not synced its log within 10 s")
-            time.sleep(0.02)
+    def argv(self) -> list[str]:
+        return _preloaded(super().argv(), "power", **self.disk.environment)
 
-    def cut(self) -> None:
-        """From now on nothing reaches the disk, although the server goes on."""
-        self._out.touch()
+    def settle(self) -> None:
+        self.execute("CHECKPOINT")  # what is acknowledged may still be in its memory only
+        self.disk.settle()
 
-    def lose_power(self) -> int:
-        """Kill the server, drop what was not synced, start it again; the number of bytes that are gone."""
-        self.kill()
-        gone = 0
-        synced = self._synced()
-        for file in (self.folder / "appendonlydir").glob("*.incr.aof"):
-            kept = min(synced.get(str(file), 0), file.stat().st_size)
-            gone += file.stat().st_size - kept
-            os.truncate(file, kept)
-        self._out.unlink(missing_ok=True)
-        self.start()
-        return gone
+    def lose_power(self) -> Loss:
+        return _lost(self, self.disk)
 
-    def _synced(self) -> dict[str, int]:
-        lines = self._log.read_text("utf-8").splitlines() if self._log.exists() else []
-        return {path: int(size) for size, _, path in (line.partition(" ") for line in lines)}
+
+class ForgetfulMaria(MariaServer):
+    """A MariaDB whose un-synced writes are gone after `lose_power()`."""
+
+    def __init__(self, flush: int) -> None:
+        # The kernel's asynchronous I/O passes by the C library, and with it the preload.
+        config: dict[str, str | int] = {"innodb-flush-log-at-trx-commit": flush, "innodb-use-native-aio": 0}
+        super().__init__(fsync=True, config=config)
+        self.disk = Disk(self._data, self.folder / "notes")
+
+    def argv(self) -> list[str]:
+        return _preloaded(super().argv(), "power", **self.disk.environment)
+
+    def settle(self) -> None:
+        self.disk.settle()
+
+    def lose_power(self) -> Loss:
+        return _lost(self, self.disk)
+
+
+class ForgetfulFile:
+    """A SQLite file: its workers are what writes, so they are what must be dead (and have the preload, see `runner`)."""
+
+    def __init__(self) -> None:
+        self.folder = home.new_folder("sqlite")
+        (self.folder / "data").mkdir()
+        self.disk = Disk(self.folder / "data", self.folder / "notes")
+        self.file = self.folder / "data" / "semel.db"
+        self.url = f"sqlite:///{self.file}"
+
+    def settle(self) -> None:
+        self.disk.settle()
+
+    def lose_power(self) -> Loss:
+        loss = self.disk.lose()
+        self.file.with_name(f"{self.file.name}-shm").unlink(missing_ok=True)  # memory, by another name
+        return loss
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder)
+
+
+def _lost(server: Server, disk: Disk) -> Loss:
+    server.kill()
+    loss = disk.lose()
+    server.start()
+    return loss
 
 
 class _Clock:

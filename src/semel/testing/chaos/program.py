@@ -9,11 +9,16 @@ from pathlib import Path
 
 from semel.errors import ConfigurationError
 from semel.testing.chaos.cells import Cell, matrix
-from semel.testing.chaos.report import summarize, write
+from semel.testing.chaos.goals import LONG_REPEAT, campaign
+from semel.testing.chaos.page import write
+from semel.testing.chaos.peers import cells_beside, run_peer
+from semel.testing.chaos.report import summarize
 from semel.testing.chaos.runner import DRIVERS, Report, explore, jobs_for, recovery_jobs
 from semel.testing.chaos.verdicts import Result
 
 __all__ = ["choose", "run_matrix"]
+
+_PEER_REPEAT = 3  # a process of a peer's takes seconds to start
 
 
 def choose(names: Sequence[str]) -> list[Cell]:
@@ -31,15 +36,19 @@ def choose(names: Sequence[str]) -> list[Cell]:
 def run_matrix(
     *,
     only: Sequence[str] = (),
-    repeat: int = 1,
+    repeat: int | None = None,
+    long: bool = False,
     drivers: int = DRIVERS,
     seconds: float | None = None,
     folder: Path | None = None,
     listing: bool = False,
+    peers: Path | None = None,
     command: str = "semel chaos",
 ) -> int:
-    """The exit code: 0 when every schedule agrees with its cell and every chosen cell ran, else 1."""
+    """The exit code: 0 when every schedule agrees with its cell, every chosen cell ran and the run's rules are met, else 1."""
     chosen = choose(only)
+    if peers is not None and only:
+        chosen += [cell for cell in choose(sorted(cells_beside())) if cell not in chosen]
     if listing:
         for cell in chosen:
             print(f"{cell.name:48} {cell.expected.value if cell.expected else 'n/a: ' + cell.reason}")
@@ -49,16 +58,22 @@ def run_matrix(
         for cell in chosen:
             print(f"{cell.name} does not apply: {cell.reason}")
         return 0
-    jobs = jobs_for(applicable, repeat=repeat) + (
-        recovery_jobs(applicable, repeat=repeat) if not only else []
-    )
+    times = repeat or (LONG_REPEAT if long else 1)
+    jobs = jobs_for(applicable, repeat=times) + (recovery_jobs(applicable, repeat=times) if not only else [])
     bar = _Bar()
     report = explore(jobs, drivers=min(drivers, len(jobs)), seconds=seconds, progress=bar.show)
     bar.end()
     _tell(report, chosen, command, verbose=len(jobs) <= 20)
+    figures = campaign(report.results, [cell.name for cell in applicable], report.lateness) if long else []
+    for figure in figures:
+        print(f"long run: {figure.text}")
     if folder is not None:
         print(f"report: {write(report, chosen, folder, command)}")
-    return 0 if report.valid else 1
+    if peers is not None:  # minutes more: what is known without it is written already
+        found = run_peer(peers, repeat=min(times, _PEER_REPEAT))
+        if folder is not None:
+            write(report, chosen, folder, command, [found])
+    return 0 if report.valid and all(figure.met for figure in figures) else 1
 
 
 class _Bar:
@@ -84,13 +99,17 @@ class _Bar:
 def _tell(report: Report, chosen: Sequence[Cell], command: str, *, verbose: bool) -> None:
     summary = summarize(report, chosen, command)
     print(
-        f"{summary.applicable} cells, {summary.schedules} schedules in {summary.seconds:g} s "
-        f"({summary.not_applicable} cells do not apply)"
+        f"{summary.applicable} cells, {summary.schedules} schedules in {summary.seconds:g} s, "
+        f"{summary.schedules / max(summary.seconds, 0.1):.1f} per second ({summary.not_applicable} cells do not apply)"
     )
     print("faults: " + ", ".join(f"{count} {name}" for name, count in sorted(summary.faults.items())))
     print("verdicts: " + ", ".join(f"{count} {name}" for name, count in sorted(summary.verdicts.items())))
     print(
         f"where exactly once is promised: {summary.lost} lost, {summary.doubled} doubled in {summary.promised_once} schedules"
+    )
+    print(
+        f"reach: {summary.windows} of {summary.windows + len(summary.unreached)} windows were hit; "
+        f"{summary.well} of {summary.after} calls ended well after the faults"
     )
     if report.lateness:
         print(
@@ -106,3 +125,5 @@ def _tell(report: Report, chosen: Sequence[Cell], command: str, *, verbose: bool
         print(f"    semel chaos --cell '{each.cell}'")
     for name in report.missing[:20]:
         print(f"NO RESULT {name}")
+    for reason in report.reach[:20]:
+        print(f"INVALID {reason}")

@@ -18,7 +18,9 @@ import msgspec
 from semel.testing.chaos.cells import PARTS, Cell
 from semel.testing.chaos.driver import Job
 from semel.testing.chaos.frames import receive, send
+from semel.testing.chaos.goals import WELL, unreached, well
 from semel.testing.chaos.places import Addresses, shared_servers
+from semel.testing.chaos.preloads import compiled, no_compiler
 from semel.testing.chaos.verdicts import Result
 from semel.testing.services import home
 
@@ -29,7 +31,7 @@ LEASES = (0.06, 0.25, 0.5, 1.0)
 _RECOVERED = ("retry", "kill", "run.started")
 DRIVERS = 10
 LANE_DRIVERS = 5
-TIMED_DRIVERS = 2
+TIMED_DRIVERS = 4  # they sleep for a lease most of the time
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -52,8 +54,23 @@ class Report(msgspec.Struct, kw_only=True):
         return sorted(each.recovery - each.lease for each in self.results if each.recovery is not None)
 
     @property
+    def reach(self) -> list[str]:
+        """Why this run proves nothing, even if no cell disagrees; empty when it does."""
+        found = [f"no fault has hit {name}" for name in unreached(self.results, (*self.missing, *self._seen))]
+        good, calls = well(self.results)
+        if good < WELL * calls:
+            found.append(
+                f"only {good} of {calls} calls ended well after the faults were over: {WELL:.0%} must"
+            )
+        return found
+
+    @property
+    def _seen(self) -> set[str]:
+        return {each.cell for each in self.results}
+
+    @property
     def valid(self) -> bool:
-        return not self.disagreeing and not self.missing
+        return not self.disagreeing and not self.missing and not self.reach
 
 
 def jobs_for(cells: Iterable[Cell], *, repeat: int = 1) -> list[Job]:
@@ -114,6 +131,8 @@ def _drivers(addresses: Addresses, count: int) -> Iterator[list[socket.socket]]:
     words = [msgspec.json.encode(addresses).decode(), msgspec.json.encode(PARTS).decode(), *map(str, numbers)]
     # Coverage would write a file for each of thousands of forked workers.
     environment = {name: text for name, text in os.environ.items() if not name.startswith("COVERAGE_PROCESS")}
+    if not no_compiler():
+        environment["LD_PRELOAD"] = str(compiled("power"))  # for SQLite, whose disk is written by the workers
     zygote = subprocess.Popen(
         [sys.executable, "-m", "semel.testing.chaos.zygote", *words], pass_fds=numbers, env=environment
     )

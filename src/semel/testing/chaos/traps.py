@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import Callable
 
 from semel import points
@@ -11,7 +12,10 @@ from semel.testing.chaos.cells import Plan
 from semel.testing.chaos.ledger import Ledger
 from semel.testing.chaos.signals import Line
 
-__all__ = ["INSIDE", "SILENT_DEATHS", "arm", "disarm"]
+__all__ = ["INSIDE", "SILENT_DEATHS", "arm", "disarm", "woken"]
+
+woken = threading.Event()
+"""Set in a zombie that goes on."""
 
 SILENT_DEATHS = ("kill", "zombie")
 INSIDE = (*SILENT_DEATHS, "cancel", "interrupt")
@@ -45,6 +49,7 @@ def _striker(plan: Plan, ledger: Ledger, task: asyncio.Task[object] | None) -> C
                 signal.raise_signal(signal.SIGKILL)
             case "zombie":
                 signal.raise_signal(signal.SIGSTOP)
+                woken.set()
             case "cancel":
                 assert task is not None, "a cancellation needs a task"
                 task.cancel()

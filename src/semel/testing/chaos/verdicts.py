@@ -10,7 +10,7 @@ import msgspec
 from semel.testing.chaos.cells import Cell, Heir, Verdict
 from semel.testing.chaos.ledger import Answer, Effect
 
-__all__ = ["Result", "compare", "counts", "heir_of", "judge", "recovery"]
+__all__ = ["Result", "compare", "counts", "heir_of", "judge", "quantile", "recovery", "settled"]
 
 KEYED = "keyed"
 
@@ -25,6 +25,9 @@ class Result(msgspec.Struct, kw_only=True):
     problem: str = ""
     effects: int = 0
     calls: int = 0
+    after: int = 0
+    """Calls that were made when the fault was over, and `well`, those of them that ended as they should."""
+    well: int = 0
     bit: bool = False
     seconds: float = 0.0
     recovery: float | None = None
@@ -102,3 +105,16 @@ def recovery(effects: Sequence[Effect], faults: Sequence[Answer]) -> float | Non
     """From the fault to the heir's effect."""
     mine = [each.at for each in effects if each.by == "heir"]
     return min(mine) - faults[0].at if mine and faults else None
+
+
+def settled(cell: Cell, answers: Sequence[Answer]) -> tuple[int, int]:
+    """Calls after the fault, and how many of them had a result, or heard what the policy says: that it is unknown."""
+    # An heir that must find the key busy is a part of the fault: its zombie has not woken up.
+    over = [
+        each for each in answers if each.by == "judge" or (each.by == "heir" and cell.heir is not Heir.BUSY)
+    ]
+    return len(over), sum(not each.error or each.error == "OutcomeUnknown" for each in over)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    return values[min(len(values) - 1, int(len(values) * share))] if values else 0.0

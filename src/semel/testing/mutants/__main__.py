@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from semel.testing.mutants import MUTANTS, Catch, catch, search
+from semel.testing.mutants import MUTANTS, Catch, catch, search, story
 from semel.testing.mutants.plant import recorded_seeds
 
 _SEEDS = Path(__file__).with_name("seeds.json")
@@ -22,7 +21,14 @@ def main() -> int:
     parser.add_argument(
         "--most", type=int, default=20_000, help="with --search: schedules per mutant at most"
     )
-    parser.add_argument("--record", action="store_true", help="search, and write the seeds down")
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="write down a seed where it is stale or missing; with --search, for each of them",
+    )
+    parser.add_argument(
+        "--story", action="store_true", help="show what it does, in the smallest plan that is still caught"
+    )
     options = parser.parse_args()
     names = options.names or list(MUTANTS)
     if unknown := [name for name in names if name not in MUTANTS]:
@@ -31,30 +37,35 @@ def main() -> int:
         for name in names:
             print(f"{name}: {MUTANTS[name].what} Caught by {MUTANTS[name].check}.")
         return 0
-    if options.record or options.search:
-        caught = show(names, lambda name: search(name, most=options.most))
-    else:
-        caught = show(names, catch)
-    if options.record:
-        _record(caught)
-    return 0 if all(each.caught for each in caught) else 1
-
-
-def show(names: Iterable[str], hunt: Callable[[str], Catch]) -> list[Catch]:
-    """Hunt each one and print a line about it as soon as it is known."""
     caught = []
     for name in names:
-        found = hunt(name)
-        word = f"caught by {found.check}" if found.caught else f"SURVIVED {found.check}"
-        more = f" (also {', '.join(found.others)})" if found.others else ""
-        print(f"{name:32s} {word}, {found.schedules} tried, {found.seconds:.1f} s{more}", flush=True)
+        found = search(name, most=options.most) if options.search else catch(name)
         caught.append(found)
-    return caught
+        _show(found, told=options.story)
+        if options.record:
+            _record(found)
+    survived = [each.name for each in caught if not each.caught]
+    stale = [each.name for each in caught if each.stale is not None]
+    print(f"{len(caught) - len(survived)} of {len(caught)} caught; {len(stale)} recorded seeds were stale")
+    if stale and not options.record:
+        print(f"python -m semel.testing.mutants --record {' '.join(stale)}")
+    return 1 if survived or (stale and not options.record) else 0
 
 
-def _record(caught: Iterable[Catch]) -> None:
+def _show(found: Catch, *, told: bool) -> None:
+    """A line about it as soon as it is known, and its story if that is wanted."""
+    word = f"caught by {found.check}" if found.caught else f"SURVIVED {found.check}"
+    more = f" (also {', '.join(found.others)})" if found.others else ""
+    stale = "" if found.stale is None else f"; its seed {found.stale} is stale"
+    print(f"{found.name:32s} {word}, {found.schedules} tried, {found.seconds:.1f} s{more}{stale}", flush=True)
+    if told and found.seed is not None:
+        print(f"\n{MUTANTS[found.name].what}\n{story(found.name, found.seed)}\n", flush=True)
+
+
+def _record(found: Catch) -> None:
     seeds = {name: seed for name, seed in recorded_seeds().items() if name in MUTANTS}
-    seeds |= {each.name: each.seed for each in caught if each.seed is not None}
+    if found.seed is not None:
+        seeds[found.name] = found.seed
     _SEEDS.write_text(json.dumps(dict(sorted(seeds.items())), indent=1) + "\n", "utf-8")
 
 

@@ -1,25 +1,24 @@
-"""Bugs in the life of a call: claiming, waiting, recording, heartbeats, debts and the layers around a store."""
+"""Bugs in the life of a call: claiming, waiting, failing, recording, heartbeats, debts, steps."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
+from weakref import ref
 
 import msgspec
 
+from semel import ids, steps
 from semel.calls import Call
 from semel.debts import Debts
-from semel.errors import StoreUnavailable
+from semel.errors import OutcomeUnknown
 from semel.flow import Engine
 from semel.heart import Heart
-from semel.layers import cache, coalesce
-from semel.layers.cache import Cache
-from semel.layers.retry import Retry
-from semel.model import Answer, Ask, Busy, Kind, Record, Renewal, Replay, Settle, State, Won
+from semel.model import Answer, Ask, Busy, Kind, Policy, Record, Replay, Settle, State, Unknown, Won
 from semel.points import reach
 from semel.recording import Recorder
 from semel.run import Outcome, Run, _current
+from semel.stepping import Stepper
 from semel.testing.mutants.plant import Patch, mutant
 from semel.waiting import Seat
 
@@ -205,80 +204,99 @@ def _heartbeat_too_slow() -> Sequence[Patch]:
 
     def add(self: Heart, run: Run) -> None:
         run.due = run.won_at + run.ask.lease * 1.2
-        self._runs[run.ask.nonce] = run
+        self._runs[run.ask.nonce] = ref(run)
         self._ticker.at(run.due)
 
     return [(Heart, "add", add)]
 
 
-@mutant("lease-sent-short", check="I1")
-def _lease_sent_short() -> Sequence[Patch]:
-    """Heartbeats extend the lease by a tenth of what was asked for."""
-
-    async def renew(self: Retry, renewals: Sequence[Renewal]) -> Any:
-        short = [replace(renewal, lease=renewal.lease / 10) for renewal in renewals]
-        return await self._batch(self.inner.renew, short)
-
-    return [(Retry, "renew", renew)]
+@mutant("lost-lease-unheard", check="R17")
+def _lost_lease_unheard() -> Sequence[Patch]:
+    """An owner that was told that its key is another's goes on as before."""
+    return [(Heart, "_lose", Heart.remove)]
 
 
-@mutant("resent-with-another-nonce", check="R16")
-def _resent_with_another_nonce() -> Sequence[Patch]:
-    """A claim is sent again under a new nonce: the first one, if granted, blocks it."""
+@mutant("on-error-unheard", check="R9")
+def _on_error_unheard() -> Sequence[Patch]:
+    """Every failure of the function frees the key, whatever its caller said."""
+    return [(Engine, "_decision", staticmethod(lambda *_: ("release", 0.0)))]
 
-    async def claim(self: Retry, asks: Sequence[Ask]) -> Any:
-        start = self._now()
+
+@mutant("release-at-once", check="R9")
+def _release_at_once() -> Sequence[Patch]:
+    """Release(after=…) is sent without its delay."""
+    real = Engine._decision  # noqa: SLF001
+    return [(Engine, "_decision", staticmethod(lambda run, error: (real(run, error)[0], 0.0)))]
+
+
+@mutant("on-error-that-fails-frees", check="R9")
+def _on_error_that_fails_frees() -> Sequence[Patch]:
+    """An `on_error` that raises by itself counts as a release."""
+    real = Engine._decision  # noqa: SLF001
+
+    def decision(run: Run, error: Exception) -> Any:
+        said = real(run, error)
+        return ("release", 0.0) if getattr(error, "__notes__", ()) else said
+
+    return [(Engine, "_decision", staticmethod(decision))]
+
+
+@mutant("undecided-runs-again", check="I1")
+def _undecided_runs_again() -> Sequence[Patch]:
+    """A probe that could not tell is taken for one that found nothing."""
+    real = Engine._probe  # noqa: SLF001
+
+    async def probe(self: Engine, call: Call, ask: Ask, unknown: Unknown) -> Ask:
         try:
-            return await self.inner.claim(asks)
-        except StoreUnavailable:
-            if self._now() - start > self._patience:
+            return await real(self, call, ask, unknown)
+        except OutcomeUnknown:
+            if unknown.record is None or unknown.policy is not Policy.PROBE:
                 raise
-            fresh = [replace(ask, nonce=hashlib.sha256(ask.nonce).digest()[:16]) for ask in asks]
-            return await self.inner.claim(fresh)
+            return replace(ask, takeover=unknown.record.nonce)
 
-    return [(Retry, "claim", claim)]
-
-
-@mutant("follower-of-another-request", check="I6")
-def _follower_of_another_request() -> Sequence[Patch]:
-    """A follower in the same process gets the leader's result without a look at its request."""
-    return [(coalesce, "conflicts", lambda *_: False)]
+    return [(Engine, "_probe", probe)]
 
 
-@mutant("cache-kept", check="R31")
-def _cache_kept() -> Sequence[Patch]:
-    """A cached outcome is neither dropped nor does it age."""
-    real = Cache.__init__
+@mutant("step-mark-left-out", check="I1")
+def _step_mark_left_out() -> Sequence[Patch]:
+    """A step under hold leaves no mark before it begins, but one that says that it is done, when it is."""
+    real = Stepper._note  # noqa: SLF001
 
-    def init(self: Cache, inner: Any, runtime: Any, **options: Any) -> None:
-        real(self, inner, runtime, **options)
-        self._ttl = 1_000.0
+    async def note(self: Stepper, run: Run, step: steps.Step) -> None:
+        if step.phase != "started":
+            await real(self, run, step)
 
-    return [
-        (Cache, "__init__", init),
-        (Cache, "_drop", lambda *_: None),
-        (Cache, "_dropper", lambda *_: lambda: None),
-    ]
+    return [(Stepper, "_note", note)]
 
 
-@mutant("cache-blind-to-requests", check="I6")
-def _cache_blind_to_requests() -> Sequence[Patch]:
-    """A cached outcome is replayed to every request."""
-    return [(cache, "conflicts", lambda *_: False)]
+@mutant("held-step-runs-again", check="R26")
+def _held_step_runs_again() -> Sequence[Patch]:
+    """A step that a lost attempt had begun is run again, whatever its policy."""
+
+    async def nothing(*_: Any) -> None:
+        return None
+
+    return [(Stepper, "_probe_step", nothing)]
 
 
-@mutant("wrong-answers-in-a-batch", check="I7")
-def _wrong_answers_in_a_batch() -> Sequence[Patch]:
-    """The verdicts of a batch are handed out in another order."""
-    from semel.layers.batch import Batch
+@mutant("id-minted-anew", check="R25")
+def _id_minted_anew() -> Sequence[Patch]:
+    """Every attempt mints an id of its own."""
 
-    real = Batch.__init__
+    async def new_id(self: Stepper, run: Run, kind: str, name: str) -> str:
+        text = ids.mint(kind, int(run.clock() * 1000), self._runtime.entropy(10)).text
+        await self._note(run, steps.Step(f"id:{name}", "id", run.clock(), text.encode()))
+        return text
 
-    def init(self: Batch, inner: Any) -> None:
-        async def backwards(asks: Sequence[Ask]) -> Any:
-            return list(reversed(await inner.claim(asks)))
+    return [(Stepper, "new_id", new_id)]
 
-        real(self, inner)
-        self._claims._verb = backwards  # noqa: SLF001
 
-    return [(Batch, "__init__", init)]
+@mutant("straggler-given-up", check="R16", workload="stragglers")
+def _straggler_given_up() -> Sequence[Patch]:
+    """A lost claim is not released any more once somebody else holds the key: when it arrives, nobody runs it."""
+    real = Debts._is_paid  # noqa: SLF001
+
+    async def is_paid(self: Debts, debt: Any, answer: Answer) -> bool:
+        return answer is not Answer.GONE if debt.run is None else await real(self, debt, answer)
+
+    return [(Debts, "_is_paid", is_paid)]

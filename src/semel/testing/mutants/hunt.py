@@ -18,15 +18,19 @@ from semel.store import Colour, Settings, Store, open_store
 from semel.testing import services
 from semel.testing.contract import StoreContract
 from semel.testing.mutants.plant import MUTANTS, Mutant, planted, recorded_seeds
-from semel.testing.simulation.runner import Report, explore
+from semel.testing.simulation.runner import Report, explore, names_of
+from semel.testing.simulation.stories import told
 
-__all__ = ["Catch", "catch", "clause_of", "search"]
+__all__ = ["Catch", "catch", "clause_of", "search", "story"]
 
-_AFRESH = 3_000  # schedules
+_AFRESH = 20_000  # schedules
 
 
 class Catch(msgspec.Struct, frozen=True):
-    """What became of a mutant. `seed` is None when no schedule caught it, or none was needed."""
+    """What became of a mutant. `seed` is None when no schedule caught it, or none was needed.
+
+    `stale` is the recorded seed when it does not catch the mutant any more: the product, or the plans, have moved on.
+    """
 
     name: str
     check: str
@@ -36,16 +40,19 @@ class Catch(msgspec.Struct, frozen=True):
     seed: int | None = None
     others: tuple[str, ...] = ()
     """Further checks that saw it."""
+    stale: int | None = None
 
 
 def catch(name: str) -> Catch:
-    """The quick way: the recorded seed, or the clause. A seed that the product has outgrown is looked for anew."""
+    """The quick way: the recorded seed, or the clause. A seed that is stale, or missing, is looked for anew, and told."""
     mutant = MUTANTS[name]
     if mutant.store:
         return clause_of(mutant)
     seed = recorded_seeds().get(name)
     found = None if seed is None else _hunted(mutant, seed, 1)
-    return found if found is not None and found.caught else _hunted(mutant, 0, _AFRESH)
+    if found is not None and found.caught:
+        return found
+    return msgspec.structs.replace(_hunted(mutant, 0, _AFRESH), stale=seed)
 
 
 def search(name: str, *, first: int = 0, most: int = 20_000) -> Catch:
@@ -56,11 +63,13 @@ def search(name: str, *, first: int = 0, most: int = 20_000) -> Catch:
 
 def _hunted(mutant: Mutant, first: int, most: int) -> Catch:
     def found(report: Report) -> bool:
-        return any(_names(broken) & {mutant.check} for _, broken in report.failures)
+        return any(names_of(broken) & {mutant.check} for _, broken in report.failures)
 
-    report = explore(first, most, setup=_planter(mutant.name), until=found, chunk=100)
-    hits = sorted(seed for seed, broken in report.failures if mutant.check in _names(broken))
-    every = {name for _, broken in report.failures for name in _names(broken)}
+    report = explore(
+        first, most, setup=_planter(mutant.name), until=found, chunk=100, workload=mutant.workload
+    )
+    hits = sorted(seed for seed, broken in report.failures if mutant.check in names_of(broken))
+    every = {name for _, broken in report.failures for name in names_of(broken)}
     return Catch(
         mutant.name,
         mutant.check,
@@ -72,14 +81,29 @@ def _hunted(mutant: Mutant, first: int, most: int) -> Catch:
     )
 
 
-def _names(broken: list[str]) -> set[str]:
-    return {text.partition(":")[0] for text in broken}
-
-
 def _planter(name: str) -> Callable[[], Any]:
     # Kept by the closure and never left: the process ends with it.
     stack = ExitStack()
     return lambda: stack.enter_context(planted(name))
+
+
+def story(name: str, seed: int) -> str:
+    """What a mutant does, in the smallest plan that its check still catches: told in a process of its own."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_tell, args=(theirs, name, seed))
+    child.start()
+    theirs.close()
+    text = ours.recv_bytes().decode()
+    child.join()
+    return text
+
+
+def _tell(pipe: Any, name: str, seed: int) -> None:
+    with planted(name) as mutant:
+        pipe.send_bytes(told(seed, wanted={mutant.check}, workload=mutant.workload).encode())
+    pipe.close()
+    os._exit(0)
 
 
 # ------------------------------------------------------------------------------------------------- real stores

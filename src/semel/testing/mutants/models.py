@@ -259,3 +259,103 @@ def _downstream_key_of_the_attempt() -> Sequence[Patch]:
         return real(self, f"{name}/{self.attempt}/{self.ask.nonce.hex()}")
 
     return [(Run, "downstream_key", downstream_key)]
+
+
+@mutant("delay-not-looked-at", check="R9")
+def _delay_not_looked_at() -> Sequence[Patch]:
+    """A released key is granted before its delay is over."""
+    real = model._reclaim_released  # noqa: SLF001
+
+    def reclaim(record: Record, ask: Ask, now: float) -> Any:
+        return real(replace(record, not_before=0.0), ask, now)
+
+    return [(model, "_reclaim_released", reclaim)]
+
+
+@mutant("straggler-granted", check="I5")
+def _straggler_granted() -> Sequence[Patch]:
+    """A late copy of a claim that its caller has given up, and released, is granted: to nobody."""
+    real = model.claim
+
+    def claim(record: Record | None, ask: Ask, now: float) -> Any:
+        if record is not None and record.state is State.RELEASED and record.nonce == ask.nonce:
+            record = replace(record, nonce=b"somebody else")
+        return real(record, ask, now)
+
+    return [(model, "claim", claim)]
+
+
+@mutant("tombstone-unseen", check="R19")
+def _tombstone_unseen() -> Sequence[Patch]:
+    """A key whose retention is over is as good as never used, tombstone or not."""
+    real = model.view
+
+    def view(record: Record | None, now: float) -> State | None:
+        seen = real(record, now)
+        return None if seen is State.EXPIRED else seen
+
+    return [(model, "view", view)]
+
+
+@mutant("tombstone-for-ever", check="R19")
+def _tombstone_for_ever() -> Sequence[Patch]:
+    """A tombstone stands after its end."""
+    real = model.view
+
+    def view(record: Record | None, now: float) -> State | None:
+        seen = real(record, now)
+        return State.EXPIRED if seen is None and record is not None and record.tombstone else seen
+
+    return [(model, "view", view)]
+
+
+@mutant("tombstone-purged", check="R19")
+def _tombstone_purged() -> Sequence[Patch]:
+    """A purge sweeps tombstones away before their end."""
+    real = MemoryStore.purge
+
+    async def purge(self: MemoryStore, limit: int) -> int:
+        now = self._clock()
+        for key in [key for key, each in self._records.items() if model.view(each, now) is State.EXPIRED]:
+            del self._records[key]
+        return await real(self, limit)
+
+    return [(MemoryStore, "purge", purge)]
+
+
+@mutant("labels-of-the-last", check="R7")
+def _labels_of_the_last() -> Sequence[Patch]:
+    """Whoever takes a run over puts his own labels on it."""
+    real = model._take_over  # noqa: SLF001
+
+    def take_over(record: Record, ask: Ask, now: float) -> Record:
+        return replace(real(record, ask, now), labels=ask.labels)
+
+    return [(model, "_take_over", take_over)]
+
+
+@mutant("trail-ends-with-forget", check="R7")
+def _trail_ends_with_forget() -> Sequence[Patch]:
+    """The audit trail is forgotten with its key."""
+    real = MemoryStore._settle  # noqa: SLF001
+
+    def settle(self: MemoryStore, end: Settle) -> Answer:
+        answer = real(self, end)
+        if end.kind is Kind.FORGOTTEN:
+            self._audit.pop(end.scope.hash, None)
+        return answer
+
+    return [(MemoryStore, "_settle", settle)]
+
+
+@mutant("peek-from-a-replica", check="H1")
+def _peek_from_a_replica() -> Sequence[Patch]:
+    """A peek is answered by a replica that lags behind."""
+
+    async def peek(self: MemoryStore, scope: Scope) -> Any:
+        replica = self.__dict__.setdefault("replica", {})
+        there = replica.get(scope.hash)
+        replica[scope.hash] = self._records.get(scope.hash)
+        return there, self._clock()
+
+    return [(MemoryStore, "peek", peek)]

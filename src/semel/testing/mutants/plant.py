@@ -24,20 +24,22 @@ class Mutant(msgspec.Struct, frozen=True):
     patches: Callable[[], Sequence[Patch]]
     store: str = ""
     """The real store on which the contract's clause is run; empty for the simulator."""
+    workload: str = "core"
+    """The simulator's workload whose schedules catch it."""
 
 
 MUTANTS: dict[str, Mutant] = {}
 
 
 def mutant(
-    name: str, *, check: str, store: str = ""
+    name: str, *, check: str, store: str = "", workload: str = "core"
 ) -> Callable[[Callable[[], Sequence[Patch]]], Callable[[], Sequence[Patch]]]:
     """Register a function that returns patches; its docstring says what is wrong in the product then."""
 
     def add(patches: Callable[[], Sequence[Patch]]) -> Callable[[], Sequence[Patch]]:
         if name in MUTANTS:
             raise ValueError(f"there is a mutant {name!r} already")
-        MUTANTS[name] = Mutant(name, (patches.__doc__ or "").strip(), check, patches, store)
+        MUTANTS[name] = Mutant(name, (patches.__doc__ or "").strip(), check, patches, store, workload)
         return patches
 
     return add

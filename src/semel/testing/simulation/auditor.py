@@ -6,6 +6,7 @@ that a mistake in the model is seen as well as one in a store.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 from typing import Any
 
@@ -55,10 +56,21 @@ class Grant(msgspec.Struct):
     keeps: bool = False
     """Steps were noted: a release binds the next caller to the same request."""
     noted_at: float = 0.0
+    not_before: float = 0.0
+    buried_until: float = 0.0
+    """An outcome whose time is over is still known as used until then."""
+    labels: Mapping[str, str] | None = None
+    ref: str | None = None
 
 
 class Auditor:
-    def __init__(self) -> None:
+    def __init__(self, *, lossy: bool = False) -> None:
+        self._lossy = lossy
+        self.expected: dict[bytes, tuple[Kind, float]] = {}
+        """What `on_error` said about a run that failed, by nonce: the kind of its end, and its delay."""
+        self.ids: dict[bytes, bytes] = {}
+        self.begun: dict[tuple[bytes, str], bytes] = {}
+        """Steps that were marked as started, and by which nonce."""
         self.grants: dict[bytes, Grant] = {}
         self.noted: dict[bytes, frozenset[str]] = {}
         self.broken: list[str] = []
@@ -67,7 +79,7 @@ class Auditor:
         self.freed: set[str] = set()
         """Keys that a person forgot or released: they may rightly run again."""
         self.failed: set[str] = set()
-        """Keys that a person declared as failed."""
+        """Keys that a person, or the word "replay", declared as failed."""
         self.words: set[bytes] = set()
         """Results that a person gave."""
         self.forgotten: dict[tuple[str, bytes], float] = {}
@@ -75,13 +87,16 @@ class Auditor:
         self.settled: dict[tuple[str, bytes], float] = {}
         self.overtaken: set[str] = set()
         """Keys that were taken from an owner whose lease had lapsed."""
+        self.lapsed: list[tuple[str, bytes]] = []
+        """Whom they were taken from: name and nonce."""
 
     def save(self) -> Any:
-        return {key: msgspec.structs.replace(grant) for key, grant in self.grants.items()}, dict(self.noted)
+        grants = {key: msgspec.structs.replace(grant) for key, grant in self.grants.items()}
+        return grants, dict(self.noted), dict(self.ids), dict(self.begun)
 
     def restore(self, saved: Any) -> None:
         self.grants = {key: msgspec.structs.replace(grant) for key, grant in saved[0].items()}
-        self.noted = dict(saved[1])
+        self.noted, self.ids, self.begun = (dict(each) for each in saved[1:])
 
     def _say(self, name: str, text: str, scope: Scope) -> None:
         self.broken.append(f"{name}: {text} ({name_of(scope)})")
@@ -94,20 +109,25 @@ class Auditor:
             self._won(ask, verdict, grant, now)
         elif grant is not None:
             self._refused(ask, verdict, grant, now)
-        elif isinstance(verdict, Busy | Replay):
+        elif isinstance(verdict, Busy | Replay | Mismatch | Expired):
             self._say("I4", f"{type(verdict).__name__} for a key that nobody was granted", ask.scope)
 
     def _won(self, ask: Ask, won: Won, grant: Grant | None, now: float) -> None:
         key = ask.scope.hash
         self.owners.setdefault(name_of(ask.scope), set()).add(ask.nonce)
-        policy, fingerprint, keeps = ask.policy, ask.fingerprint, False
+        policy, fingerprint, keeps, labels, ref = ask.policy, ask.fingerprint, False, ask.labels, None
         if grant is not None and now < grant.known_until:
             self._check_takeover(ask, grant, now)
             if grant.ended is None or grant.ended is Kind.UNKNOWN or grant.keeps:
                 policy = max(ask.policy, grant.policy, key=_STRICT.__getitem__)
                 fingerprint, keeps = grant.fingerprint or ask.fingerprint, grant.keeps
-        if won.record.attempts == 1:
-            self.noted.pop(key, None)
+                labels, ref = grant.labels, grant.ref
+        elif grant is not None and now < grant.buried_until:
+            self._say("R19", "granted though its tombstone stands", ask.scope)
+        if won.record.attempts == 1 and (grant is None or grant.nonce != ask.nonce):
+            self._wipe(key)
+        if won.record.labels != labels:
+            self._say("R7", "a record lost the labels of its first claim", ask.scope)
         noted_at = grant.noted_at if grant is not None and keeps else 0.0
         known = now + ask.lease + ask.retention if policy is Policy.RETRY else inf
         self.grants[key] = Grant(
@@ -118,7 +138,16 @@ class Auditor:
             keeps=keeps,
             noted_at=noted_at,
             known_until=known,
+            labels=labels,
+            ref=ref,
         )
+
+    def _wipe(self, key: bytes) -> None:
+        """A new life of the key: nothing is known of its steps."""
+        self.noted.pop(key, None)
+        self.ids.pop(key, None)
+        for begun in [begun for begun in self.begun if begun[0] == key]:
+            del self.begun[begun]
 
     def _check_takeover(self, ask: Ask, grant: Grant, now: float) -> None:
         ended = grant.ended
@@ -126,6 +155,8 @@ class Auditor:
             if grant.ended is not None:
                 self._say("I5", "a claim that had ended was granted again", ask.scope)
             return
+        if now < grant.not_before:
+            self._say("R9", "granted before the delay of its release was over", ask.scope)
         if ended is Kind.DONE or ended is Kind.FAILED:
             self._say("I1", f"granted although it is {ended.value}", ask.scope)
         elif grant.ended is None and now < grant.lease_until:
@@ -133,7 +164,9 @@ class Auditor:
         elif grant.ended is None or grant.ended is Kind.UNKNOWN:
             cleared = ask.takeover == grant.nonce and grant.policy is not Policy.HOLD
             free = grant.ended is None and grant.policy is ask.policy is Policy.RETRY
-            self.overtaken.add(name_of(ask.scope))
+            if grant.ended is None:
+                self.overtaken.add(name_of(ask.scope))
+                self.lapsed.append((name_of(ask.scope), grant.nonce))
             if not (cleared or free):
                 self._say("I10", f"a lost run under {grant.policy.value} was granted to the next", ask.scope)
         if self._differs(ask, grant) and (grant.ended is not Kind.RELEASED or grant.keeps):
@@ -145,12 +178,19 @@ class Auditor:
         if isinstance(verdict, Replay):
             if grant.ended not in (Kind.DONE, Kind.FAILED) or verdict.record.result != grant.result:
                 self._say("I3", "a replay of what was never settled", ask.scope)
+            if (verdict.record.labels, verdict.record.ref) != (grant.labels, grant.ref):
+                self._say("R7", "a replay with other labels, or another ref, than were stored", ask.scope)
             if self._differs(ask, grant):
                 self._say("I6", "a replay for another request", ask.scope)
         if isinstance(verdict, Busy) and self._differs(ask, grant) and grant.ended is not Kind.RELEASED:
             self._say("I6", "another request was told to wait for this one", ask.scope)
-        if now >= grant.known_until and isinstance(verdict, Replay | Mismatch | Expired):
+        released = grant.ended is Kind.RELEASED and now >= grant.not_before
+        if isinstance(verdict, Busy) and released and grant.nonce != ask.nonce:
+            self._say("R14", "a released key was refused to the next", ask.scope)
+        if now >= grant.known_until and isinstance(verdict, Replay | Mismatch):
             self._say("I11", f"{type(verdict).__name__} for a key whose time was over", ask.scope)
+        if isinstance(verdict, Expired) and not grant.known_until <= now < grant.buried_until:
+            self._say("R19", "told as expired outside the time of its tombstone", ask.scope)
 
     @staticmethod
     def _differs(ask: Ask, grant: Grant) -> bool:
@@ -179,9 +219,13 @@ class Auditor:
             return
         grant.keeps, grant.noted_at = True, now
         step = _STEP(note.entry[4:])
+        key = note.scope.hash
         if step.phase == "done":
-            known = self.noted.get(note.scope.hash, frozenset())
-            self.noted[note.scope.hash] = known | {step.name}
+            self.noted[key] = self.noted.get(key, frozenset()) | {step.name}
+        elif step.phase == "started":
+            self.begun[key, step.name] = note.nonce
+        elif self.ids.setdefault(key, step.value) != step.value:
+            self._say("R25", "a second id was minted for one scope", note.scope)
 
     def settled_by(
         self, end: Settle, answer: Answer | Exception, before: Record | None, after: Record | None, now: float
@@ -203,8 +247,15 @@ class Auditor:
             self._say("I5", "a fenced owner changed the record by settle", end.scope)
         elif grant.ended not in (None, Kind.UNKNOWN):
             self._say("I5", "an outcome was overwritten", end.scope)
+        else:
+            self._check_decision(end)
         self._ends(end, grant, now)
         return True
+
+    def _check_decision(self, end: Settle) -> None:
+        wanted = self.expected.get(end.nonce)
+        if wanted is not None and wanted != (end.kind, end.after) and not self._lossy:
+            self._say("R9", f"on_error said {wanted[0].value}, the key is {end.kind.value}", end.scope)
 
     def _check_word(self, end: Settle, grant: Grant, now: float) -> None:
         live = grant.ended is None and now < grant.lease_until
@@ -219,7 +270,7 @@ class Auditor:
             self.words.add(end.result)
         if end.actor and end.kind is Kind.RELEASED:
             self.freed.add(name)
-        if end.actor and end.kind is Kind.FAILED:
+        if end.kind is Kind.FAILED and (end.actor or end.nonce in self.expected):
             self.failed.add(name)
         if end.new_nonce:
             self.owners.setdefault(name, set()).add(end.new_nonce)
@@ -229,15 +280,19 @@ class Auditor:
         grant.ended, grant.result = end.kind, end.result
         grant.resolved = bool(end.actor) or grant.resolved
         grant.policy = end.policy or grant.policy
-        grant.known_until = inf if end.kind is Kind.UNKNOWN else now + end.retention
-        if end.kind is Kind.RELEASED and grant.keeps:
-            grant.known_until = (
-                grant.noted_at + end.retention
-            )  # after the last step, not after the release (R14)
+        grant.ref = end.ref if end.ref is not None else grant.ref
+        grant.not_before = now + end.after if end.after else 0.0
+        # With steps: after the last of them, not after the release (R14).
+        kept_from = grant.noted_at if end.kind is Kind.RELEASED and grant.keeps else now
+        grant.known_until = (
+            inf if end.kind is Kind.UNKNOWN else max(kept_from + end.retention, grant.not_before)
+        )
+        outcome = end.kind in (Kind.DONE, Kind.FAILED) and grant.known_until != inf
+        grant.buried_until = grant.known_until + end.tombstone if outcome else 0.0
 
     def _forgot(self, end: Settle, before: Record, now: float) -> None:
         grant = self.grants.pop(end.scope.hash, None)
-        self.noted.pop(end.scope.hash, None)
+        self._wipe(end.scope.hash)
         name = name_of(end.scope)
         self.freed.add(name)
         self.forgotten[name, before.result] = now
@@ -248,7 +303,7 @@ class Auditor:
         """I14: what is swept away is over, whoever held it."""
         for key, record in gone.items():
             grant = self.grants.pop(key, None)
-            self.noted.pop(key, None)
+            self._wipe(key)
             if grant is None or record.scope is None:
                 continue
             lost = grant.ended is Kind.UNKNOWN or (grant.ended is None and grant.policy is not Policy.RETRY)
@@ -256,3 +311,5 @@ class Auditor:
             kept = grant.ended in (Kind.DONE, Kind.FAILED) and now < grant.known_until
             if lost or live or kept:
                 self._say("I14", "a purge removed a record that was not over", record.scope)
+            elif now < grant.buried_until:
+                self._say("R19", "a purge removed a tombstone that stands", record.scope)

@@ -1,32 +1,44 @@
-"""The core's workload: what clients of the faces call, and the effects that their functions have on the world."""
+"""The core's workload: what clients of the faces call, and the effects that their functions have on the world.
+
+Written once for both colours, as the product is: in a sync world a face answers at once, inside a greenlet that waits.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+from collections.abc import Callable
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
-from semel.options import NOT_FOUND, Found
+from semel.options import NOT_FOUND, UNDECIDED, Found
 from semel.run import Run, current_run
-from semel.testing.simulation.plans import POINTS, Op, plan_of
+from semel.testing.simulation.auditor import name_of
+from semel.testing.simulation.failures import on_error_of, will_fail
+from semel.testing.simulation.plans import POINTS, Op, plan_of, straggler_plan_of, sync_plan_of
 from semel.testing.simulation.workloads import Workload, register
 
 if TYPE_CHECKING:
-    from semel.once import AsyncSemel
     from semel.testing.simulation.world import Answered, World
 
-__all__ = ["Flaw", "policy_of", "probe_record"]
+__all__ = ["CALLS", "policy_of", "probe_record"]
+
+_DOUBT = 3  # every so many looks of a probe that has doubts are undecided
 
 
-class Flaw(Exception):
-    """A known failure of the simulated function."""
+async def _each(answer: Any) -> Any:
+    """What a face of either colour answers."""
+    return await answer if isawaitable(answer) else answer
 
 
 def _given(world: World, op: Op) -> dict[str, Any]:
     given: dict[str, Any] = {"tenant": op.tenant, "operation": op.operation}
     given |= {"request": _request(world, op), "wait": op.wait}
     if op.policy:
-        given["on_unknown"] = op.policy
+        given["on_unknown"] = world.plain(_probe, world) if op.policy == "probe" else op.policy
+    if op.on_error:
+        given["on_error"] = on_error_of(op, world.plan.lease)
+    if op.labels:
+        given["labels"] = {"colour": op.labels}
     return given
 
 
@@ -37,52 +49,71 @@ def _request(world: World, op: Op) -> dict[str, Any]:
     return {"unit": "EUR", "amount": 5.0 + op.request}
 
 
-async def _execute(world: World, face: AsyncSemel, op: Op, answered: Answered) -> None:
-    outcome = await face.execute(op.key, _function(world, op), **_given(world, op))
+async def _execute(world: World, face: Any, op: Op, answered: Answered) -> None:
+    outcome = await _each(face.execute(op.key, _function(world, op), **_given(world, op)))
     answered.value, answered.replayed = outcome.value, outcome.replayed
 
 
-async def _consume(world: World, face: AsyncSemel, op: Op, answered: Answered) -> None:
-    answered.replayed = not await face.consume(op.key, _function(world, op), **_given(world, op))
+async def _consume(world: World, face: Any, op: Op, answered: Answered) -> None:
+    answered.replayed = not await _each(face.consume(op.key, _function(world, op), **_given(world, op)))
 
 
-async def _claim(world: World, face: AsyncSemel, op: Op, answered: Answered) -> None:
-    async with face.claim(op.key, **_given(world, op)) as claim:
-        if claim.replayed:
-            answered.value, answered.replayed = claim.value, True
-            return
-        value = await _function(world, op)()
-        await claim.complete(value)
-        answered.value = value
+async def _claim(world: World, face: Any, op: Op, answered: Answered) -> None:
+    if world.plan.colour == "sync":
+        with face.claim(op.key, **_given(world, op)) as claim:
+            await _inside(world, claim, op, answered)
+    else:
+        async with face.claim(op.key, **_given(world, op)) as claim:
+            await _inside(world, claim, op, answered)
 
 
-async def _purge(world: World, face: AsyncSemel, op: Op, answered: Answered) -> None:
+async def _inside(world: World, claim: Any, op: Op, answered: Answered) -> None:
+    if claim.replayed:
+        answered.value, answered.replayed = claim.value, True
+        return
+    value = await _each(_function(world, op)())
+    await _each(claim.complete(value))
+    answered.value = value
+
+
+async def _purge(world: World, face: Any, op: Op, answered: Answered) -> None:
     del world, op
-    answered.value = await face.purge()
+    answered.value = await _each(face.purge())
 
 
-async def _reconcile(world: World, face: AsyncSemel, op: Op, answered: Answered) -> None:
+async def _reconcile(world: World, face: Any, op: Op, answered: Answered) -> None:
     del world, op
-    answered.value = (await face.reconcile()).found
+    answered.value = (await _each(face.reconcile())).found
 
 
-async def _peek(world: World, face: AsyncSemel, op: Op, answered: Answered) -> None:
+async def _peek(world: World, face: Any, op: Op, answered: Answered) -> None:
     del world
-    record = await face.peek(op.key, tenant=op.tenant, operation=op.operation)
+    record = await _each(face.peek(op.key, tenant=op.tenant, operation=op.operation))
     answered.value = "nothing" if record is None else record.state.value
 
 
-async def _resolve(world: World, face: AsyncSemel, op: Op, answered: Answered) -> None:
+async def _resolve(world: World, face: Any, op: Op, answered: Answered) -> None:
     world.count += 1
     said: dict[str, Any] = {"value": _value(op, world.count), "error": "a person says so", "release": True}
     word: dict[str, Any] = {op.word: said[op.word], "tenant": op.tenant, "operation": op.operation}
-    await face.resolve(op.key, actor="ada", reason="looked", **word)
+    await _each(face.resolve(op.key, actor="ada", reason="looked", **word))
     answered.value = op.word
 
 
-async def _forget(world: World, face: AsyncSemel, op: Op, answered: Answered) -> None:
+async def _forget(world: World, face: Any, op: Op, answered: Answered) -> None:
     del world
-    answered.value = await face.forget(op.key, actor="ada", tenant=op.tenant, operation=op.operation)
+    answered.value = await _each(face.forget(op.key, actor="ada", tenant=op.tenant, operation=op.operation))
+
+
+async def _history(world: World, face: Any, op: Op, answered: Answered) -> None:
+    """R7: every word that was taken before the question is told, and none that was never spoken."""
+    spoken = world.server.spoken
+    before = spoken[op.name]
+    events = await _each(face.history(op.key, tenant=op.tenant, operation=op.operation))
+    kept = not world.plan.lossy and world.plan.retention is None
+    if kept and not before <= len(events) <= spoken[op.name]:
+        world.broken.append(f"R7: of {before} words about {op.name} its history tells {len(events)}")
+    answered.value = len(events)
 
 
 # ------------------------------------------------------------------------------------------------- their functions
@@ -94,17 +125,18 @@ def _value(op: Op, number: int) -> str:
 
 
 def _function(world: World, op: Op) -> Any:
-    return partial(_in_steps if world.plan.mode == "steps" else _effect, world, op)
+    return world.plain(_in_steps if world.plan.mode == "steps" else _effect, world, op)
 
 
 async def _effect(world: World, op: Op) -> str:
     run = current_run()
-    world.started.add(op.name)
+    world.begin(op, run)
     world.count += 1
     value = _value(op, world.count)
     await asyncio.sleep(op.work / 2)
+    world.check_owner(run)
     if op.fails:
-        raise Flaw
+        raise will_fail(world, op, run)
     if world.plan.mode == "keyed":
         # The peer remembers the key: a repeated call is answered with what the first one did.
         value, fresh = _at_peer(world, run.downstream_key("peer"), value)
@@ -118,15 +150,19 @@ async def _effect(world: World, op: Op) -> str:
 
 async def _in_steps(world: World, op: Op) -> str:
     run = current_run()
-    world.started.add(op.name)
+    world.begin(op, run)
+    if world.plan.ids:
+        _check_id(world, run, await _each(run.new_id("ord")))
 
     async def charge() -> str:
         _check_step(world, run, "charge")
         world.count += 1
-        made = _value(op, world.count)
+        value, fresh = _value(op, world.count), True
         key = run.downstream_key("charge")
         await asyncio.sleep(op.work / 2)
-        value, fresh = _at_peer(world, key, made)
+        world.check_owner(run)
+        if not world.plan.step:
+            value, fresh = _at_peer(world, key, value)
         if fresh:
             world.happen(op, value)
         return value
@@ -135,12 +171,27 @@ async def _in_steps(world: World, op: Op) -> str:
         _check_step(world, run, "ship")
         return value
 
-    value: str = await run.step("charge", charge)
+    value: str = await _each(run.step("charge", world.plain(charge), on_unknown=_of_step(world, op)))
     await asyncio.sleep(op.work / 2)
     if op.fails:
-        raise Flaw
-    again: str = await run.step("ship", ship, value)
+        raise will_fail(world, op, run)
+    again: str = await _each(run.step("ship", world.plain(ship), value))
     return again
+
+
+def _of_step(world: World, op: Op) -> Any:
+    """The `on_unknown` of the step that has the effect."""
+
+    async def look() -> Any:
+        return _found(world, op.name)
+
+    match world.plan.step:
+        case "hold":
+            return "hold"
+        case "probe":
+            return world.plain(look)
+        case _:
+            return "retry"
 
 
 def _at_peer(world: World, key: str, value: str) -> tuple[str, bool]:
@@ -148,25 +199,51 @@ def _at_peer(world: World, key: str, value: str) -> tuple[str, bool]:
     return known, known == value
 
 
+def _owns(world: World, run: Run) -> bool:
+    grant = world.server.auditor.grants.get(run.scope.hash)
+    return grant is not None and grant.nonce == run.ask.nonce
+
+
 def _check_step(world: World, run: Run, name: str) -> None:
-    """R26: what the owner of a key had noted as done is not run again by it, nor by whoever takes over."""
-    key = run.scope.hash
-    grant = world.server.auditor.grants.get(key)
-    if grant is not None and grant.nonce == run.ask.nonce and name in world.server.auditor.noted.get(key, ()):
+    """R26: what was noted as done, or was begun under hold, is not run again by its owner, nor by who takes over."""
+    key, auditor = run.scope.hash, world.server.auditor
+    if not _owns(world, run):
+        return
+    if name in auditor.noted.get(key, ()):
         world.broken.append(f"R26: step {name} of {run.key} ran again after it was noted")
+    if world.plan.step == "hold" and auditor.begun.get((key, name), run.ask.nonce) != run.ask.nonce:
+        world.broken.append(f"R26: step {name} of {run.key} ran again though it is held")
+
+
+def _check_id(world: World, run: Run, text: str) -> None:
+    """R25: one id per scope, durable when it is known."""
+    if _owns(world, run) and world.server.auditor.ids.get(run.scope.hash) != text.encode():
+        world.broken.append(f"R25: {run.key} was given the id {text}, which is not the one that was noted")
+
+
+# --------------------------------------------------------------------------------------------------------- probes
 
 
 def policy_of(world: World) -> Any:
     """The world's `on_unknown`."""
     if world.plan.mode == "hold":
         return "hold"
-    return partial(_probe, world) if world.plan.mode == "probe" else "retry"
+    return world.plain(_probe, world) if world.plan.mode == "probe" else "retry"
 
 
 async def _probe(world: World, *_: Any) -> Any:
     await asyncio.sleep(world.plan.latency)
     run = current_run()
-    value = world.done_outside.get(f"{run.tenant}/{run.operation}/{run.key}")
+    world.looks += 1
+    if world.plan.doubts and world.looks % _DOUBT == 1:
+        return UNDECIDED
+    return _found(world, f"{run.tenant}/{run.operation}/{run.key}")
+
+
+def _found(world: World, name: str) -> Any:
+    value = world.done_outside.get(name)
+    if world.plan.mode == "tx":
+        value = next((world.decoded(result) for made, result in world.server.effects if made == name), None)
     return NOT_FOUND if value is None else Found(value)
 
 
@@ -176,20 +253,29 @@ async def probe_record(world: World, record: Any) -> Any:
     return await _probe(world)
 
 
-register(
-    Workload(
-        "core",
-        plan=plan_of,
-        calls={
-            "execute": _execute,
-            "consume": _consume,
-            "claim": _claim,
-            "purge": _purge,
-            "reconcile": _reconcile,
-            "peek": _peek,
-            "resolve": _resolve,
-            "forget": _forget,
-        },
-        points=POINTS,
-    )
-)
+def _granted_to_nobody(world: World) -> list[str]:
+    """R16: a claim that its caller has given up, and that arrives all the same, holds up nobody."""
+    auditor = world.server.auditor
+    held = [(name, nonce) for name, nonce in auditor.lapsed if nonce not in world.ran]
+    for key, record in world.server._records.items():  # noqa: SLF001 - a look from above
+        grant = auditor.grants.get(key)
+        if grant is not None and grant.ended is None and grant.nonce not in world.ran and record.scope:
+            held.append((name_of(record.scope), grant.nonce))
+    return [f"R16: {name} was granted to a claim that its caller had given up" for name, _ in held]
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "execute": _execute,
+    "consume": _consume,
+    "claim": _claim,
+    "purge": _purge,
+    "reconcile": _reconcile,
+    "peek": _peek,
+    "resolve": _resolve,
+    "forget": _forget,
+    "history": _history,
+}
+
+register(Workload("core", plan=plan_of, calls=CALLS, points=POINTS))
+register(Workload("sync", plan=sync_plan_of, calls=CALLS, points=POINTS))
+register(Workload("stragglers", plan=straggler_plan_of, calls=CALLS, checks=(_granted_to_nobody,)))

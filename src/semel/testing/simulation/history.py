@@ -1,4 +1,4 @@
-"""Are concurrent histories of claim, renew, note and settle explained by *some* order of atomic decisions of the model?
+"""Are concurrent histories of claim, renew, note, settle and peek explained by *some* order of atomic decisions of the model?
 
 Wing and Gong's search with Lowe's memory of visited configurations, one key at a time. A call has a time of invocation
 and, if its sender learned of it, of return; a call without an answer may have taken effect at any time after its
@@ -16,10 +16,13 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Any
 
-from semel import model as _product
-from semel.model import Kind, Record, Replay, Unknown, Won
+import msgspec
 
-__all__ = ["Call", "inexplicable", "is_linearizable"]
+from semel import model as _product
+from semel.keys import Scope
+from semel.model import Kind, Record, Replay, State, Unknown, Won
+
+__all__ = ["Call", "Look", "inexplicable", "is_linearizable"]
 
 _MOST_CONFIGURATIONS = 20_000
 
@@ -34,6 +37,13 @@ def _private_model() -> Any:
 
 
 _model = _private_model()
+
+
+class Look(msgspec.Struct, frozen=True):
+    """A peek as an item of a history."""
+
+    scope: Scope
+    nonce: bytes = b""
 
 
 class Call:
@@ -128,6 +138,8 @@ def _next(moves: Sequence[_Move], taken: frozenset[int], record: Record | None, 
 def _decide(record: Record | None, move: _Move, now: float) -> tuple[Record | None] | None:
     """The record after this decision, in a tuple; None when the model would have answered otherwise."""
     call = move.call
+    if call.verb == "peek":
+        return (record,) if not move.must or _seen(record, now) == _seen(*call.answer) else None
     answer, changed = getattr(_model, call.verb)(record, call.item, now)
     if move.must and not _same(answer, call.answer):
         return None
@@ -147,6 +159,14 @@ def _same(expected: Any, told: Any) -> bool:
     if isinstance(expected, Unknown):
         return bool(expected.policy is told.policy)
     return expected == told if isinstance(expected, str) else True
+
+
+def _seen(record: Record | None, now: float) -> Any:
+    """What a reader may rely on: a record that is over, and a tombstone's body, may have been swept away or not."""
+    state = _model.view(record, now)
+    if record is None or state is None or state is State.EXPIRED:
+        return state
+    return state, *_run_of(record), record.result, record.labels
 
 
 def _run_of(record: Record) -> Any:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from semel.errors import CodecError
 from semel.layers.cache import MOST_SECONDS
-from semel.results import codec_for
 from semel.testing.simulation.history import inexplicable
 from semel.testing.simulation.plans import NETWORK
 from semel.testing.simulation.workloads import workload_of
-from semel.testing.simulation.world import Answered, World
+from semel.testing.simulation.world import SETTLE_TIMEOUT, TIMEOUT, Answered, World
 
 __all__ = ["CHECKS", "doubled", "violations"]
 
@@ -29,26 +27,31 @@ CHECKS = {
     "I10": "a lost run under hold or probe never becomes a success, a failure or a re-run by time alone",
     "I11": "nothing is told of a key whose time is over",
     "I14": "a purge removes nothing that is not over",
-    "R7": "a live run is never forgotten",
+    "R3": "nobody waits much longer than he said he would",
+    "R7": "a live run is never forgotten; labels, ref and history are told as they were stored",
+    "R9": "a known failure means what on_error said; a delayed release is delayed",
+    "R10": "a call ends as cancelled only if its own caller cancelled it",
     "R13": "a person's word is taken on unknown or failed keys only, once",
+    "R14": "a released key blocks nobody",
     "R16": "a lost message locks no key: not against its own sender, not for good",
-    "R17": "a lease is lost only to another owner",
-    "R26": "a step that was noted is not run again",
+    "R17": "a lease is lost only to another owner, and who lost it is stopped",
+    "R19": "a used key is known as used until its tombstone ends, and not after",
+    "R25": "one id per scope, durable when it is known",
+    "R26": "a step that was noted, or begun under hold, is not run again",
     "R31": "a forgotten outcome is replayed from a cache for a second at most",
     "H1": "some order of atomic decisions explains what every client was told",
 }
 _TOLD = ("execute", "claim")
-_CODEC = codec_for(None, str)
 
 
 def violations(world: World) -> list[str]:
     """Every broken promise of this world, in words; empty when all is well."""
     found = [*world.server.auditor.broken, *world.broken]
-    for check in (_effects, _answers, _strangers, _requests, _losses, _stale, _liveness):
+    for check in (_effects, _answers, _strangers, _requests, _losses, _stale, _over, _patience, _liveness):
         found += check(world)
     for own in workload_of(world.plan.workload).checks:
         found += own(world)
-    if not found and not world.plan.lossy:
+    if not found and not world.plan.lossy and not world.plan.unsweeps:
         found += inexplicable(world.server.history)
     return found
 
@@ -70,7 +73,7 @@ def _counts(world: World) -> Counter[str]:
 def _effects(world: World) -> list[str]:
     """I1. A key that a person freed, or whose retention is over, may rightly run again; a peer's key outlives that."""
     plan, freed = world.plan, world.server.auditor.freed
-    outlives = plan.mode in ("keyed", "steps")
+    outlives = plan.mode in ("keyed", "steps") and not plan.step
     return [
         f"I1: {count} effects for {name} in mode {plan.mode}"
         for name, count in _counts(world).items()
@@ -79,12 +82,12 @@ def _effects(world: World) -> list[str]:
 
 
 def _is_once(world: World) -> bool:
-    plan, kinds = world.plan, world.plan.kinds
-    if plan.mode in ("keyed", "tx", "steps") or not kinds:
+    plan, kinds = world.plan, world.plan.kinds - {"lose-wake"}
+    if (plan.mode in ("keyed", "tx", "steps") and not plan.step) or not kinds:
         return True
-    if plan.mode == "hold":
+    if plan.mode == "hold" or plan.step == "hold":
         return not plan.lossy
-    if plan.mode == "probe":
+    if plan.mode == "probe" or plan.step == "probe":
         # Authoritative, but a zombie may act between the look and the re-run; so may a store that forgot the claim.
         return kinds <= {"kill", "kill-at-point", *NETWORK} - {"late"}
     return _is_one_lost_message(world)
@@ -126,20 +129,13 @@ def _made(world: World) -> set[str]:
     results = set(world.server.auditor.words)
     if world.plan.mode == "tx":
         results |= {result for _, result in world.server.auditor.settled}
-    return made | {value for value in map(_decoded, results) if value is not None}
-
-
-def _decoded(result: bytes) -> str | None:
-    try:
-        value: str = _CODEC.decode(result)
-    except CodecError:
-        return None
-    return value
+    return made | {value for value in map(world.decoded, results) if value is not None}
 
 
 def _strangers(world: World) -> list[str]:
     """I7, and I6 for what is told: a value says by itself for whom and for which request it was made."""
     found: list[str] = []
+    words = {world.decoded(word) for word in world.server.auditor.words}
     for answer in world.answers:
         if answer.error or answer.op.kind not in _TOLD or answer.value is None:
             continue
@@ -147,7 +143,8 @@ def _strangers(world: World) -> list[str]:
         if name != answer.op.name:
             found.append(f"I7: a caller of {answer.op.name} was told {answer.value}")
         request = rest.partition("?")[2]
-        if world.plan.mode not in ("keyed", "steps", "probe") and request != str(answer.op.request):
+        told = world.plan.mode not in ("keyed", "steps", "probe") and answer.value not in words
+        if told and request != str(answer.op.request):
             found.append(f"I6: a caller with request {answer.op.request} was told {answer.value}")
     return found
 
@@ -209,7 +206,7 @@ def _stale(world: World) -> list[str]:
     for (name, result), when in auditor.forgotten.items():
         if auditor.settled.get((name, result), 0.0) > when or not result:
             continue
-        gone, value = when - 1_000_000.0, _decoded(result)
+        gone, value = when - 1_000_000.0, world.decoded(result)
         found += [
             f"R31: a caller of {name} was told {value} after it was forgotten"
             for answer in world.answers
@@ -221,14 +218,47 @@ def _stale(world: World) -> list[str]:
     return found
 
 
+def _over(world: World) -> list[str]:
+    """I11 for what is told from memory: a result is replayed for its retention, not longer."""
+    plan = world.plan
+    if plan.retention is None or plan.kinds & {"clock", "failover"}:
+        return []
+    ends = {
+        (name, world.decoded(result)): when - 1_000_000.0 + plan.retention
+        for (name, result), when in world.server.auditor.settled.items()
+    }
+    return [
+        f"I11: a caller of {answer.op.name} was told {answer.value} after its time"
+        for answer in world.answers
+        if answer.replayed
+        and answer.value is not None
+        and answer.began > ends.get((answer.op.name, answer.value), answer.began) + 10 * plan.latency
+    ]
+
+
+def _patience(world: World) -> list[str]:
+    """R3, with room for what the faults of this plan take."""
+    plan = world.plan
+    trouble = sum(abs(fault.span) for fault in plan.faults)
+    room = 4 * plan.lease + 3 * SETTLE_TIMEOUT + 10 * TIMEOUT + 40 * plan.latency + trouble
+    return [
+        f"R3: a caller of {answer.op.name} waited {answer.at - answer.began:.1f} s"
+        for answer in world.answers
+        if answer.at - answer.began > answer.op.wait + 2 * answer.op.work + room
+    ]
+
+
 def _liveness(world: World) -> list[str]:
     """I9, I10 and the half of R16 that only time shows."""
     if world.finished_at is None:
         return ["I9: the world never came to rest"]
     found: list[str] = []
+    # With steps the store's own trouble reaches the function, and "replay" makes it the outcome as any other error.
+    replayed = {op.name for ops in world.plan.workers for op in ops if op.on_error == "replay"}
+    failed = world.server.auditor.failed | (replayed if world.plan.mode == "steps" else set())
     for answer in world.answers:
         name = answer.op.name
-        if answer.error == "PreviousFailure" and name not in world.server.auditor.failed:
+        if answer.error == "PreviousFailure" and name not in failed:
             found.append(f"I10: {name} was told as failed, which nobody had said")
         if answer.worker == "audit.1" and not _is_end(world, answer):
             found.append(f"I9: {name} ended in {answer.error or 'nothing'}")
@@ -240,7 +270,13 @@ def _liveness(world: World) -> list[str]:
 def _is_end(world: World, answer: Answered) -> bool:
     if answer.value is not None or answer.replayed or answer.error in ("KeyMismatch", "PreviousFailure"):
         return True
-    held = world.plan.mode in ("hold", "probe") or any(op.policy for ops in world.plan.workers for op in ops)
+    plan = world.plan
+    if answer.error == "KeyExpired":
+        return plan.tombstone > 0
+    held = plan.mode in ("hold", "probe") or bool(plan.step)
+    held = held or any(
+        op.policy or op.on_error in ("hold", "broken", "callable") for ops in plan.workers for op in ops
+    )
     return answer.error == "OutcomeUnknown" and held
 
 

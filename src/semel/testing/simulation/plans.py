@@ -7,7 +7,20 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["FAULTS", "MODES", "NETWORK", "POINTS", "Fault", "Mode", "Op", "Plan", "plan_of"]
+__all__ = [
+    "FAULTS",
+    "MODES",
+    "NETWORK",
+    "ON_ERROR",
+    "POINTS",
+    "Fault",
+    "Mode",
+    "Op",
+    "Plan",
+    "plan_of",
+    "straggler_plan_of",
+    "sync_plan_of",
+]
 
 Mode = Literal["retry", "hold", "probe", "keyed", "tx", "steps"]
 MODES: tuple[Mode, ...] = ("retry", "hold", "probe", "keyed", "tx", "steps")
@@ -26,6 +39,7 @@ FAULTS: dict[str, int] = {
     "reset-reply": 8,
     "double": 8,
     "late": 8,
+    "lose-wake": 4,
     "store-down": 6,
     "failover": 4,
     "clock": 4,
@@ -55,18 +69,31 @@ _SHAPES: dict[str, int] = {
 }
 _PLAIN: dict[str, int] = {"execute": 72, "consume": 8, "claim": 8, "purge": 4, "reconcile": 4, "peek": 4}
 _REPAIR: dict[str, int] = {
-    "execute": 52,
+    "execute": 50,
     "claim": 6,
     "resolve": 18,
     "forget": 10,
     "reconcile": 6,
-    "purge": 8,
+    "purge": 6,
+    "history": 4,
 }
+# What a call says about a known failure: the words of `on_error`, `Release(after=…)`, a callable, one that fails itself.
+ON_ERROR = ("", "release", "hold", "replay", "after", "callable", "broken")
+# Which call's own `on_unknown` may differ from its world's: never a more lenient one where the mode promises something.
+_POLICIES: dict[Mode, tuple[str, ...]] = {
+    "retry": ("hold", "probe"),
+    "hold": (),
+    "probe": ("hold",),
+    "keyed": ("hold", "probe"),
+    "tx": ("hold", "probe"),
+    "steps": ("hold",),
+}
+_STEPS: tuple[Literal["", "hold", "probe"], ...] = ("", "", "", "hold", "probe")
 # Scopes that meet when a part is left out, or when parts are joined by a separator.
 _NAMES = (("t", "x", "k"), ("u", "x", "k"), ("t", "x", "y:k"), ("t", "x:y", "k"))
 
 
-class Op(msgspec.Struct, frozen=True):
+class Op(msgspec.Struct, frozen=True, omit_defaults=True):
     """One call of one client."""
 
     key: str
@@ -75,6 +102,10 @@ class Op(msgspec.Struct, frozen=True):
     wait: float
     request: int = 0
     fails: bool = False
+    """Its function raises before it has had an effect."""
+    on_error: str = ""
+    """What its caller says about that: one of ON_ERROR."""
+    labels: str = ""
     kind: str = "execute"
     tenant: str = "default"
     operation: str = "default"
@@ -88,7 +119,7 @@ class Op(msgspec.Struct, frozen=True):
         return f"{self.tenant}/{self.operation}/{self.key}"
 
 
-class Fault(msgspec.Struct, frozen=True):
+class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     """What goes wrong: `worker` is hit at virtual time `at`, at its `nth` store call, pass of `point`, or await."""
 
     kind: str
@@ -99,8 +130,12 @@ class Fault(msgspec.Struct, frozen=True):
     point: str = ""
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """A whole world: `batches`, `cache` and `notifies` switch layers and abilities of the simulated store."""
+class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A whole world: `batches`, `cache` and `notifies` switch layers and abilities of the simulated store.
+
+    `step` is the `on_unknown` of the charging step in mode steps (empty: retry, with a key for the peer); `ids` mints a
+    public id in every run; `doubts` makes probes undecided now and then; `warns` is on_lease_lost="warn".
+    """
 
     seed: int
     mode: Mode
@@ -112,12 +147,25 @@ class Plan(msgspec.Struct, frozen=True):
     batches: bool = False
     cache: bool = False
     notifies: bool = True
+    tombstone: float = 0.0
+    purge_every: float | None = None
+    step: Literal["", "hold", "probe"] = ""
+    ids: bool = False
+    doubts: bool = False
+    warns: bool = False
+    colour: Literal["async", "sync"] = "async"
     workload: str = "core"
 
     @property
     def lossy(self) -> bool:
         """The store forgets writes that it had acknowledged: the last column of the guarantee table."""
         return any(fault.kind == "failover" for fault in self.faults)
+
+    @property
+    def unsweeps(self) -> bool:
+        """A record is swept away because its time is over, and then its time comes back."""
+        sweeps = self.purge_every or any(op.kind == "purge" for ops in self.workers for op in ops)
+        return bool(sweeps) and _steps_back(self.faults)
 
     @property
     def kinds(self) -> set[str]:
@@ -134,6 +182,7 @@ def plan_of(seed: int) -> Plan:
         return _beat(rng, seed, mode)
     workers = _workers(rng, shape, lease, mode)
     faults = tuple(_fault(rng, len(workers), lease) for _ in range(rng.choice((0, 1, 1, 2, 2, 3))))
+    brief = shape == "brief"
     return Plan(
         seed=seed,
         mode=mode,
@@ -141,11 +190,42 @@ def plan_of(seed: int) -> Plan:
         latency=rng.choice((0.001, 0.01, 0.05)),
         workers=workers,
         faults=faults,
-        retention=rng.choice((0.5, 1.5)) * lease if shape == "brief" else None,
+        retention=rng.choice((0.5, 1.5)) * lease if brief else None,
         batches=rng.random() < 0.2,
         cache=rng.random() < 0.2 or shape == "stale",
         notifies=rng.random() < 0.8,
+        # Not under a clock that steps back: a body that a purge has taken away does not come back with the time.
+        tombstone=(rng.choice((0.0, 1.0, 3.0)) if brief else 0.0) * lease * (not _steps_back(faults)),
+        purge_every=lease if brief and rng.random() < 0.3 else None,
+        step=rng.choice(_STEPS) if mode == "steps" else "",
+        ids=mode == "steps" and rng.random() < 0.3,
+        doubts=rng.random() < 0.15,
+        warns=rng.random() < 0.1,
     )
+
+
+def _steps_back(faults: tuple[Fault, ...]) -> bool:
+    return any(fault.kind == "clock" and fault.span < 0 for fault in faults)
+
+
+def sync_plan_of(seed: int) -> Plan:
+    """The same for callers of `Semel`. A thread cannot be cancelled, and its calls do not share a tick."""
+    plan = plan_of(seed)
+    faults = tuple(fault for fault in plan.faults if not fault.kind.startswith("cancel"))
+    return msgspec.structs.replace(plan, faults=faults, batches=False, colour="sync", workload="sync")
+
+
+def straggler_plan_of(seed: int) -> Plan:
+    """A claim arrives after its caller gave up, and after somebody else has had the key and freed it."""
+    rng = Random(f"stragglers/{seed}")  # noqa: S311 - repeatable on purpose
+    mode: Mode = rng.choice(("retry", "hold", "probe", "keyed"))
+    lease = 2.0
+    given_up = Op("k0", rng.uniform(0.0, 0.1), 0.0, 0.0, kind=rng.choice(("execute", "claim", "consume")))
+    between = Op("k0", rng.uniform(0.3, 0.7), rng.choice((0.0, 0.05)), 0.0, fails=True, on_error="release")
+    last = Op("k0", rng.uniform(0.3, 0.9), 0.01, rng.choice((0.0, 10 * lease)))
+    workers = ((given_up,), (between,) if rng.random() < 0.5 else (between, last))
+    late = Fault("late", 0, nth=1)
+    return Plan(seed, mode, lease, rng.choice((0.001, 0.01)), workers, (late,), workload="stragglers")
 
 
 def _drawn(rng: Random, weights: dict[str, int]) -> str:
@@ -156,8 +236,7 @@ def _workers(rng: Random, shape: str, lease: float, mode: Mode) -> tuple[tuple[O
     if shape == "storm":
         # Many callers of one key at once: coalescing inside a worker, waiters in all of them.
         return tuple(
-            tuple(_storm_op(rng, lease, mode) for _ in range(rng.randint(3, 6)))
-            for _ in range(rng.randint(1, 2))
+            tuple(_storm_op(rng, lease) for _ in range(rng.randint(3, 6))) for _ in range(rng.randint(1, 2))
         )
     if shape == "stale":
         return _stale_ops(rng)
@@ -176,29 +255,35 @@ def _op(rng: Random, shape: str, names: list[tuple[str, str, str]], lease: float
     kind = _drawn(rng, _REPAIR if shape == "repair" else _PLAIN)
     late = kind in ("resolve", "forget", "purge", "reconcile") or shape == "brief"
     after = rng.expovariate(4) if rng.random() < 0.7 else 0.0
+    fails = rng.random() < 0.12
+    own = _POLICIES[mode]
     return Op(
         key=key,
         after=after + (rng.uniform(0, 4 * lease) if late else 0.0),
         work=rng.choice((0.0, 0.01, lease * 0.5, lease * 1.5)),
         wait=rng.choice((0.0, lease, 10 * lease)),
         request=1 if rng.random() < (0.3 if shape == "brief" else 0.08) else 0,
-        fails=rng.random() < 0.12 and mode not in ("hold", "probe"),
+        fails=fails,
+        on_error=rng.choice(ON_ERROR) if fails else "",
+        labels=rng.choice(("", "", "red", "blue")),
         kind=kind,
         tenant=tenant,
         operation=operation,
-        policy="hold" if mode == "retry" and rng.random() < 0.1 else "",
+        policy=rng.choice(own) if own and rng.random() < 0.08 else "",
         word=rng.choice(("value", "error", "release")) if kind == "resolve" else "value",
     )
 
 
-def _storm_op(rng: Random, lease: float, mode: Mode) -> Op:
+def _storm_op(rng: Random, lease: float) -> Op:
+    fails = rng.random() < 0.15
     return Op(
         key="k0",
         after=rng.uniform(0, 0.02) if rng.random() < 0.6 else rng.uniform(0, lease),
         work=rng.choice((0.01, lease * 0.5, lease * 1.5)),
         wait=rng.choice((0.0, 10 * lease, 10 * lease, 10 * lease)),
         request=1 if rng.random() < 0.15 else 0,
-        fails=rng.random() < 0.15 and mode not in ("hold", "probe"),
+        fails=fails,
+        on_error=rng.choice(ON_ERROR) if fails else "",
         kind="execute" if rng.random() < 0.8 else "claim",
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -16,15 +15,14 @@ import msgspec
 
 from semel.testing.simulation.invariants import doubled, violations
 from semel.testing.simulation.plans import Plan
-from semel.testing.simulation.shrink import shrink
 from semel.testing.simulation.workloads import workload_of
 from semel.testing.simulation.world import World
 
-__all__ = ["CHUNK", "Report", "check", "dump", "explore", "replay"]
+__all__ = ["CHUNK", "Report", "check", "explore", "names_of"]
 
 CHUNK = 200  # schedules per forked process: what killed workers leave behind is never finalized, so processes end early
 
-_ENDS = frozenset({"KeyMismatch", "Flaw", "InProgress", "PreviousFailure"})
+_ENDS = frozenset({"KeyMismatch", "Flaw", "InProgress", "PreviousFailure", "KeyExpired"})
 
 
 class Report(msgspec.Struct):
@@ -140,16 +138,6 @@ def _work(pipe: Any, seeds: range, setup: Callable[[], Any] | None, workload: st
     os._exit(0)
 
 
-def replay(seed: int, *, smaller: bool = False, workload: str = "core") -> tuple[Plan, list[str], World]:
-    """One seed again; with `smaller`, the smallest plan that breaks the same promise."""
-    plan = workload_of(workload).plan(seed)
-    broken, world = check(plan)
-    if smaller and broken:
-        names = {text.partition(":")[0] for text in broken}
-        plan = shrink(plan, lambda each: bool(names & {text.partition(":")[0] for text in check(each)[0]}))
-        broken, world = check(plan)
-    return plan, broken, world
-
-
-def dump(plan: Plan) -> str:
-    return json.dumps(msgspec.to_builtins(plan), indent=1)
+def names_of(broken: list[str]) -> set[str]:
+    """The checks behind a list of broken promises."""
+    return {text.partition(":")[0] for text in broken}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
+from semel import model
 from semel.errors import StoreUnavailable
 from semel.keys import Scope
 from semel.model import Answer, Ask, Kind, Note, Record, Renewal, Settle, Verdict
@@ -16,7 +17,7 @@ from semel.runtime import run_sync
 from semel.store import Capabilities, Colour, Facts, Page, Query, Unwatch
 from semel.stores.memory import MemoryStore
 from semel.testing.simulation.auditor import Auditor, name_of
-from semel.testing.simulation.history import Call
+from semel.testing.simulation.history import Call, Look
 from semel.testing.simulation.loop import SimLoop, worker_tag
 
 __all__ = ["Link", "Server"]
@@ -34,10 +35,12 @@ class Server(MemoryStore):
         self.down = False
         self.tx = tx
         self.effects: list[tuple[str, bytes]] = []
-        self.auditor = Auditor()
+        self.auditor = Auditor(lossy=lossy)
         self.history: list[Call] = []
         self._lossy = lossy
         self._past: list[tuple[float, Any]] = []
+        self.spoken: Counter[str] = Counter()
+        """Words of people that were taken, by the name of the key: what `history` must tell."""
 
     def _time(self) -> float:
         now: float = 1_000_000.0 + self._loop.time() + self.skew
@@ -45,7 +48,15 @@ class Server(MemoryStore):
 
     def apply(self, verb: str, argument: Any) -> Any:
         """One request, atomically. Every answer is told to the auditor, item by item."""
-        answer = self._note(argument) if verb == "note" else [_DECIDE[verb](self, item) for item in argument]
+        if verb in _READS:
+            return _READS[verb](self, argument)
+        answer: Any
+        if verb == "note":
+            answer = self._note(argument)
+        elif verb == "purge":
+            answer = self._purged(argument)
+        else:
+            answer = [_DECIDE[verb](self, item) for item in argument]
         if self._lossy:
             state = (dict(self._records), self.auditor.save(), list(self.effects))
             self._past.append((self._loop.time(), state))
@@ -63,7 +74,12 @@ class Server(MemoryStore):
         took_effect = self.auditor.settled_by(end, answer, before, self._records.get(key), self._time())
         if self.tx and took_effect and end.kind is Kind.DONE and not end.new_nonce:
             self.effects.append((name_of(end.scope), end.result))
+        if end.actor and (took_effect or (end.kind is Kind.FORGOTTEN and self._was_there(before, answer))):
+            self.spoken[name_of(end.scope)] += 1
         return answer
+
+    def _was_there(self, before: Record | None, answer: Answer | Exception) -> bool:
+        return answer is Answer.OK and model.view(before, self._time()) is not None
 
     def _renewed(self, renewal: Renewal) -> Answer | Exception:
         key = renewal.scope.hash
@@ -78,9 +94,9 @@ class Server(MemoryStore):
         self.auditor.noted_down(note, self._records.get(note.scope.hash) is not before, self._time())
         return answer
 
-    async def purge(self, limit: int) -> int:
+    def _purged(self, limit: int) -> int:
         before = dict(self._records)
-        count = await super().purge(limit)
+        count = run_sync(MemoryStore.purge(self, limit))
         gone = {key: record for key, record in before.items() if key not in self._records}
         self.auditor.purged(gone, self._time())
         return count
@@ -90,7 +106,7 @@ class Server(MemoryStore):
         horizon = self._loop.time() - lost
         while self._past and self._past[-1][0] > horizon:
             self._past.pop()
-        records, audit, effects = self._past[-1][1] if self._past else ({}, ({}, {}), [])
+        records, audit, effects = self._past[-1][1] if self._past else ({}, ({}, {}, {}, {}), [])
         self._records, self.effects = dict(records), list(effects)
         self.auditor.restore(audit)
 
@@ -100,6 +116,13 @@ _DECIDE: dict[str, Callable[[Server, Any], Any]] = {
     "settle": Server._settled,  # noqa: SLF001
     "renew": Server._renewed,  # noqa: SLF001
 }
+_READS: dict[str, Callable[[Server, Any], Any]] = {
+    "peek": lambda server, look: run_sync(MemoryStore.peek(server, look.scope)),
+    "scan": lambda server, query: run_sync(MemoryStore.scan(server, query)),
+    "watch": lambda server, wanted: run_sync(MemoryStore.watch(server, *wanted)),
+}
+_WRITTEN_DOWN = frozenset({"claim", "settle", "renew", "note", "peek"})
+_SINGLE = frozenset({"note", "peek"})
 
 
 class Link:
@@ -118,6 +141,7 @@ class Link:
         batches: bool,
         notifies: bool,
         reached: Counter[str],
+        lost_wakes: frozenset[int] = frozenset(),
     ) -> None:
         self.capabilities = Capabilities(
             durable=True, shared=True, notifies=notifies, batches=batches, server_clock=True
@@ -128,7 +152,11 @@ class Link:
         self._timeout = timeout
         self._incidents = incidents
         self._reached = reached
+        self._lost_wakes = lost_wakes
         self.calls = 0
+        self.wakes = 0
+        self.told_lost: set[bytes] = set()
+        """Nonces whose owner has been told, in an answer that arrived, that they are fenced."""
 
     async def _send(self, verb: str, argument: Any) -> Any:
         loop: Any = asyncio.get_running_loop()
@@ -155,12 +183,16 @@ class Link:
             gives_up.cancel()
         if isinstance(answer, StoreUnavailable):
             raise answer
-        for call, each in zip(calls, (answer,) if verb == "note" else answer, strict=True):
+        for call, each in zip(calls, (answer,) if verb in _SINGLE else answer if calls else (), strict=True):
             call.returned(loop.time(), each)
+            if each is Answer.LOST:
+                self.told_lost.add(call.item.nonce)
         return answer
 
     def _written_down(self, loop: Any, verb: str, argument: Any) -> list[Call]:
-        items = (argument,) if verb == "note" else argument
+        if verb not in _WRITTEN_DOWN:
+            return []
+        items = (argument,) if verb in _SINGLE else argument
         calls = [Call(verb, item, loop.time()) for item in items]
         self._server.history += calls
         return calls
@@ -182,16 +214,39 @@ class Link:
         return answer
 
     async def peek(self, scope: Scope) -> tuple[Record | None, float]:
-        return self._server._records.get(scope.hash), self._server._clock()  # noqa: SLF001 - a look from above
+        answer: tuple[Record | None, float] = await self._send("peek", Look(scope))
+        return answer
 
     async def watch(self, scope: Scope, wake: Callable[[], None]) -> Unwatch:
-        return await self._server.watch(scope, wake if self.capabilities.notifies else _deaf)
+        """A subscription is a request like any other, and so is every wake-up on its way back; leaving is silent."""
+        if not self.capabilities.notifies:
+            return _nothing
+        relay = _Relay(self, wake)
+        leave: Unwatch = await self._send("watch", (scope, relay.ring))
+
+        async def unwatch() -> None:
+            relay.gone = True
+            await leave()
+
+        return unwatch
 
     async def scan(self, query: Query) -> Page:
-        return await self._server.scan(query)
+        answer: Page = await self._send("scan", query)
+        return answer
 
     async def purge(self, limit: int) -> int:
-        return await self._server.purge(limit)
+        answer: int = await self._send("purge", limit)
+        return answer
+
+    def is_lost_wake(self) -> bool:
+        self.wakes += 1
+        lost = self.wakes in self._lost_wakes
+        if lost:
+            self._reached["lose-wake"] += 1
+        return lost
+
+    def delay(self) -> float:
+        return self._rng.expovariate(1 / self._latency)
 
     async def facts(self) -> Facts:
         return Facts("simulated")
@@ -257,5 +312,25 @@ def _reset(arrived: asyncio.Future[Any]) -> None:
         arrived.set_result(StoreUnavailable("simulated: connection reset"))
 
 
-def _deaf() -> None:
-    """A wake-up that does not cross processes."""
+async def _nothing() -> None:
+    """Nobody was subscribed: this store wakes nobody across processes."""
+
+
+class _Relay:
+    """Carries wake-ups from the server to one waiter: late, sometimes never, and in the waiter's own worker."""
+
+    __slots__ = ("_context", "_link", "_loop", "_wake", "gone")
+
+    def __init__(self, link: Link, wake: Callable[[], None]) -> None:
+        self._link, self._wake = link, wake
+        self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
+        self.gone = False
+
+    def ring(self) -> None:
+        if not self._link.is_lost_wake():
+            self._loop.call_later(self._link.delay(), self._arrive, context=self._context)
+
+    def _arrive(self) -> None:
+        if not self.gone:
+            self._wake()

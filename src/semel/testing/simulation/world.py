@@ -12,12 +12,13 @@ from random import Random
 from typing import Any
 
 from semel import points
-from semel.errors import SemelError
-from semel.flow import Engine
-from semel.loop import LoopRuntime
+from semel.errors import CodecError, SemelError
 from semel.model import State
-from semel.once import AsyncSemel
-from semel.testing.simulation.clients import Flaw, policy_of, probe_record
+from semel.results import codec_for
+from semel.run import Run
+from semel.testing.simulation import faces
+from semel.testing.simulation.clients import policy_of, probe_record
+from semel.testing.simulation.failures import Flaw
 from semel.testing.simulation.loop import SimLoop, worker_tag
 from semel.testing.simulation.plans import NETWORK, Fault, Op, Plan
 from semel.testing.simulation.stores import Link, Server
@@ -27,35 +28,10 @@ __all__ = ["Answered", "Effect", "World"]
 
 TIMEOUT = 0.4
 SETTLE_TIMEOUT = 1.0
+LONGEST = 150.0  # virtual seconds: by then every world has come to rest, or never will
 
 _call_tag: ContextVar[str] = ContextVar("semel_sim_call", default="")
-
-
-class _Runtime(LoopRuntime):
-    def __init__(self, loop: Any, rng: Random, senders: dict[bytes, str]) -> None:
-        super().__init__(loop, _no_pool)
-        self._rng = rng
-        self._senders = senders
-
-    def entropy(self, size: int) -> bytes:
-        drawn = self._rng.randbytes(size)
-        self._senders[drawn] = _call_tag.get()
-        return drawn
-
-
-def _no_pool() -> Any:
-    raise AssertionError("a simulated world has no threads")
-
-
-class _Face(AsyncSemel):
-    def __init__(self, link: Link, rng: Random, senders: dict[bytes, str], **settings: Any) -> None:
-        super().__init__(link, **settings)
-        self._rng = rng
-        self._senders = senders
-
-    def _make_engine(self, loop: asyncio.AbstractEventLoop) -> Engine:
-        engine = self._engines[loop] = self._engine_for(_Runtime(loop, self._rng, self._senders))
-        return engine
+_CODEC = codec_for(None, str)
 
 
 class Effect:
@@ -79,7 +55,10 @@ class Answered:
 
 
 class World:
-    """Made from a plan, run once. A workload's calls may use `happen`, `say`, `count`, `downstream` and `server`."""
+    """Made from a plan, run once.
+
+    A workload's calls may use `happen`, `say`, `plain`, `check_owner`, `count`, `downstream`, `broken` and `server`.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -91,9 +70,11 @@ class World:
         self.reached: Counter[str] = Counter()
         self.broken: list[str] = []
         self.started: set[str] = set()
+        self.ran: set[bytes] = set()
         self.downstream: dict[str, str] = {}
         self.done_outside: dict[str, str] = {}
         self.count = 0
+        self.looks = 0
         self.finished_at: float | None = None
         self.quiet_at = 0.0
         self._calls = workload_of(plan.workload).calls
@@ -105,6 +86,8 @@ class World:
         self._restarted: list[asyncio.Task[None]] = []
         self._returning = 0
         self._called = 0
+        self._links: dict[str, Link] = {}
+        self._cancelled: set[asyncio.Task[None] | None] = set()
 
     # ----------------------------------------------------------------------------------------------- running
 
@@ -120,11 +103,42 @@ class World:
     def say(self, text: str) -> None:
         self.trace.append(f"{self.loop.time():.6f} {worker_tag.get() or '-'} {text}")
 
+    def begin(self, op: Op, run: Run) -> None:
+        """A client's function begins."""
+        self.started.add(op.name)
+        self.ran.add(run.ask.nonce)
+
     def happen(self, op: Op, value: str) -> None:
         """An effect on the world outside."""
         self.effects.append(Effect(self.loop.time(), op.name, worker_tag.get(), value, op.request))
         self.done_outside.setdefault(op.name, value)
         self.say(f"effect {value}")
+
+    def plain(self, fn: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Callable[..., Any]:
+        """A coroutine function and its first arguments as what a face of this world's colour can run."""
+        return partial(fn, *args) if self.plan.colour == "async" else partial(faces.plainly(), fn, *args)
+
+    def check_owner(self, run: Run) -> None:
+        """R17: who was told that the key is another's now is stopped where he stands."""
+        lost = run.ask.nonce in self._links[worker_tag.get()].told_lost
+        if lost and not self.plan.warns and self.plan.colour == "async":
+            self.broken.append(f"R17: a run of {run.key} went on after it was told that its lease is lost")
+
+    @staticmethod
+    def decoded(result: bytes) -> str | None:
+        try:
+            value: str = _CODEC.decode(result)
+        except CodecError:
+            return None
+        return value
+
+    def _entropy_of(self, rng: Random) -> Callable[[int], bytes]:
+        def entropy(size: int) -> bytes:
+            drawn = rng.randbytes(size)
+            self._senders[drawn] = _call_tag.get()
+            return drawn
+
+        return entropy
 
     async def _live(self) -> None:
         tasks = [self._start(number, ops) for number, ops in enumerate(self.plan.workers)]
@@ -136,6 +150,9 @@ class World:
             alive = [task for task in everybody if not task.done() and not self.loop.is_dead(task.get_name())]
             if not alive and not self._returning:
                 break
+            if self.loop.time() > LONGEST:
+                self.say("never at rest")
+                return
             await asyncio.wait(alive, timeout=self.plan.lease) if alive else await asyncio.sleep(
                 self.plan.lease
             )
@@ -170,14 +187,11 @@ class World:
         self._tasks[number] = tasks
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _face(self, number: int, tag: str) -> _Face:
+    def _face(self, number: int, tag: str) -> Any:
         plan = self.plan
-        incidents = {
-            fault.nth: fault.kind
-            for fault in plan.faults
-            if fault.kind in NETWORK and fault.worker == number and tag.endswith(".1")
-        }
-        link = Link(
+        mine = [fault for fault in plan.faults if fault.worker == number and tag.endswith(".1")]
+        incidents = {fault.nth: fault.kind for fault in mine if fault.kind in NETWORK}
+        link = self._links[tag] = Link(
             self.server,
             Random(f"{plan.seed}/{tag}/net"),  # noqa: S311 - repeatable on purpose
             latency=plan.latency,
@@ -186,42 +200,49 @@ class World:
             batches=plan.batches,
             notifies=plan.notifies,
             reached=self.reached,
+            lost_wakes=frozenset(fault.nth for fault in mine if fault.kind == "lose-wake"),
         )
-        face = _Face(
+        face = faces.face_of(
+            plan.colour,
             link,
-            Random(f"{plan.seed}/{tag}/nonce"),  # noqa: S311 - repeatable on purpose
-            self._senders,
+            self._entropy_of(Random(f"{plan.seed}/{tag}/nonce")),  # noqa: S311 - repeatable on purpose
             lease=plan.lease,
             timeout=TIMEOUT,
             settle_timeout=SETTLE_TIMEOUT,
             on_unknown=policy_of(self),
+            on_lease_lost="warn" if plan.warns else "cancel",
             retention=plan.retention,
+            tombstone=plan.tombstone,
+            purge_every=plan.purge_every,
             cache=16 if plan.cache else 0,
         )
         if plan.mode == "probe":
-            face.recovery("default", probe=partial(probe_record, self))
+            face.recovery("default", probe=self.plain(probe_record, self))
         return face
 
     # ------------------------------------------------------------------------------------------------ clients
 
-    async def _client(self, face: AsyncSemel, tag: str, op: Op) -> None:
+    async def _client(self, face: Any, tag: str, op: Op) -> None:
         self._called += 1
-        call = f"{tag}/{self._called}"
-        _call_tag.set(call)
+        name = f"{tag}/{self._called}"
+        _call_tag.set(name)
         task = asyncio.current_task()
         if task is not None:
-            self._by_call[call] = task
+            self._by_call[name] = task
         await asyncio.sleep(op.after)
         answered = Answered(op, tag, self.loop.time())
         self.say(f"call {op.kind} {op.name}")
         try:
-            await self._calls[op.kind](self, face, op, answered)
+            call = self._calls[op.kind](self, face, op, answered)
+            await (call if self.plan.colour == "async" else faces.in_greenlet()(call))
         except (SemelError, Flaw) as error:
             answered.error = type(error).__name__
             if answered.error == "InProgress" and op.kind in ("execute", "consume", "claim"):
-                self._check_blocked(call, op)
+                self._check_blocked(name, op)
         except asyncio.CancelledError:
             answered.error = "CancelledError"
+            if task not in self._cancelled:
+                self.broken.append(f"R10: a caller of {op.name} was cancelled by nobody")
             raise
         finally:
             if not self.loop.is_dead(tag):
@@ -249,7 +270,7 @@ class World:
             case "cancel":
                 tasks = self._tasks.get(fault.worker, [])
                 for task in tasks[(fault.nth - 1) % max(1, len(tasks)) :][:1]:
-                    task.cancel()
+                    self._cancel(task)
             case "store-down":
                 self.server.down = True
                 self.loop.call_later(fault.span, self._up)
@@ -294,7 +315,11 @@ class World:
     def _cancel_at_await(self, tasks: list[asyncio.Task[None]]) -> None:
         self.reached["cancel-at-await"] += 1
         self.say("fault cancel-at-await")
-        self.loop.call_soon(tasks[0].cancel)
+        self.loop.call_soon(self._cancel, tasks[0])
+
+    def _cancel(self, task: asyncio.Task[None]) -> None:
+        self._cancelled.add(task)
+        task.cancel()
 
     def _at_point(self, name: str) -> None:
         tag = worker_tag.get()
@@ -311,7 +336,7 @@ class World:
                 case "pause-at-point":
                     self._pause(tag, fault.span)
                 case _:
-                    self._by_call[_call_tag.get()].cancel()
+                    self._cancel(self._by_call[_call_tag.get()])
 
     # -------------------------------------------------------------------------------------------------- audit
 

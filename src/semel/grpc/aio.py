@@ -1,0 +1,280 @@
+"""The interceptor of a grpc.aio server. Keyed handlers run detached: a client that leaves does not cancel an effect."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from inspect import isasyncgenfunction, isawaitable
+from typing import Any, NoReturn, Unpack
+
+import grpc
+import grpc.aio
+
+from semel import AsyncSemel
+from semel.errors import ConfigurationError, SemelError
+from semel.grpc.answers import Answer, Metadata
+from semel.grpc.captures import AsyncCapture, Capture
+from semel.grpc.handlers import Wire, behaviour_of, handler_like
+from semel.grpc.policy import Caller, Options, Policy, Route, Ticket, Unstored, marker, refused
+from semel.grpc.refusals import Refusal
+from semel.grpc.requests import Received
+from semel.loop import is_async
+
+__all__ = ["AsyncIdempotencyInterceptor"]
+
+
+class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
+    """Calls with an idempotency key run once; a repetition gets the recorded answer, byte for byte.
+
+    Put it after the interceptors that authenticate: whoever stands before it is asked on replays too. grpc.aio cancels a
+    handler when its client leaves or its deadline passes; a keyed one runs on, and its outcome is recorded. At shutdown
+    wait for those with `drain`, or close the AsyncSemel, which waits too.
+    """
+
+    def __init__(self, *, once: AsyncSemel, **options: Unpack[Options]) -> None:
+        if not isinstance(once, AsyncSemel):
+            raise ConfigurationError(
+                f"once must be an AsyncSemel, not {type(once).__name__}: a threaded server takes IdempotencyInterceptor "
+                "and Semel"
+            )
+        self._once = once
+        self._policy = Policy(options)
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The method's own handler, or one around it."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        route = self._policy.route(handler_call_details.method, handler)
+        if route is None:
+            return handler
+        if isinstance(route, Refusal):
+            return handler_like(handler, _refusing(route))
+        if self._policy.may_pass(route, tuple(handler_call_details.invocation_metadata or ())):
+            return handler
+        call = _Call(self._once, self._policy, route, handler, self._running)
+        return handler_like(handler, call.stream if handler.response_streaming else call.unary)
+
+    async def drain(self, timeout: float | None = None) -> int:
+        """Wait for handlers whose clients have left; how many still run when `timeout` seconds are over."""
+        if self._running:
+            await asyncio.wait(tuple(self._running), timeout=timeout)
+        return sum(not task.done() for task in self._running)
+
+
+def _refusing(refusal: Refusal) -> Callable[[Any, Any], Any]:
+    async def refuse(_: Any, context: Any) -> Any:
+        await _refuse(context, refusal)
+
+    return refuse
+
+
+class _Call:
+    """One call of a covered method."""
+
+    def __init__(
+        self, once: AsyncSemel, policy: Policy, route: Route, handler: Any, running: set[asyncio.Task[Any]]
+    ) -> None:
+        self._once = once
+        self._policy = policy
+        self._route = route
+        self._handler = handler
+        self._running = running
+        self._started = False
+        self._raised: Exception | None = None
+
+    async def unary(self, request: Any, context: Any) -> Any:
+        key = await self._key(request, context)
+        behaviour = behaviour_of(self._handler)
+        if key is None and is_async(behaviour):
+            return await behaviour(request.message, context)
+        if key is None:
+            answer = await self._in_thread([request], context)
+        else:
+            answer = await self._settled(key, request, context)
+        await _finish(context, answer)
+        return Wire(answer.messages[0] if answer.messages else b"")
+
+    async def stream(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        key = await self._key(request, context)
+        behaviour = behaviour_of(self._handler)
+        if key is None and isasyncgenfunction(behaviour):
+            async for message in behaviour(request.message, context):
+                yield message
+            return
+        if key is None and is_async(behaviour):
+            await behaviour(request.message, context)  # it writes to the context itself
+            return
+        answer = await (
+            self._in_thread([request], context) if key is None else self._settled(key, request, context)
+        )
+        for message in answer.messages:
+            yield Wire(message)
+        await _finish(context, answer)
+
+    # --------------------------------------------------------------------------------------- the request
+
+    async def _asked(self, request: Any) -> list[Received]:
+        """The request's messages; a client stream is read to its end first, because all of it is the request."""
+        if not self._handler.request_streaming:
+            return [request]
+        asked, size = [], 0
+        async for one in request:
+            asked.append(one)
+            size += len(one.raw)
+            if size > self._route.rules.max_request:
+                raise Refusal("BODY_TOO_LARGE")
+        return asked
+
+    async def _key(self, request: Any, context: Any) -> str | None:
+        """The key; a client stream has one in its metadata, or would not be here, and none of it has been read."""
+        message = None if self._handler.request_streaming else request.message
+        try:
+            return self._policy.key(self._route, tuple(context.invocation_metadata() or ()), message)
+        except Refusal as refusal:
+            await _refuse(context, refusal)
+
+    # ---------------------------------------------------------------------------------------- the answer
+
+    async def _in_thread(self, asked: list[Received], context: Any) -> Answer:
+        """A plain function and no key: run as grpc.aio would run it. Its answer is what it is, nothing is stored."""
+        capture, work = self._work(asked, context)
+        with suppress(Unstored):
+            await asyncio.to_thread(work)
+        answer = capture.answer()
+        if answer.initial:
+            await context.send_initial_metadata(answer.initial)
+        return answer
+
+    async def _settled(self, key: str, request: Any, context: Any) -> Answer:
+        """The answer to send, its initial metadata sent already."""
+        try:
+            caller = await self._caller(context)  # before anything is read for it
+            asked = await self._asked(request)
+            ticket = self._policy.ticket(self._route, key, caller, asked, context.time_remaining())
+            answer, replayed = await self._detached(ticket, asked, context)
+        except Unstored as unstored:
+            await _fail(context, unstored.answer, (marker(replayed=False),))
+        except Refusal as refusal:
+            await _refuse(context, refusal)
+        except SemelError as error:
+            if error is self._raised:
+                raise  # the handler's own: it may use semel too
+            await _refuse(context, refused(error))
+        said = (marker(replayed=replayed),) if self._once.enabled else ()
+        await context.send_initial_metadata((*answer.initial, *said))
+        return answer
+
+    async def _caller(self, context: Any) -> Caller:
+        policy = self._policy
+        found: list[Any] = []
+        for ask in (policy.principal, policy.tenant, policy.authorize):
+            value = None if ask is None else ask(context)
+            found.append(await value if isawaitable(value) else value)
+        return policy.caller(self._route, *found)
+
+    async def _detached(self, ticket: Ticket, asked: list[Received], context: Any) -> tuple[Answer, bool]:
+        """Run it where the client's leaving cannot cancel it. One that only waits for another's outcome may leave."""
+        task = asyncio.ensure_future(self._executed(ticket, asked, context))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_looked_at)
+            if not self._started:
+                task.cancel()
+            raise
+
+    async def _executed(self, ticket: Ticket, asked: list[Received], context: Any) -> tuple[Answer, bool]:
+        capture, work = self._work(asked, context)
+        outcome = await self._once.execute(ticket.key, work, **ticket.options)
+        if outcome.replayed:
+            return self._policy.replayed(outcome), True
+        return capture.answer(), False
+
+    def _work(self, asked: list[Received], context: Any) -> tuple[Capture, Callable[[], Any]]:
+        """The handler as a function that returns what is stored, in the handler's own colour."""
+        behaviour, messages = behaviour_of(self._handler), [one.message for one in asked]
+        serialize = self._handler.response_serializer
+        if not is_async(behaviour) and not isasyncgenfunction(behaviour):
+            plain = Capture(context, serialize)
+            return plain, self._plain(behaviour, messages, plain)
+        capture = AsyncCapture(context, serialize, messages)
+
+        async def work() -> bytes:
+            self._started = True
+            argument = _later(messages) if self._handler.request_streaming else messages[0]
+            try:
+                if isasyncgenfunction(behaviour):
+                    async for message in behaviour(argument, capture):
+                        capture.keep(message)
+                else:
+                    said = await behaviour(argument, capture)
+                    if not self._handler.response_streaming:  # a stream was written to the context
+                        capture.keep(said)
+            except Exception as error:  # noqa: BLE001 - the policy raises again what is not an answer
+                self._raised = error
+                self._policy.raised(self._route, capture, error)
+            return self._policy.ended(self._route, capture)
+
+        return capture, work
+
+    def _plain(self, behaviour: Any, messages: list[Any], capture: Capture) -> Callable[[], bytes]:
+        def work() -> bytes:
+            self._started = True
+            argument: Any = iter(messages) if self._handler.request_streaming else messages[0]
+            try:
+                said = behaviour(argument, capture)
+                for message in said if self._handler.response_streaming else (said,):
+                    capture.keep(message)
+            except Exception as error:  # noqa: BLE001 - the policy raises again what is not an answer
+                self._raised = error
+                self._policy.raised(self._route, capture, error)
+            return self._policy.ended(self._route, capture)
+
+        return work
+
+
+async def _later(messages: list[Any]) -> AsyncIterator[Any]:
+    for message in messages:
+        yield message
+
+
+def _looked_at(task: asyncio.Task[Any]) -> None:
+    """Its client has left and nobody else looks at its error; the core's hooks have reported it."""
+    if not task.cancelled():
+        task.exception()
+
+
+# ------------------------------------------------------------------------------------------------- what is sent
+
+
+def _say_trailing(context: Any, metadata: Metadata) -> None:
+    if metadata:
+        context.set_trailing_metadata((*(context.trailing_metadata() or ()), *metadata))
+
+
+async def _finish(context: Any, answer: Answer) -> None:
+    if answer.status is not grpc.StatusCode.OK:
+        await _fail(context, answer)
+    _say_trailing(context, answer.trailing)
+
+
+async def _fail(context: Any, answer: Answer, more: Metadata = ()) -> NoReturn:
+    _say_trailing(context, (*answer.trailing, *more))
+    await context.abort(answer.status, answer.details)
+    raise AssertionError("abort does not return")
+
+
+async def _refuse(context: Any, refusal: Refusal) -> NoReturn:
+    """Without initial metadata: a client that has seen some regards the call as committed and never retries it."""
+    _say_trailing(context, refusal.metadata())
+    await context.abort(refusal.code, refusal.text)
+    raise AssertionError("abort does not return")

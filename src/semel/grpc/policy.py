@@ -1,0 +1,345 @@
+"""One interceptor's options, checked at start-up, and what they make of a call. Both colours ask the same questions."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypedDict
+
+import grpc
+import msgspec
+from google.protobuf.descriptor import ServiceDescriptor
+
+from semel.errors import CodecError, ConfigurationError, InvalidKey, SemelError
+from semel.grpc.answers import Answer, Metadata
+from semel.grpc.captures import Aborted, Capture
+from semel.grpc.methods import Methods
+from semel.grpc.refusals import Refusal, of_error
+from semel.grpc.requests import Fingerprint, Received, find_key, is_rehearsal
+from semel.grpc.rules import (
+    ATTEMPTS,
+    DEFAULT_NAME,
+    MARKER,
+    Effects,
+    Method,
+    OnStatus,
+    Rules,
+    Word,
+    checked,
+    checked_names,
+    more_metadata,
+    patience,
+    words_for,
+)
+from semel.hooks import emitter
+from semel.http.keys import core_key
+from semel.keys import check_tenant
+from semel.options import Duration, seconds
+from semel.run import Outcome
+from semel.settings import checked_hooks
+
+__all__ = ["Caller", "Options", "Policy", "Route", "Ticket", "UnkeyedRetry", "Unstored", "marker", "refused"]
+
+_log = logging.getLogger("semel")
+_MOST_ROUTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class UnkeyedRetry:
+    """A transport repeats a call that carries no key: its effect may happen twice (G15)."""
+
+    method: str
+    attempts: int
+
+
+class Options(TypedDict, total=False):
+    """What both interceptors take besides `once`."""
+
+    principal: Callable[[Any], Any] | None
+    """Who calls, from the servicer context: a verified, stable id. None given: refuses to start unless `anonymous`."""
+    tenant: Callable[[Any], Any] | None
+    authorize: Callable[[Any], Any] | None
+    """Asked before every run and every replay; anything but true refuses."""
+    anonymous: bool
+    methods: Iterable[str] | Mapping[str, Method] | None
+    exclude: Iterable[str]
+    services: Iterable[ServiceDescriptor]
+    metadata: str | Iterable[str]
+    request_id: str | Iterable[str] | None
+    validate_only: str | None
+    required: bool
+    strict: bool
+    min_length: int
+    effects: Effects
+    on_status: OnStatus | None
+    wait: Duration
+    max_waiters: int
+    lease: Duration
+    retention: Duration | None
+    tombstone: Duration
+    grace: Duration
+    max_response: int
+    max_request: int
+    replay_metadata: Iterable[str]
+    operation: str
+    hooks: Iterable[Callable[[object], object]]
+
+
+_AS_THEY_ARE: Final = (
+    "validate_only", "required", "strict", "anonymous", "min_length", "effects", "on_status", "max_waiters",
+    "max_response", "max_request", "operation",
+)  # fmt: skip
+_DURATIONS: Final = ("wait", "lease", "retention", "tombstone", "grace")
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Whose key it is. No tenant: the face's."""
+
+    principal: str
+    tenant: str | None
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """A call that carries a key: what the core is asked."""
+
+    key: str
+    options: dict[str, Any]
+
+
+class Route(msgspec.Struct, frozen=True):
+    """A covered method: its rules, and what each status means for a key, worked out once."""
+
+    name: str
+    rules: Rules
+    words: Mapping[grpc.StatusCode, Word]
+    on_error: Callable[[Exception], str]
+
+
+class Policy:
+    """Everything that is decided about calls; raises ConfigurationError for options that cannot work."""
+
+    def __init__(self, given: Options) -> None:
+        if unknown := given.keys() - Options.__annotations__.keys():
+            raise ConfigurationError(
+                f"unknown option {min(unknown)!r}: the options are once, {', '.join(Options.__annotations__)}"
+            )
+        self.principal = given.get("principal")
+        self.tenant = given.get("tenant")
+        self.authorize = given.get("authorize")
+        if self.principal is None and not given.get("anonymous"):
+            raise ConfigurationError(
+                "without principal= one caller would get another one's answer: pass a function of the servicer context "
+                "that returns a verified, stable id of the caller, or say anonymous=True if all callers are one"
+            )
+        if self.principal is not None and given.get("anonymous"):
+            raise ConfigurationError(
+                "anonymous=True says that callers are not told apart: leave principal= out"
+            )
+        self._rules = checked(_rules_of(given))
+        self._methods = Methods(given.get("methods"), given.get("exclude", ()), given.get("services", ()))
+        for name, said in self._methods.given():
+            _checked_method(name, self._rules.but(said))
+        self._emit = emitter(checked_hooks(given.get("hooks", ())))
+        self._routes: dict[str, Route | Refusal | None] = {}
+
+    # ------------------------------------------------------------------------------------------ methods
+
+    def route(self, name: str, handler: Any) -> Route | Refusal | None:
+        """How a method is handled: by its rules, not at all (None), or refused because it cannot be covered."""
+        try:
+            return self._routes[name]
+        except KeyError:
+            if (
+                len(self._routes) >= _MOST_ROUTES
+            ):  # a generic handler may take any name that a client thinks of
+                self._routes.clear()
+            made = self._routes[name] = self._make_route(name, handler)
+            return made
+
+    def _make_route(self, name: str, handler: Any) -> Route | Refusal | None:
+        said = self._methods.find(name)
+        if said is None:
+            return None
+        streams = handler.request_streaming or handler.response_streaming
+        both = handler.request_streaming and handler.response_streaming
+        if both or (streams and not said.stream):
+            if not self._methods.names(name):
+                return None
+            text = (
+                f"{name} streams both ways: one idempotency key cannot cover it"
+                if both
+                else f"{name} streams, and streaming was not opted in (Method(stream=True))"
+            )
+            return Refusal("STREAMING_NOT_SUPPORTED", text)
+        rules = self._rules.but(said)
+        known = self._methods.fields(name)
+        if handler.request_streaming or (known is not None and not set(rules.request_id) & set(known)):
+            rules = msgspec.structs.replace(rules, request_id=())  # only metadata can carry its key
+        words = words_for(rules)
+        return Route(name, rules, words, _OnError(words))
+
+    # -------------------------------------------------------------------------------------------- calls
+
+    def may_pass(self, route: Route, metadata: Metadata) -> bool:
+        """A call that surely has no key and needs none: its handler is left alone."""
+        rules = route.rules
+        if rules.required or rules.request_id or any(name in rules.names for name, _ in metadata):
+            return False
+        self._look_at_attempts(route, metadata)
+        return True
+
+    def key(self, route: Route, metadata: Metadata, message: Any) -> str | None:
+        """The client's key; None: run the handler unprotected. Raises Refusal."""
+        rules = route.rules
+        if is_rehearsal(rules, message):
+            return None
+        key = find_key(rules, metadata, message, time.time())
+        if key is None:
+            self._look_at_attempts(route, metadata)
+            if rules.required:
+                raise Refusal("KEY_MISSING", field=rules.names[0])
+        return key
+
+    def _look_at_attempts(self, route: Route, metadata: Metadata) -> None:
+        attempts = next((value for name, value in metadata if name == ATTEMPTS), "0")
+        count = int(attempts) if attempts.isdigit() else 1
+        if count == 0:
+            return
+        _log.warning(
+            "%s is retried by its transport without an idempotency key (attempt %d)", route.name, count + 1
+        )
+        if self._emit is not None:
+            self._emit(UnkeyedRetry(route.name, count))
+
+    def ticket(
+        self,
+        route: Route,
+        key: str,
+        who: Sequence[Any],
+        received: Sequence[Received],
+        remaining: float | None,
+    ) -> Ticket:
+        """What the core is asked. `who` is (principal, tenant, allowed), as the resolvers said. Raises Refusal."""
+        principal, tenant, allowed = who
+        if not allowed:
+            raise Refusal("NOT_ALLOWED")
+        rules = route.rules
+        if not rules.anonymous and (not isinstance(principal, str) or not principal):
+            raise Refusal("NO_IDENTITY")
+        print_ = Fingerprint(rules, route.name)
+        for one in received:
+            print_.add(one)
+        options = {
+            "operation": rules.operation,
+            "fingerprint": print_.hex(),
+            "result_type": bytes,
+            "wait": patience(rules, remaining),
+            "lease": rules.lease,
+            "retention": rules.retention,
+            "tombstone": rules.tombstone,
+            "max_result": rules.max_response,
+            "max_waiters": rules.max_waiters,
+            "on_error": route.on_error,
+            "on_unknown": "hold" if rules.effects == "opaque" else "retry",
+            "readable": "masked",
+        }
+        if caller.tenant is not None:
+            options["tenant"] = caller.tenant
+        return Ticket(core_key(key, caller.principal), options)
+
+    # ------------------------------------------------------------------------------------------ answers
+
+    def ended(self, route: Route, capture: Capture) -> bytes:
+        """The stored form of what the handler said. Raises Unstored when that is not the outcome."""
+        answer = capture.answer()
+        word = "store" if capture.broken else route.words[answer.status]
+        if word != "store":
+            raise Unstored(answer, word)
+        return answer.encode(route.rules)
+
+    def raised(self, route: Route, capture: Capture, error: Exception) -> None:
+        """The handler raised. Raises it again unless a status that was set before, or `on_status`, makes it an answer."""
+        if (
+            isinstance(error, Aborted)
+            or capture.raised(error)
+            or route.words[grpc.StatusCode.UNKNOWN] == "store"
+        ):
+            return
+        raise error
+
+    @staticmethod
+    def replayed(outcome: Outcome[bytes]) -> Answer:
+        """The stored answer. Raises Refusal when it was not kept, or is another carrier's."""
+        if outcome.marker:
+            raise Refusal("RESPONSE_NOT_STORED", resource=outcome.ref)
+        try:
+            return Answer.decode(outcome.value)
+        except CodecError as error:
+            text = "The call was processed over another carrier, whose answer cannot be given here. It is not run again."
+            raise Refusal("RESPONSE_NOT_STORED", text, resource=outcome.ref) from error
+
+
+class Unstored(Exception):
+    """The handler's answer is sent, but is not the call's outcome."""
+
+    def __init__(self, answer: Answer, word: str) -> None:
+        super().__init__(f"{answer.status.name}: {answer.details}")
+        self.answer = answer
+        self.word = word
+        self.code = answer.status.name
+
+
+class _OnError:
+    """A named thing, not a closure made for each call: the core keeps checked options by identity."""
+
+    def __init__(self, words: Mapping[grpc.StatusCode, Word]) -> None:
+        self._raised = words[grpc.StatusCode.UNKNOWN]
+
+    def __call__(self, error: Exception) -> str:
+        if isinstance(error, Unstored):
+            return error.word
+        return "hold" if self._raised == "hold" else "release"
+
+
+def refused(error: SemelError) -> Refusal:
+    """The core's error as an answer. Raises it again when it is a mistake in the program."""
+    refusal = of_error(error)
+    if refusal is None:
+        raise error
+    return refusal
+
+
+def marker(*, replayed: bool) -> tuple[str, str]:
+    """Whether the answer comes from a record. Its absence tells a client that its key was not honoured."""
+    return MARKER, "true" if replayed else "false"
+
+
+def _tenant(tenant: object) -> str:
+    try:
+        return check_tenant(tenant)
+    except InvalidKey as error:
+        raise Refusal("NO_IDENTITY") from error
+
+
+def _checked_method(name: str, rules: Rules) -> None:
+    try:
+        checked(rules)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"methods[{name!r}]: {error}") from None
+
+
+def _rules_of(given: Options) -> Rules:
+    said: dict[str, Any] = {**given}
+    rules: dict[str, Any] = {name: said[name] for name in _AS_THEY_ARE if name in said}
+    for name in _DURATIONS:
+        if name in said:
+            value = said[name]
+            rules[name] = float("inf") if value is None and name == "retention" else seconds(name, value)
+    rules["names"] = checked_names("metadata", given.get("metadata", DEFAULT_NAME))
+    if "request_id" in given:
+        fields = given["request_id"]
+        rules["request_id"] = (fields,) if isinstance(fields, str) else tuple(fields or ())
+    rules["replayed"] = more_metadata(given.get("replay_metadata", ()))
+    return Rules(**rules)

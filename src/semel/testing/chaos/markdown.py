@@ -1,0 +1,114 @@
+"""The report as Markdown: what the documentation shows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from semel.testing.chaos.cells import Cell
+from semel.testing.chaos.peers import Peer
+from semel.testing.chaos.report import Document, Row, beside
+
+__all__ = ["markdown"]
+
+
+def markdown(found: Document, cells: Sequence[Cell]) -> str:
+    return "\n".join(_lines(found, cells)) + "\n"
+
+
+def _lines(found: Document, cells: Sequence[Cell]) -> Iterator[str]:
+    summary = found.summary
+    yield "# The crash matrix, as it was run"
+    yield ""
+    yield f"Written by `{summary.command}`; do not edit. What the words mean: [the crash matrix](../reference/chaos.md)."
+    yield "The same with every field, as a page for a browser: [index.html](index.html)."
+    yield ""
+    servers = ", ".join(f"{name} {version}" for name, version in sorted(summary.servers.items()))
+    yield f"* semel {summary.semel}, Python {summary.python}, {servers}"
+    yield f"* {summary.applicable} cells that apply, {summary.not_applicable} that do not (with reasons at the end)"
+    yield (
+        f"* {summary.schedules} schedules in {summary.seconds:g} s: "
+        f"{summary.disagreeing} disagree, {len(summary.missing)} cells had none"
+    )
+    yield f"* faults: {', '.join(f'{count} {name}' for name, count in sorted(summary.faults.items()))}"
+    yield f"* where exactly once is promised: **{summary.lost} lost, {summary.doubled} doubled** in {summary.promised_once} schedules"
+    yield (
+        f"* reach: {summary.windows} windows hit, {len(summary.unreached)} not; {summary.well} of {summary.after} calls ended "
+        "well after the faults were over"
+    )
+    yield (
+        f"* recovery after a kill: lease + {summary.recovery_over_lease_p50:g} s (median), "
+        f"lease + {summary.recovery_over_lease_p99:g} s (p99)"
+    )
+    rows = {row.cell: row for row in found.cells}
+    for mode in dict.fromkeys(cell.mode for cell in cells):
+        yield ""
+        yield from _table(mode, [cell for cell in cells if cell.mode == mode], rows)
+    for peer in found.peers:
+        yield ""
+        yield from _peer(peer, found)
+    yield ""
+    yield from _reasons(cells)
+
+
+def _table(mode: str, cells: Sequence[Cell], rows: dict[str, Row]) -> Iterator[str]:
+    """One line per fault and point; sync and async in one field, both named where they differ."""
+    stores = list(dict.fromkeys(cell.store for cell in cells))
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for cell in cells:
+        words = found.setdefault((cell.fault, cell.point), defaultdict(list))[cell.store]
+        if cell.applies:
+            words.append(_word(rows[cell.name]))
+    yield f"## Mode {mode}"
+    yield ""
+    yield "| fault @ point | " + " | ".join(stores) + " |"
+    yield "|---" * (1 + len(stores)) + "|"
+    faults = list(dict.fromkeys(fault for fault, _ in found))
+    for (fault, point), fields in sorted(found.items(), key=lambda item: faults.index(item[0][0])):
+        if any(fields.values()):
+            line = (" / ".join(dict.fromkeys(fields[store])) or "–" for store in stores)
+            yield f"| {fault} @ {point} | " + " | ".join(line) + " |"
+
+
+def _word(row: Row) -> str:
+    if not row.schedules:
+        return "not run"
+    return row.expected if row.agreed == row.schedules else "**wrong**"
+
+
+def _peer(peer: Peer, found: Document) -> Iterator[str]:
+    yield f"## Beside {peer.name} {peer.version}"
+    yield ""
+    yield "The cases that apply to it, on PostgreSQL, in its own words: the workflow id is the key, an effect is a step or a"
+    yield "datasource transaction, a killed process is followed by the next one of the same executor."
+    yield ""
+    yield f"| case | semel | {peer.name} | {peer.name} promises |"
+    yield "|---|---|---|---|"
+    for each in peer.findings:
+        said = ", ".join(dict.fromkeys(each.found)) or each.problem
+        yield f"| {each.what} | {beside(found, each)} | {said} | {each.promised} |"
+    kills = [each.seconds for each in peer.findings if each.seconds is not None]
+    if kills:
+        yield ""
+        yield (
+            f"From a kill to the effect, made by {peer.name}'s next process: {min(kills):.1f}-{max(kills):.1f} s, its start included "
+            "(semel's figure above is without one: its heirs are running already)."
+        )
+    yield ""
+    yield "Not compared:"
+    yield ""
+    for what, why in found.apart.items():
+        yield f"* {what}: {why}"
+
+
+def _reasons(cells: Sequence[Cell]) -> Iterator[str]:
+    count: dict[str, int] = defaultdict(int)
+    for cell in cells:
+        if not cell.applies:
+            count[cell.reason] += 1
+    yield "## Cells that do not apply"
+    yield ""
+    yield "| cells | why |"
+    yield "|---|---|"
+    for reason, number in sorted(count.items(), key=lambda item: -item[1]):
+        yield f"| {number} | {reason.replace('|', chr(92) + '|')} |"

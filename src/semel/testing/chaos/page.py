@@ -1,0 +1,230 @@
+"""The report as files: a page that needs nothing but itself, JSON, and Markdown for the documentation."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from semel.testing.chaos.cells import Cell, Verdict
+from semel.testing.chaos.markdown import markdown
+from semel.testing.chaos.peers import Peer
+from semel.testing.chaos.plots import recovery_plot
+from semel.testing.chaos.report import Document, Row, beside, document
+from semel.testing.chaos.runner import Report
+
+__all__ = ["write"]
+
+_WORDS: Final = {
+    Verdict.ONCE: "once",
+    Verdict.DOUBLED: "twice",
+    Verdict.UNKNOWN: "unknown",
+    Verdict.LOST: "lost",
+}
+_MEANING: Final = {
+    Verdict.ONCE: "exactly once: nothing lost, nothing doubled",
+    Verdict.DOUBLED: "at least once is promised here, and it shows: the effect was made twice",
+    Verdict.UNKNOWN: "at most once: the next caller is told that the outcome is unknown",
+    Verdict.LOST: "an acknowledged effect is lost with the store's own writes",
+}
+
+
+def write(
+    report: Report, cells: Sequence[Cell], folder: Path, command: str, peers: Sequence[Peer] = ()
+) -> Path:
+    """`index.html`, `chaos.json` and `matrix.md` in `folder`; the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = document(report, cells, command, peers)
+    (folder / "chaos.json").write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
+    (folder / "matrix.md").write_text(markdown(found, cells), "utf-8")
+    page = folder / "index.html"
+    page.write_text("\n".join(_page(found, report, cells)), "utf-8")
+    return page
+
+
+def _page(found: Document, report: Report, cells: Sequence[Cell]) -> Iterator[str]:
+    rows = {row.cell: row for row in found.cells}
+    modes = list(dict.fromkeys(cell.mode for cell in cells))
+    style = Path(__file__).with_name("page.css").read_text("utf-8")
+    yield '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+    yield '<meta name="viewport" content="width=device-width"><title>semel: crash matrix</title>'
+    yield f"<style>{style}</style></head><body><main>"
+    yield _head(found)
+    yield _links(modes, found)
+    yield _failures(found)
+    for mode in modes:
+        yield _table(mode, [cell for cell in cells if cell.mode == mode], rows)
+    yield '<h2 id="recovery">Recovery</h2>'
+    yield "<p>From a worker's death (SIGKILL before its effect) to the effect, made by another worker. "
+    yield "Goal: at most the lease and one second, for 99 of 100.</p>"
+    yield recovery_plot(report.results)
+    yield _recovery(found)
+    yield from (_peer(peer, found) for peer in found.peers)
+    yield _reasons(cells)
+    yield "</main></body></html>"
+
+
+def _head(found: Document) -> str:
+    summary = found.summary
+    good = not summary.disagreeing and not summary.missing and not summary.unreached
+    word = (
+        "every cell agrees"
+        if good
+        else f"{summary.disagreeing} schedules disagree, {len(summary.missing)} cells did not run, "
+        f"{len(summary.unreached)} windows were not hit"
+    )
+    servers = ", ".join(f"{name} {version}" for name, version in sorted(summary.servers.items()))
+    faults = ", ".join(f"{count:,} {name}" for name, count in sorted(summary.faults.items()))
+    facts = {
+        "made by": f"<code>{escape(summary.command)}</code>",
+        "versions": f"semel {summary.semel}, Python {summary.python}, {servers}",
+        "cells": f"{summary.applicable:,} that apply, {summary.not_applicable:,} that do not "
+        '(<a href="#not">listed with the reason</a>)',
+        "schedules": f"{summary.schedules:,} in {summary.seconds:,g} s: {faults}",
+        "exactly-once cells": f"{summary.promised_once:,} schedules: <b>{summary.lost} lost, {summary.doubled} doubled</b>",
+        "reach": f"{summary.windows} windows were hit, {len(summary.unreached)} were not; "
+        f"{summary.well:,} of {summary.after:,} calls ended well after the faults were over",
+        "recovery": f"lease + {summary.recovery_over_lease_p50:g} s (median), lease + {summary.recovery_over_lease_p99:g} s (p99)",
+    }
+    key = "".join(
+        f'<li><span class="swatch {word}">{word}</span> {_MEANING[verdict]}</li>'
+        for verdict, word in _WORDS.items()
+    )
+    return (
+        f'<h1>Crash matrix</h1><p class="big {"good" if good else "bad"}">{word}</p><dl>'
+        + "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in facts.items())
+        + "</dl><p>A row is a fault at a named point of a call; a column is a store, called by threads (sync) or an event loop "
+        "(async). A field says what must come of it, <em>and did, in every schedule</em>: where less than exactly once is "
+        "promised, the anomaly must show, or the fault did not bite.</p>"
+        f'<ul class="key">{key}<li><span class="swatch wrong">wrong</span> it came otherwise</li>'
+        '<li><span class="swatch none">n/a</span> cannot be (the reason is below)</li></ul>'
+    )
+
+
+def _links(modes: Sequence[str], found: Document) -> str:
+    places = [(f"mode-{mode}", mode) for mode in modes] + [("recovery", "recovery")]
+    places += [(f"peer-{peer.name}", f"beside {peer.name}") for peer in found.peers] + [
+        ("not", "what does not apply")
+    ]
+    return "<nav>" + " ".join(f'<a href="#{name}">{text}</a>' for name, text in places) + "</nav>"
+
+
+def _region(name: str, table: str) -> str:
+    """Wide tables scroll inside of the page; the keyboard reaches them."""
+    return f'<div class="scroll" role="region" aria-label="{escape(name)}" tabindex="0">{table}</div>'
+
+
+def _table(mode: str, cells: Sequence[Cell], rows: dict[str, Row]) -> str:
+    stores = list(dict.fromkeys(cell.store for cell in cells))
+    columns = [(store, colour) for store in stores for colour in ("sync", "async")]
+    found = {(cell.store, cell.colour, cell.fault, cell.point): cell for cell in cells}
+    points: dict[str, list[str]] = defaultdict(list)
+    for cell in cells:
+        if cell.applies and cell.point not in points[cell.fault]:
+            points[cell.fault].append(cell.point)
+    body = []
+    for fault, names in points.items():
+        for place, point in enumerate(names):
+            group = f'<th scope="rowgroup" rowspan="{len(names)}">{fault}</th>' if not place else ""
+            fields = "".join(
+                _field(found.get((store, colour, fault, point)), rows) for store, colour in columns
+            )
+            body.append(
+                f'<tr{"" if place else " class=first"}>{group}<th scope="row">{point}</th>{fields}</tr>'
+            )
+    top = "".join(f'<th scope="colgroup" colspan="2">{store}</th>' for store in stores)
+    below = "".join(f'<th scope="col">{colour}</th>' for _, colour in columns)
+    table = (
+        f'<table class="matrix"><thead><tr><th rowspan="2">fault</th><th rowspan="2">at</th>{top}</tr><tr>{below}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table>"
+    )
+    return f'<h2 id="mode-{mode}">Mode {mode}</h2>{_region(f"cells of mode {mode}", table)}'
+
+
+def _field(cell: Cell | None, rows: dict[str, Row]) -> str:
+    if cell is None:
+        return "<td></td>"
+    row = rows[cell.name]
+    if cell.expected is None:
+        return '<td class="none">n/a</td>'
+    if not row.schedules:
+        return '<td class="idle">not run</td>'
+    if row.agreed < row.schedules:
+        return f'<td class="wrong">{row.schedules - row.agreed} wrong</td>'
+    word = _WORDS[cell.expected]
+    times = f" ×{row.schedules}" if row.schedules > 1 else ""
+    return f'<td class="{word}">{word}{times}</td>'
+
+
+def _recovery(found: Document) -> str:
+    if not found.recovery:
+        return ""
+    lines = "".join(
+        f"<tr><th scope=row>{each.store}</th><td>{each.lease:g}</td><td>{each.kills}</td><td>{each.p50:.3f}</td>"
+        f'<td class="{"once" if each.p99 <= each.lease + 1 else "wrong"}">{each.p99:.3f}</td><td>{each.worst:.3f}</td></tr>'
+        for each in found.recovery
+    )
+    head = "".join(
+        f"<th scope=col>{name}</th>"
+        for name in ("store", "lease, s", "kills", "median, s", "p99, s", "worst, s")
+    )
+    table = _region("recovery times", f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>")
+    return f"<details><summary>The same as a table</summary>{table}</details>"
+
+
+def _peer(peer: Peer, found: Document) -> str:
+    lines = "".join(
+        f"<tr><th scope=row>{escape(each.what)}</th>{_verdict(beside(found, each))}"
+        f"{_verdict(', '.join(dict.fromkeys(each.found)) or each.problem)}<td>{each.promised}</td>"
+        f"<td><code>{escape(each.semel)}</code></td></tr>"
+        for each in peer.findings
+    )
+    apart = "".join(f"<dt>{escape(what)}</dt><dd>{escape(why)}</dd>" for what, why in found.apart.items())
+    head = "".join(
+        f"<th scope=col>{name}</th>"
+        for name in ("case", "semel", peer.name, f"{peer.name} promises", "semel's cell")
+    )
+    table = _region(
+        f"semel beside {peer.name}", f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    )
+    return (
+        f'<h2 id="peer-{peer.name}">Beside {peer.name} {peer.version}</h2><p>The cases that apply to it, in its own words: the '
+        "workflow id is the key, an effect is a step or a datasource transaction, a killed process is followed by the next one of "
+        f"the same executor, on PostgreSQL.</p>{table}<h3>What is not compared</h3><dl>{apart}</dl>"
+    )
+
+
+def _verdict(text: str) -> str:
+    word = {verdict.value: word for verdict, word in _WORDS.items()}.get(text, "idle")
+    return f'<td class="{word}">{escape(text)}</td>'
+
+
+def _failures(found: Document) -> str:
+    if not found.wrong and not found.summary.missing:
+        return ""
+    parts = ["<h2>What disagrees</h2>"]
+    for each in found.wrong[:50]:
+        story = escape("\n".join([each.problem, *each.story]))
+        parts.append(
+            f"<details><summary><code>{escape(each.cell)}</code></summary><pre>{story}\n\n"
+            f"semel chaos --cell '{escape(each.cell)}'</pre></details>"
+        )
+    if found.summary.missing:
+        parts.append(f"<p>Without a result: <code>{escape(', '.join(found.summary.missing))}</code></p>")
+    return "\n".join(parts)
+
+
+def _reasons(cells: Sequence[Cell]) -> str:
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for cell in cells:
+        if not cell.applies:
+            by_reason[cell.reason].append(cell.name)
+    items = "".join(
+        f"<details><summary>{len(names)}: {escape(reason)}</summary><p><code>{escape(', '.join(names))}</code></p></details>"
+        for reason, names in sorted(by_reason.items(), key=lambda item: -len(item[1]))
+    )
+    return f'<h2 id="not">Cells that do not apply</h2>{items}'

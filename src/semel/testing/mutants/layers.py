@@ -1,0 +1,158 @@
+"""Bugs in the layers around a store: retries, coalescing, cache, batches."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from semel.errors import StoreUnavailable
+from semel.layers import batch, cache, coalesce
+from semel.layers.batch import Batch
+from semel.layers.cache import Cache
+from semel.layers.coalesce import Coalesce
+from semel.layers.retry import Retry
+from semel.model import Answer, Ask, Record, Renewal, Settle
+from semel.testing.mutants.plant import Patch, mutant
+
+__all__: list[str] = []
+
+replace = msgspec.structs.replace
+
+
+@mutant("lease-sent-short", check="I1")
+def _lease_sent_short() -> Sequence[Patch]:
+    """Heartbeats extend the lease by a tenth of what was asked for."""
+
+    async def renew(self: Retry, renewals: Sequence[Renewal]) -> Any:
+        short = [replace(renewal, lease=renewal.lease / 10) for renewal in renewals]
+        return await self._batch(self.inner.renew, short)
+
+    return [(Retry, "renew", renew)]
+
+
+@mutant("resent-with-another-nonce", check="R16")
+def _resent_with_another_nonce() -> Sequence[Patch]:
+    """A claim is sent again under a new nonce: the first one, if granted, blocks it."""
+
+    async def claim(self: Retry, asks: Sequence[Ask]) -> Any:
+        start = self._now()
+        try:
+            return await self.inner.claim(asks)
+        except StoreUnavailable:
+            if self._now() - start > self._patience:
+                raise
+            fresh = [replace(ask, nonce=hashlib.sha256(ask.nonce).digest()[:16]) for ask in asks]
+            return await self.inner.claim(fresh)
+
+    return [(Retry, "claim", claim)]
+
+
+@mutant("follower-of-another-request", check="I6")
+def _follower_of_another_request() -> Sequence[Patch]:
+    """A follower in the same process gets the leader's result without a look at its request."""
+    return [(coalesce, "conflicts", lambda *_: False)]
+
+
+@mutant("cache-kept", check="R31")
+def _cache_kept() -> Sequence[Patch]:
+    """A cached outcome is neither dropped nor does it age."""
+    real = Cache.__init__
+
+    def init(self: Cache, inner: Any, runtime: Any, **options: Any) -> None:
+        real(self, inner, runtime, **options)
+        self._ttl = 1_000.0
+
+    return [
+        (Cache, "__init__", init),
+        (Cache, "_drop", lambda *_: None),
+        (Cache, "_dropper", lambda *_: lambda: None),
+    ]
+
+
+@mutant("cache-blind-to-requests", check="I6")
+def _cache_blind_to_requests() -> Sequence[Patch]:
+    """A cached outcome is replayed to every request."""
+    return [(cache, "conflicts", lambda *_: False)]
+
+
+@mutant("wrong-answers-in-a-batch", check="I7")
+def _wrong_answers_in_a_batch() -> Sequence[Patch]:
+    """The verdicts of a batch are handed out in another order."""
+    real = Batch.__init__
+
+    def init(self: Batch, inner: Any, *args: Any) -> None:
+        async def backwards(asks: Sequence[Ask]) -> Any:
+            return list(reversed(await inner.claim(asks)))
+
+        real(self, inner, *args)
+        self._claims._verb = backwards  # noqa: SLF001
+
+    return [(Batch, "__init__", init)]
+
+
+@mutant("cancelled-leader-keeps-the-lead", check="I9")
+def _cancelled_leader_keeps_the_lead() -> Sequence[Patch]:
+    """A leader that is cancelled while its claim is under way wakes nobody: its followers wait for it for ever."""
+    real = Coalesce._land  # noqa: SLF001
+
+    def land(self: Coalesce, key: bytes, flight: Any, record: Record | None) -> None:
+        if not isinstance(sys.exception(), asyncio.CancelledError):
+            real(self, key, flight, record)
+
+    return [(Coalesce, "_land", land)]
+
+
+@mutant("follower-told-a-refused-result", check="I3")
+def _follower_told_a_refused_result() -> Sequence[Patch]:
+    """Followers are told what their leader wanted to store, also when the store has refused it."""
+    real = Coalesce._settled  # noqa: SLF001
+
+    def settled(self: Coalesce, flight: Any, end: Settle, answer: Answer) -> None:
+        del answer
+        real(self, flight, end, Answer.OK)
+
+    return [(Coalesce, "_settled", settled)]
+
+
+@mutant("cache-outlives-retention", check="I11")
+def _cache_outlives_retention() -> Sequence[Patch]:
+    """A cached outcome is replayed for its second, also when its retention ends before."""
+    real = Cache._keep  # noqa: SLF001
+
+    async def keep(self: Cache, ask: Ask, record: Record) -> None:
+        await real(self, ask, replace(record, expires=float("inf")))
+
+    return [(Cache, "_keep", keep)]
+
+
+@mutant("batch-keeps-a-cancelled-place", check="I9")
+def _batch_keeps_a_cancelled_place() -> Sequence[Patch]:
+    """A caller that is cancelled after it was told to carry its item itself never gives its place back."""
+    real = batch._Queue._landed  # noqa: SLF001
+
+    def landed(self: Any, *args: Any) -> None:
+        task = asyncio.current_task()
+        if task is None or not task.cancelling():
+            real(self, *args)
+
+    return [(batch._Queue, "_landed", landed), (batch, "IN_FLIGHT", 1)]  # noqa: SLF001
+
+
+@mutant("batch-cancelled-as-a-whole", check="R10")
+def _batch_cancelled_as_a_whole() -> Sequence[Patch]:
+    """One caller that leaves a batch cancels the others in it."""
+    real = batch._Queue._fly  # noqa: SLF001
+
+    async def fly(self: Any, together: Any, *args: Any) -> None:
+        for _, future in together:
+            future.add_done_callback(
+                lambda left: [each.cancel() for _, each in together] if left.cancelled() else None
+            )
+        await real(self, together, *args)
+
+    return [(batch._Queue, "_fly", fly)]  # noqa: SLF001

@@ -1,0 +1,155 @@
+"""Streaming: recorded messages of a server, a client's stream as one request, never both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from semel.grpc import Method
+from tests.grpc.lab import KEY, SERVICE, Lab, Stop, reply_of, shop
+
+Code = grpc.StatusCode
+STREAMS = {
+    f"{SERVICE}/Watch": Method(stream=True),
+    f"{SERVICE}/Upload": Method(stream=True),
+    f"{SERVICE}/Create": Method(),
+}
+
+
+def three(request: Any, say: Any) -> Iterator[Any]:
+    for number in range(3):
+        yield shop.Made(id=f"{request.item} {number}")
+
+
+def test_g08_a_server_stream_is_replayed_message_by_message(lab: Lab) -> None:
+    lab.act = three
+    lab.serve(methods=STREAMS)
+    first, again = lab.call("Watch", key="k-1"), lab.call("Watch", key="k-1")
+    assert [one.id for one in first.messages] == ["book 0", "book 1", "book 2"]
+    assert again.messages == first.messages
+    assert (first.replayed, again.replayed) == ("false", "true")
+    assert len(lab.calls) == 1
+
+
+def test_g09_the_status_of_a_stream_comes_after_its_messages(lab: Lab) -> None:
+    def act(request: Any, say: Any) -> Iterator[Any]:
+        yield shop.Made(id="1")
+        raise Stop(Code.OUT_OF_RANGE, "no more")
+
+    lab.act = act
+    lab.serve(methods=STREAMS)
+    replies = [lab.call("Watch", key="k-1") for _ in range(2)]
+    for reply in replies:
+        assert [one.id for one in reply.messages] == ["1"]
+        assert (reply.code, reply.details) == (Code.OUT_OF_RANGE, "no more")
+    assert [reply.replayed for reply in replies] == ["false", "true"]
+    assert len(lab.calls) == 1
+
+
+def test_g10_a_stream_that_breaks_frees_its_key(light: Lab) -> None:
+    def act(request: Any, say: Any) -> Iterator[Any]:
+        yield shop.Made(id="1")
+        if len(light.calls) == 1:
+            raise Stop(Code.UNAVAILABLE, "broken")
+
+    light.act = act
+    light.serve(methods=STREAMS)
+    broken = light.call("Watch", key="k-1")
+    assert (broken.code, broken.messages) == (Code.UNAVAILABLE, []), "nothing leaves before it is recorded"
+    assert [one.id for one in light.call("Watch", key="k-1").messages] == ["1"]
+
+
+def test_g16_a_stream_over_the_cap_is_done_and_never_run_again(light: Lab) -> None:
+    light.act = lambda request, say: [shop.Made(blob=b"x" * 400) for _ in range(3)]
+    light.serve(methods={f"{SERVICE}/Watch": Method(stream=True, max_response=1000)})
+    assert len(light.call("Watch", key="k-1").messages) == 3
+    assert light.call("Watch", key="k-1").reason == "RESPONSE_NOT_STORED"
+    assert len(light.calls) == 1
+
+
+def test_g05_a_client_stream_is_one_request(lab: Lab) -> None:
+    lab.act = lambda requests, say: shop.Made(id=" ".join(one.item for one in requests))
+    lab.serve(methods=STREAMS)
+    orders = [shop.Order(item="book"), shop.Order(item="pen")]
+    first, again = lab.call("Upload", orders, key="k-1"), lab.call("Upload", orders, key="k-1")
+    assert first.message.id == again.message.id == "book pen"
+    assert again.replayed == "true"
+    for other in ([*reversed(orders)], orders[:1], [*orders, shop.Order()], []):
+        assert lab.call("Upload", other, key="k-1").reason == "KEY_REUSED", other
+    assert len(lab.calls) == 1
+
+
+def test_g01_a_client_stream_takes_its_key_from_metadata_only(light: Lab) -> None:
+    light.act = lambda requests, say: shop.Made(id=str(len(requests)))
+    light.serve(methods=STREAMS)
+    for _ in range(2):
+        assert light.call("Upload", [shop.Order(request_id="r-1")]).replayed is None
+    assert light.call("Upload", [shop.Order(), shop.Order()]).message.id == "2"
+    assert len(light.calls) == 3
+
+
+def test_a_client_stream_is_bounded(light: Lab) -> None:
+    light.serve(methods={f"{SERVICE}/Upload": Method(stream=True, max_request=100)})
+    reply = light.call("Upload", [shop.Order(item="x" * 60)] * 2, key="k-1")
+    assert (reply.code, reply.reason) == (Code.RESOURCE_EXHAUSTED, "BODY_TOO_LARGE")
+    assert light.calls == []
+
+
+def test_g03_streams_that_were_not_opted_in_are_left_alone(light: Lab) -> None:
+    light.act = three
+    light.serve(required=True)
+    for _ in range(2):
+        reply = light.call("Watch", key="k-1")
+        assert len(reply.messages) == 3
+        assert reply.replayed is None
+    light.act = lambda request, say: shop.Made(id=request.item)
+    assert [
+        one.id for one in light.call("Chat", [shop.Order(item="a"), shop.Order(item="b")], key="k-1").messages
+    ] == ["a", "b"]
+
+
+def test_g03_a_stream_without_a_key_streams(light: Lab) -> None:
+    light.act = three
+    light.serve(methods=STREAMS)
+    for _ in range(2):
+        reply = light.call("Watch")
+        assert len(reply.messages) == 3
+        assert reply.replayed is None
+    assert len(light.calls) == 2
+
+
+@pytest.mark.parametrize("method", ["Chat", "Watch"])
+def test_g03_a_named_stream_of_an_unknown_service_is_refused_when_it_is_called(
+    light: Lab, method: str
+) -> None:
+    """Without a descriptor nothing could tell at start-up; it is not passed over in silence."""
+
+    def never(request: Any, context: Any) -> Any:
+        raise AssertionError
+
+    make = grpc.stream_stream_rpc_method_handler if method == "Chat" else grpc.unary_stream_rpc_method_handler
+    light.generic = (grpc.method_handlers_generic_handler("plain.Shop", {method: make(never)}),)
+    light.serve(methods=[f"/plain.Shop/{method}"])
+    kind = light.channel.stream_stream if method == "Chat" else light.channel.unary_stream
+    reply = reply_of(kind(f"/plain.Shop/{method}"), [b""] if method == "Chat" else b"", ((KEY, "k-1"),), 20)
+    assert (reply.code, reply.reason) == (Code.UNIMPLEMENTED, "STREAMING_NOT_SUPPORTED")
+
+
+def test_g02_a_client_stream_is_refused_before_it_is_read(light: Lab) -> None:
+    light.serve(methods={f"{SERVICE}/Upload": Method(stream=True, required=True)})
+    read: list[int] = []
+
+    def orders() -> Iterator[Any]:
+        for number in range(1_000_000):
+            read.append(number)
+            yield shop.Order(item="x" * 1000)
+
+    assert light.call("Upload", orders()).reason == "KEY_MISSING"
+    assert light.call("Upload", orders(), key="two words").reason == "KEY_MALFORMED"
+    assert len(read) < 100_000
+    light.interceptor._policy.principal = lambda context: None
+    assert light.call("Upload", orders(), key="k-1").reason == "NO_IDENTITY"
+    assert len(read) < 100_000

@@ -1,0 +1,36 @@
+"""What is left of the guarantee table on a store, as its settings are."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel.guarantees import FAULTS, TABLE, Facts, Mode, Promise, grade
+from semel.stores.mysql.server import facts_of
+
+
+def test_a_sound_store_keeps_the_table_as_it_is_published() -> None:
+    rows = grade(Facts("any")).rows
+    assert rows == {mode: dict(zip(FAULTS, row, strict=True)) for mode, row in TABLE.items()}
+
+
+def test_galera_is_at_least_once_and_not_may_be_lost_never_doubled() -> None:
+    found = grade(facts_of({"wsrep_on": "ON", "wsrep_provider": "/usr/lib/libgalera_smm.so"}, "mariadb"))
+    tx = found.rows[Mode.TX]
+    assert (tx["crash"], tx["zombie"]) == (Promise.AT_LEAST_ONCE, Promise.AT_LEAST_ONCE)
+    assert tx["loss"] == Promise.MAY_BE_EITHER
+    assert set(found.rows[Mode.HOLD].values()) == {Promise.MAY_REPEAT}
+    assert found.rows[Mode.PROBE]["crash"] == Promise.AT_LEAST_ONCE
+    assert set(found.rows[Mode.KEYED].values()) == {Promise.EXACTLY_ONCE}
+    assert not found.exactly_once
+
+
+def test_a_store_that_only_loses_never_doubles() -> None:
+    tx = grade(Facts("mariadb", durable_writes=False)).rows[Mode.TX]
+    assert tx["crash"] == Promise.EXACTLY_ONCE
+    assert tx["loss"] == Promise.MAY_BE_LOST
+
+
+@pytest.mark.parametrize("coherent", [True, False])
+def test_nothing_is_promised_where_nothing_is_protected(coherent: bool) -> None:
+    found = grade(Facts("any", coherent=coherent), enabled=False)
+    assert {promise for row in found.rows.values() for promise in row.values()} == {Promise.NOTHING}
