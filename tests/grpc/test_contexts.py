@@ -141,7 +141,7 @@ def test_a_method_that_nobody_serves_is_grpcs_business(do: Any, light: Lab) -> N
 
 def test_g04_a_tenant_that_is_none_is_refused(light: Lab) -> None:
     light.serve(tenant=lambda context: "two\nlines")
-    assert light.call(key="k-1").reason == "NO_IDENTITY"
+    assert light.call(key="k-1").reason == "NOT_AUTHENTICATED"
 
 
 def test_g01_one_field_may_be_named_as_text() -> None:

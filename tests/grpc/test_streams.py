@@ -151,5 +151,5 @@ def test_g02_a_client_stream_is_refused_before_it_is_read(light: Lab) -> None:
     assert light.call("Upload", orders(), key="two words").reason == "KEY_MALFORMED"
     assert len(read) < 100_000
     light.interceptor._policy.principal = lambda context: None
-    assert light.call("Upload", orders(), key="k-1").reason == "NO_IDENTITY"
+    assert light.call("Upload", orders(), key="k-1").reason == "NOT_AUTHENTICATED"
     assert len(read) < 100_000

@@ -425,20 +425,30 @@ def test_options_of_one_method_differ(light: Lab) -> None:
     assert light.call("Put", key="k-1").replayed is None, "a method that was not named ignores keys"
 
 
-@pytest.mark.parametrize("answer", [False, None, True])
-def test_authorize_is_asked_before_a_replay_too(light: Lab, answer: bool | None) -> None:
-    rights = [True, answer]
-    light.serve(authorize=lambda context: rights.pop(0))
+@pytest.mark.parametrize("answer", [False, 0, True, None, PermissionError()])
+def test_authorize_is_asked_before_a_replay_too(light: Lab, answer: object) -> None:
+    answers: list[object] = [True, answer]
+
+    def authorize(context: object) -> object:
+        said = answers.pop(0)
+        if isinstance(said, PermissionError):
+            raise said
+        return said
+
+    light.serve(authorize=authorize)
     light.call(key="k-1")
     again = light.call(key="k-1")
-    assert again.code is (Code.OK if answer else Code.PERMISSION_DENIED)
+    if answer is True or answer is None:
+        assert again.replayed == "true"
+    else:
+        assert (again.code, again.reason) == (Code.PERMISSION_DENIED, "NOT_AUTHORIZED")
     assert len(light.calls) == 1
 
 
 @pytest.mark.parametrize("principal", [None, "", 7])
 def test_a_caller_without_identity_is_refused(light: Lab, principal: object) -> None:
     light.serve(principal=lambda context: principal)
-    assert light.call(key="k-1").reason == "NO_IDENTITY"
+    assert light.call(key="k-1").reason == "NOT_AUTHENTICATED"
     assert light.calls == []
 
 

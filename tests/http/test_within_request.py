@@ -33,9 +33,8 @@ def server(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Iterator
     with engine.begin() as connection:
         connection.execute(text(f"CREATE TABLE orders (id {number} PRIMARY KEY, item text)"))
     engine.dispose()
-    made = Site(
-        SERVERS[request.param], url, tmp_path, workers=2, app=f"tests.http.within_apps:{request.param}"
-    )
+    kind, app = APPS[request.param]
+    made = Site(kind, url, tmp_path, workers=2, app=app)
     yield made
     made.stop()
 

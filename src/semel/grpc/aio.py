@@ -174,9 +174,12 @@ class _Call:
     async def _caller(self, context: Any) -> Caller:
         policy = self._policy
         found: list[Any] = []
-        for ask in (policy.principal, policy.tenant, policy.authorize):
-            value = None if ask is None else ask(context)
-            found.append(await value if isawaitable(value) else value)
+        try:
+            for ask in (policy.principal, policy.tenant, policy.authorize):
+                value = None if ask is None else ask(context)
+                found.append(await value if isawaitable(value) else value)
+        except PermissionError as error:
+            raise Refusal("NOT_AUTHORIZED") from error
         return policy.caller(self._route, *found)
 
     async def _detached(self, ticket: Ticket, asked: list[Received], context: Any) -> tuple[Answer, bool]:

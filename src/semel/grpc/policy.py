@@ -61,7 +61,7 @@ class Options(TypedDict, total=False):
     """Who calls, from the servicer context: a verified, stable id. None given: refuses to start unless `anonymous`."""
     tenant: Callable[[Any], Any] | None
     authorize: Callable[[Any], Any] | None
-    """Asked before every run and every replay; anything but true refuses."""
+    """Asked before every run and every replay; False or a PermissionError refuses."""
     anonymous: bool
     methods: Iterable[str] | Mapping[str, Method] | None
     exclude: Iterable[str]
@@ -213,21 +213,19 @@ class Policy:
         if self._emit is not None:
             self._emit(UnkeyedRetry(route.name, count))
 
+    def caller(self, route: Route, principal: Any, tenant: Any, allowed: Any) -> Caller:
+        """Who calls, from what the resolvers said; whoever is not known, or not allowed, is refused."""
+        if allowed is not None and not allowed:
+            raise Refusal("NOT_AUTHORIZED")
+        if not route.rules.anonymous and (not isinstance(principal, str) or not principal):
+            raise Refusal("NOT_AUTHENTICATED")
+        return Caller(principal or "", None if self.tenant is None else _tenant(tenant))
+
     def ticket(
-        self,
-        route: Route,
-        key: str,
-        who: Sequence[Any],
-        received: Sequence[Received],
-        remaining: float | None,
+        self, route: Route, key: str, caller: Caller, received: Sequence[Received], remaining: float | None
     ) -> Ticket:
-        """What the core is asked. `who` is (principal, tenant, allowed), as the resolvers said. Raises Refusal."""
-        principal, tenant, allowed = who
-        if not allowed:
-            raise Refusal("NOT_ALLOWED")
+        """What the core is asked."""
         rules = route.rules
-        if not rules.anonymous and (not isinstance(principal, str) or not principal):
-            raise Refusal("NO_IDENTITY")
         print_ = Fingerprint(rules, route.name)
         for one in received:
             print_.add(one)
@@ -320,7 +318,7 @@ def _tenant(tenant: object) -> str:
     try:
         return check_tenant(tenant)
     except InvalidKey as error:
-        raise Refusal("NO_IDENTITY") from error
+        raise Refusal("NOT_AUTHENTICATED") from error
 
 
 def _checked_method(name: str, rules: Rules) -> None:

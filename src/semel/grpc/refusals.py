@@ -59,15 +59,13 @@ REASONS: Final[Mapping[str, grpc.StatusCode]] = {
     "STORE_UNAVAILABLE": _Code.UNAVAILABLE,
     "OUTCOME_PENDING": _Code.UNAVAILABLE,
     "BODY_TOO_LARGE": _Code.RESOURCE_EXHAUSTED,
-    "NO_IDENTITY": _Code.UNAUTHENTICATED,
-    "NOT_ALLOWED": _Code.PERMISSION_DENIED,
+    "NOT_AUTHENTICATED": _Code.UNAUTHENTICATED,
+    "NOT_AUTHORIZED": _Code.PERMISSION_DENIED,
     "STREAMING_NOT_SUPPORTED": _Code.UNIMPLEMENTED,
 }
 _TEXTS: Final[Mapping[str, str]] = {
     "LEASE_LOST": "Another worker has taken this call over. Repeat it with the same key to get its result.",
     "PREVIOUS_FAILURE": "This call failed for good. It is not run again under this key.",
-    "NO_IDENTITY": "An idempotency key is taken only from a caller whose identity is known.",
-    "NOT_ALLOWED": "The caller may not make this call.",
 }
 
 

@@ -144,7 +144,11 @@ class _Call:
     def _caller(self, context: grpc.ServicerContext) -> Caller:
         policy = self._policy
         asked = (policy.principal, policy.tenant, policy.authorize)
-        return policy.caller(self._route, *(None if ask is None else ask(context) for ask in asked))
+        try:
+            found = [None if ask is None else ask(context) for ask in asked]
+        except PermissionError as error:
+            raise Refusal("NOT_AUTHORIZED") from error
+        return policy.caller(self._route, *found)
 
     def _executed(
         self, ticket: Ticket, asked: list[Received], context: grpc.ServicerContext

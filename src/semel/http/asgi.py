@@ -23,7 +23,7 @@ from semel.http.rules import control_of, word_for
 from semel.http.snapshot import Snapshot
 from semel.run import Run, _current
 
-__all__ = ["IdempotencyMiddleware"]
+__all__ = ["IdempotencyMiddleware", "PlainRequest"]
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -24,7 +24,7 @@ from semel.http.snapshot import Snapshot
 from semel.run import Run, _current
 from semel.runtime import run_sync
 
-__all__ = ["IdempotencyMiddleware"]
+__all__ = ["IdempotencyMiddleware", "PlainRequest"]
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
