@@ -45,6 +45,12 @@ class Made(BaseModel):
     price: int
 
 
+# FastAPI answers a body that is no text by itself, and does not say so in its document.
+UNREADABLE: dict[int | str, dict[str, Any]] = {
+    400: {"description": "The body cannot be read", "model": dict[str, str]}
+}
+
+
 async def current_user(x_user: Annotated[str, Header(pattern="^[a-z]+$")]) -> str:
     return x_user
 
@@ -58,7 +64,9 @@ def did(user: str, key: str | None) -> None:
 
 
 @app.post(
-    "/orders", status_code=201, responses={404: {"description": "No such item", "model": dict[str, str]}}
+    "/orders",
+    status_code=201,
+    responses={**UNREADABLE, 404: {"description": "No such item", "model": dict[str, str]}},
 )
 @idempotent(once=once, principal="user")
 async def create(
@@ -70,7 +78,7 @@ async def create(
     return Made(item=order.item, price=order.amount * 3)
 
 
-@app.patch("/orders/{number}")
+@app.patch("/orders/{number}", responses=UNREADABLE)
 @idempotent(once=once, principal="user", required=True, retention=60)
 def change(
     number: int,
