@@ -22,6 +22,9 @@ POINTS = (
     "step.stored",  # the note is written
     "renew.sent",  # before a heartbeat leaves
     "wait.parked",  # a waiter is about to sleep
+    "http.admitted",  # a request's key is ours, its handler's task does not exist yet
+    "http.responding",  # it is noted that a streamed response begins, its first byte has not left
+    "http.sent",  # the server has the whole response
 )
 
 _listener: Callable[[str], None] | None = None

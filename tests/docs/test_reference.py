@@ -38,7 +38,7 @@ MACHINERY = {
         "won_at",
     )
 }
-ONE_CALL = {"request", "fields", "fingerprint", "kwargs", "labels"}
+ONE_CALL = {"request", "fields", "fingerprint", "kwargs", "labels", "readable"}
 
 
 def page(name: str) -> str:

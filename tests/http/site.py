@@ -54,7 +54,15 @@ class Site:
     def _command(self) -> list[str]:
         python = [sys.executable, "-m"]
         if self.kind == "gunicorn":
-            place = ["-b", f"127.0.0.1:{self.port}", "-w", self._workers, "--log-level", "critical"]
+            place = [
+                "-b",
+                f"127.0.0.1:{self.port}",
+                "-w",
+                self._workers,
+                "--preload",
+                "--log-level",
+                "critical",
+            ]
             return [*python, "gunicorn", *place, f"{self._app or 'tests.http.served:wsgi'}()"]
         where = ["--host", "127.0.0.1", "--port", str(self.port), "--workers", self._workers]
         parser = self.kind

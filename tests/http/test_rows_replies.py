@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -41,7 +42,9 @@ def test_h11_and_h12_the_marker_says_whether_it_was_replayed(edge: Edge) -> None
     edge.open()
     answers = [edge.send("/orders") for _ in range(2)]
     assert [answer.headers["idempotency-replayed"] for answer in answers] == ["false", "true"]
-    assert [answer.headers["idempotency-retention"] for answer in answers] == ["86400", "86400"]
+    first, left = (int(answer.headers["idempotency-retention"]) for answer in answers)
+    assert first == 86_400
+    assert 86_300 < left <= 86_400, "a replay says how long it can still be had"
 
 
 def test_h13_what_is_rejected_before_the_handler_leaves_no_claim(shop: Edge) -> None:
@@ -163,10 +166,8 @@ def test_h19_a_stream_that_died_with_its_process_is_not_run_again(edge: Edge) ->
 def test_h19_a_broken_stream_follows_the_failure_policy(edge: Edge) -> None:
     edge.open(effects="db")
     for _ in range(2):
-        try:
+        with suppress(RuntimeError):  # how a client sees a cut connection is its library's business
             edge.send("/broken")
-        except Exception as error:
-            assert "broke" in str(error)
     assert edge.count("broken") == 2
 
 

@@ -34,7 +34,7 @@ def server(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Iterator
         connection.execute(text(f"CREATE TABLE orders (id {number} PRIMARY KEY, item text)"))
     engine.dispose()
     kind, app = APPS[request.param]
-    made = Site(kind, url, tmp_path, workers=2, app=app)
+    made = Site(kind, url, tmp_path, workers=1 if kind == "httptools" else 2, app=app)
     yield made
     made.stop()
 
@@ -54,7 +54,9 @@ def order(server: Site, item: str, **headers: str) -> httpx.Response:
 def killed(server: Site, item: str, moment: str) -> None:
     with pytest.raises(httpx.TransportError):
         order(server, item, **{"X-Die": moment})
-    server.until(server.listens, "somebody listens")
+    if server.kind == "httptools":  # alone: nobody starts it again
+        server.process.wait()
+        server.start()
 
 
 def patient(server: Site, item: str) -> httpx.Response:

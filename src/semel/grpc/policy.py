@@ -215,7 +215,7 @@ class Policy:
 
     def caller(self, route: Route, principal: Any, tenant: Any, allowed: Any) -> Caller:
         """Who calls, from what the resolvers said; whoever is not known, or not allowed, is refused."""
-        if allowed is not None and not allowed:
+        if self.authorize is not None and not allowed:
             raise Refusal("NOT_AUTHORIZED")
         if not route.rules.anonymous and (not isinstance(principal, str) or not principal):
             raise Refusal("NOT_AUTHENTICATED")

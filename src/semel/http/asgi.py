@@ -21,6 +21,7 @@ from semel.http.problem import Problem
 from semel.http.reply import first_headers, problem_reply, replay_reply
 from semel.http.rules import control_of, word_for
 from semel.http.snapshot import Snapshot
+from semel.points import reach
 from semel.run import Run, _current
 
 __all__ = ["IdempotencyMiddleware", "PlainRequest"]
@@ -62,7 +63,7 @@ class IdempotencyMiddleware:
             await self.app(scope, receive, send)
 
     def _problem_base(self, scope: Scope) -> str:
-        found = self._plan.guard_for(scope["method"], scope["path"])
+        found = self._plan.guard_for(scope["method"], _Incoming(scope).routed)
         assert found is not None  # noqa: S101 - a problem has a guard that said so
         return found[0].rules.problem_base
 
@@ -144,12 +145,14 @@ class IdempotencyMiddleware:
 
 
 class _Incoming:
-    __slots__ = ("_scope", "method", "path", "query")
+    __slots__ = ("_scope", "method", "path", "query", "routed")
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        root = scope.get("root_path", "").rstrip("/")
+        self.routed = self.path[len(root) :] if root and self.path.startswith(f"{root}/") else self.path
         self.query: bytes = scope.get("query_string", b"")
 
     def lines(self, name: str) -> list[bytes]:
@@ -300,6 +303,7 @@ class _Capture:
         # A stream whose outcome was not recorded is left unfinished: its client must not take it for the outcome.
         if problem is None:
             await self._forward({"type": "http.response.body", "body": piece})
+            reach("http.sent")
             self.finish()
         else:
             raise StoreUnavailable(problem.kind.detail)

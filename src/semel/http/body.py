@@ -23,7 +23,7 @@ class TooLarge(Exception):
 class Body:
     """Fed chunk by chunk; then read as often as one likes. Close it when the handler has ended."""
 
-    __slots__ = ("_chunks", "_file", "_hash", "_limit", "_whole", "size")
+    __slots__ = ("_chunks", "_file", "_hash", "_limit", "_whole", "parsed", "size")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -31,6 +31,9 @@ class Body:
         self._file: IO[bytes] | None = None
         self._hash = hashlib.sha256()
         self._whole: bytes | None = None
+        self.parsed = (
+            False  # it holds the parts of a form that a framework has parsed, not the form's own bytes
+        )
         self.size = 0
 
     def feed(self, chunk: bytes) -> None:
@@ -101,7 +104,9 @@ class Body:
 
 
 def feed_parts(body: Body, *parts: str) -> None:
-    """Parts of a form that a framework has parsed, each with its length: no two forms look the same."""
+    """Parts of a form that a framework has parsed, with their number and lengths: no two forms look the same."""
+    body.parsed = True
+    body.feed(b"%d;" % len(parts))
     for part in parts:
         raw = part.encode("utf-8", "surrogatepass")
         body.feed(b"%d:" % len(raw) + raw)

@@ -53,24 +53,31 @@ class Quota:
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
-        self._buckets: dict[str, tuple[float, float]] = {}
+        self._buckets: dict[tuple[str, str], tuple[float, float]] = {}
         self._lock = threading.Lock()
 
-    def allows(self, principal: str, now: float) -> bool:
-        return self._level(principal, now) >= 1.0
-
-    def spend(self, principal: str, now: float) -> None:
+    def spend(self, who: tuple[str, str], now: float) -> bool:
+        """Take one, if there is one: before the store is asked, so that callers at the same time cannot share it."""
         with self._lock:
-            if len(self._buckets) >= _MOST and principal not in self._buckets:
+            if len(self._buckets) >= _MOST and who not in self._buckets:
                 full = [name for name in self._buckets if self._level(name, now) >= self._size]
                 for name in full or list(self._buckets)[: _MOST // 2]:
                     del self._buckets[name]
-            self._buckets[principal] = (self._level(principal, now) - 1.0, now)
+            level = self._level(who, now)
+            if level < 1.0:
+                return False
+            self._buckets[who] = (level - 1.0, now)
+            return True
+
+    def refund(self, who: tuple[str, str]) -> None:
+        with self._lock:
+            level, since = self._buckets.get(who, (self._size, 0.0))
+            self._buckets[who] = (min(self._size, level + 1.0), since)
 
     @property
     def _size(self) -> float:
         return max(1.0, self._rate)
 
-    def _level(self, principal: str, now: float) -> float:
-        level, since = self._buckets.get(principal, (self._size, now))
+    def _level(self, who: tuple[str, str], now: float) -> float:
+        level, since = self._buckets.get(who, (self._size, now))
         return min(self._size, level + (now - since) * self._rate)

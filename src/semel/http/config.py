@@ -12,8 +12,9 @@ import msgspec
 from semel.errors import ConfigurationError
 from semel.face import Face
 from semel.http.guard import Guard
+from semel.http.keys import MAX_KEY
 from semel.http.rules import PROFILES, Rules, more_headers
-from semel.options import seconds
+from semel.options import MIN_LEASE, seconds
 
 __all__ = ["Plan", "Route", "configure"]
 
@@ -26,6 +27,8 @@ _WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "stored": ("final", "success", "everything", "success-and-4xx"),
     "expired": ("reject", "new"),
 }
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+_TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _SOURCES: Final = ("header", "query", "body", "path")
 _RULES: Final = _SECONDS | _COUNTS | _FLAGS | _WORDS.keys() | {
     "methods", "header", "sources", "exclude", "quota", "replay_headers", "problem_base", "profile", "markers",
@@ -85,10 +88,18 @@ def configure(
         raise ConfigurationError(
             "events= attaches keyed SSE routes to an event bus, which this version does not have"
         )
+    if guarded and given.get("routes") is not None:
+        raise ConfigurationError("routes= is for middlewares: a decorated route is one already")
+    if given.get("routes") is not None and not given["routes"]:
+        raise ConfigurationError(
+            "routes={} guards nothing: name routes, or leave it out to guard all of them"
+        )
     defaults = _rules(Rules(), {name: value for name, value in given.items() if name not in _PLAN})
     _check_identity(given, defaults, guarded=guarded)
     _check_secret(once, defaults)
     routes = given.get("routes")
+    if routes is None:
+        _check_path(defaults, "")
     return Plan(
         once=once,
         routes=tuple(_route(once, defaults, name, options) for name, options in (routes or {}).items()),
@@ -126,6 +137,10 @@ def _check_identity(given: Mapping[str, Any], rules: Rules, *, guarded: bool) ->
         )
     if given.get("principal") is not None and rules.anonymous:
         raise ConfigurationError("principal= and anonymous=True contradict each other: give one of them")
+    if not isinstance(given.get("authenticated_outside", False), bool):
+        raise ConfigurationError(
+            f"authenticated_outside= must be True or False, not {given['authenticated_outside']!r}"
+        )
     if not guarded and given.get("authorize") is None and not given.get("authenticated_outside"):
         raise ConfigurationError(
             "this middleware answers replays before your application sees the request, so somebody must have "
@@ -135,6 +150,10 @@ def _check_identity(given: Mapping[str, Any], rules: Rules, *, guarded: bool) ->
 
 
 def _check_secret(once: Face, rules: Rules) -> None:
+    if rules.secret and rules.anonymous:
+        raise ConfigurationError(
+            "secret=True and anonymous=True contradict each other: nobody could be kept out"
+        )
     if rules.secret and once._ring is None:  # noqa: SLF001 - our own
         raise ConfigurationError(
             "secret=True stores responses encrypted only, and this store does not encrypt: give encrypt={key id: key} to "
@@ -159,6 +178,8 @@ def _rules(start: Rules, given: Mapping[str, Any]) -> Rules:
     if "header" in given:
         names = [given["header"]] if isinstance(given["header"], str) else list(given["header"])
         changes["sources"] = _sources([f"header:{name}" for name in names])
+    if changes.get("expired") == "new" and "tombstone" not in given:
+        changes["tombstone"] = 0.0  # what is known as used could not be new
     rules = msgspec.structs.replace(start, **changes)
     if rules.anonymous and rules.min_length < 16:
         rules = msgspec.structs.replace(rules, min_length=16)  # H08: nobody else's key may be guessed
@@ -169,7 +190,7 @@ def _checked(name: str, value: Any) -> Any:  # noqa: C901 - one question per kin
     if name in _SECONDS:
         if value is None and name == "retention":
             return float("inf")
-        return seconds(name, value)
+        return seconds(name, value, least=MIN_LEASE if name == "lease" else 0.0)
     if name in _FLAGS:
         if not isinstance(value, bool):
             raise ConfigurationError(
@@ -177,15 +198,16 @@ def _checked(name: str, value: Any) -> Any:  # noqa: C901 - one question per kin
             )
         return value
     if name in _COUNTS:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise ConfigurationError(f"{name}= must be a whole number, 0 or more, not {value!r}")
+        most = MAX_KEY if name == "min_length" else value
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+            raise ConfigurationError(f"{name}= must be a whole number from 0 on, not {value!r}")
         return value
     if name in _WORDS:
         if not (value in _WORDS[name] or (name == "stored" and callable(value))):
             raise ConfigurationError(f"{name}= must be one of {', '.join(_WORDS[name])}, not {value!r}")
         return value
     if name == "methods":
-        return frozenset(method.upper() for method in _texts(name, value))
+        return frozenset(_method(method) for method in _texts(name, value))
     if name == "sources":
         return _sources(_texts(name, value))
     if name == "replay_headers":
@@ -195,8 +217,14 @@ def _checked(name: str, value: Any) -> Any:  # noqa: C901 - one question per kin
             raise ConfigurationError(
                 f"replay_headers= may not hold {error}: it belongs to one exchange"
             ) from None
-    if name in ("exclude", "markers"):
+    if name == "exclude":
         return tuple(_texts(name, value))
+    if name == "markers":
+        return tuple(_token("markers", text).lower() for text in _texts(name, value))
+    if name == "problem_base" and (
+        not isinstance(value, str) or not value.isprintable() or not value.isascii()
+    ):
+        raise ConfigurationError(f"problem_base= is the beginning of a URI, not {value!r}")
     if name == "quota" and value is not None and not (isinstance(value, int | float) and value > 0):
         raise ConfigurationError(f"quota= is a number of new keys per second, above 0, not {value!r}")
     return value
@@ -209,6 +237,25 @@ def _texts(name: str, value: Any) -> list[str]:
     return texts
 
 
+def _token(option: str, text: str) -> str:
+    if not _TOKEN.fullmatch(text):
+        raise ConfigurationError(f"{option}= holds {text!r}, which is no name of a header")
+    return text
+
+
+def _method(text: str) -> str:
+    method = text.upper()
+    if not method.isalpha() or not method.isascii():
+        raise ConfigurationError(
+            f"methods= holds {text!r}, which is no method: write a list, such as ['POST', 'PATCH']"
+        )
+    if method in _SAFE:
+        raise ConfigurationError(
+            f"methods= holds {method}, which has no effect that could happen twice: leave it out"
+        )
+    return method
+
+
 def _sources(sources: Sequence[str]) -> tuple[str, ...]:
     for source in sources:
         kind, colon, name = source.partition(":")
@@ -216,6 +263,8 @@ def _sources(sources: Sequence[str]) -> tuple[str, ...]:
             raise ConfigurationError(
                 f"{source!r} is no place for a key: write header:NAME, query:NAME, body:FIELD.PATH or path:NAME"
             )
+        if kind == "header":
+            _token("header", name)
     return tuple(source.lower() if source.startswith("header:") else source for source in sources)
 
 
@@ -235,12 +284,22 @@ def _route(once: Face, defaults: Rules, name: str, options: Any) -> Route:
         given = {} if options is True or options is None else dict(options)
         if wrong := given.keys() - _RULES:
             raise ConfigurationError(f"the route {name!r} has the unknown option {min(wrong)!r}")
-        if method and "methods" not in given:
-            given["methods"] = (method,)
+        if method:
+            given.setdefault("methods", (_method(method),))
         rules = _rules(defaults, given)
         _check_secret(once, rules)
+        _check_path(rules, path)
         guard = Guard(once, rules)
     return Route(method.upper() or None, _pattern(path), guard)
+
+
+def _check_path(rules: Rules, path: str) -> None:
+    for source in rules.sources:
+        kind, _, name = source.partition(":")
+        if kind == "path" and f"{{{name}}}" not in path:
+            raise ConfigurationError(
+                f"{source!r} needs a route that names it, such as routes={{'/orders/{{{name}}}': …}}"
+            )
 
 
 def _pattern(path: str) -> re.Pattern[str]:
@@ -249,4 +308,4 @@ def _pattern(path: str) -> re.Pattern[str]:
         ".*" if part == "*" else f"(?P<{part[1:-1]}>[^/]+)" if part.startswith("{") else re.escape(part)
         for part in parts
     )
-    return re.compile(text)
+    return re.compile(text, re.DOTALL)  # also a path with a line break in it

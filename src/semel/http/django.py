@@ -151,7 +151,9 @@ def idempotent(*, once: Any, **options: Any) -> Callable[[Callable[..., Any]], C
 
 def _check_transaction(view: Callable[..., Any]) -> None:
     free = getattr(view, "_non_atomic_requests", ())
-    if any(known.get("ATOMIC_REQUESTS") and alias not in free for alias, known in connections.settings.items()):
+    if any(
+        known.get("ATOMIC_REQUESTS") and alias not in free for alias, known in connections.settings.items()
+    ):
         raise ConfigurationError(
             f"{view.__qualname__} runs in the transaction of ATOMIC_REQUESTS, which ends after this decorator has recorded "
             "the outcome: use semel.http.django.IdempotencyMiddleware, or put @transaction.non_atomic_requests on the view"
@@ -179,7 +181,7 @@ async def _answered(plan: Plan, request: HttpRequest, view: Callable[[], Awaitab
     if asked is None:
         return await view()
     if isinstance(asked, Problem):
-        found = plan.guard_for(incoming.method, incoming.path)
+        found = plan.guard_for(incoming.method, incoming.routed)
         assert found is not None  # noqa: S101 - a problem has a guard that said so
         return _LOOK.problem(found[0], asked)
     guard = asked.guard
@@ -215,6 +217,7 @@ class _DjangoIncoming(_Incoming):
         self._environ = request.META
         self.method = request.method or "GET"
         self.path = request.path
+        self.routed = request.path_info
         self.query = request.META.get("QUERY_STRING", "").encode("utf-8", "surrogateescape")
         self._request = request
 

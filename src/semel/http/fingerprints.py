@@ -51,7 +51,7 @@ def _body(media: str, content_type: str, body: Body, exclude: Sequence[str]) -> 
         text = _canonical_json(body.whole, exclude)
         if text is not None:
             return b"json" + hashlib.sha256(text).digest()
-    elif media == "multipart/form-data":
+    elif media == "multipart/form-data" and not body.parsed:
         parts = _parts(content_type, body)
         if parts is not None:
             return b"form" + parts
@@ -120,7 +120,7 @@ def _parts(content_type: str, body: Body) -> bytes | None:
         start = at + len(delimiter)
         if view[start : start + 2] == b"--":
             return digest.digest()
-        end = view.find(b"\r\n" + delimiter, start)
+        end = _next(view, delimiter, start)
         head_end = view.find(b"\r\n\r\n", start, end + 2 if end >= 0 else end)
         if end < 0 or head_end < 0:
             return None
@@ -132,6 +132,17 @@ def _parts(content_type: str, body: Body) -> bytes | None:
             digest.update(part)
         at, count = end + 2, count + 1
     return None
+
+
+def _next(view: Any, delimiter: bytes, start: int) -> int:
+    """Where the next boundary begins: a line that only begins like one is content."""
+    at = view.find(b"\r\n" + delimiter, start)
+    while at >= 0:
+        after = at + 2 + len(delimiter)
+        if view[after : after + 2] in (b"\r\n", b"--") or view[after : after + 1] in (b" ", b"\t"):
+            return int(at)
+        at = view.find(b"\r\n" + delimiter, after)
+    return -1
 
 
 _WANTED: Final = (b"content-disposition", b"content-type")

@@ -12,6 +12,7 @@ may have had its effect, unless `effects` says that a failed one left nothing be
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -40,6 +41,7 @@ from semel.http.snapshot import Snapshot
 from semel.keys import make_scope
 from semel.model import Ask, Failure, Kind, Policy, Record, Replay, Settle, State
 from semel.options import Options, resolve
+from semel.points import reach
 from semel.results import codec_for
 from semel.run import Run
 
@@ -105,13 +107,12 @@ class Guard:
         if not self.breaker.allows(now):
             return self._closed(StoreUnavailable("the store failed a moment ago"), keyed)
         call = self._call(keyed)
+        who, spent = (keyed.tenant or "", keyed.principal), False
         try:
-            if (
-                self.quota is not None
-                and not self.quota.allows(keyed.principal, now)
-                and await self._is_new(call)
-            ):
-                return self.rules.problem(Problem.of("quota-exceeded", retry_after=1.0))
+            if self.quota is not None:
+                spent = self.quota.spend(who, now)
+                if not spent and await self._is_new(call):
+                    return self.rules.problem(Problem.of("quota-exceeded", retry_after=1.0))
             ask, verdict = await engine.acquire(call)
         except StoreUnavailable as error:
             self.breaker.failed(engine.runtime.now())
@@ -121,9 +122,10 @@ class Guard:
             return self.rules.problem(self._refusal(error))
         self.breaker.succeeded()
         if isinstance(verdict, Replay):
+            if self.quota is not None and spent:
+                self.quota.refund(who)  # only new keys count
             return self._stored(call, verdict.record)
-        if self.quota is not None:
-            self.quota.spend(keyed.principal, now)
+        reach("http.admitted")
         return Admitted(call, ask, verdict.record)
 
     def _call(self, keyed: Keyed) -> Call:
@@ -182,7 +184,9 @@ class Guard:
         except CodecError as error:
             _log.error("the stored response of %r cannot be read: %s", call.scope, error)
             return self.rules.problem(Problem.of("outcome-unknown"))
-        return snapshot if snapshot.kept else self._not_kept(snapshot)
+        if not snapshot.kept:
+            return self._not_kept(snapshot)
+        return msgspec.structs.replace(snapshot, left=max(0.0, record.expires - time.time()))
 
     def _not_kept(self, snapshot: Snapshot) -> Problem:
         extra: dict[str, Any] = {"original_status": snapshot.status}
@@ -198,6 +202,7 @@ class Guard:
         """An earlier attempt had begun to answer when it died: the effect is over, its response is lost (H19)."""
         known = run.steps.get(STARTED) if run.has_steps else None
         if known is None or run.call.codec is None:
+            reach("run.started")
             return None
         snapshot = Snapshot.decode(run.call.codec.decode(known.value))
         problem = self._not_kept(snapshot)
@@ -207,6 +212,7 @@ class Guard:
         """The response of a stream begins: remember that the handler's effect is over before its first byte leaves."""
         note = Snapshot(status, storable(self.rules, headers), kept=False).encode()
         await self.engine.stepper.step(run, STARTED, self._giver(note), (), {}, None, bytes, None)
+        reach("http.responding")
 
     def _giver(self, note: bytes) -> Callable[[], Any]:
         if self.engine.runtime.colour == "sync":
@@ -225,6 +231,7 @@ class Guard:
 
         `body` None: it was longer than `max_response`.
         """
+        reach("run.returned")
         control, retention = control_of(headers)
         word = word_for(self.rules, status, control)
         self.latency.add(self.engine.runtime.now() - run.won_at)
@@ -279,6 +286,9 @@ class Guard:
         """The handler raised, or its stream broke: `effects` decides (H15)."""
         if run.has_steps and STARTED in run.steps and self.rules.effects != "opaque":
             await self._recorded(run, Snapshot(500), "release")
+        elif self.rules.stored == "everything":
+            headers = [(b"content-type", b"text/plain; charset=utf-8")]
+            await self._recorded(run, Snapshot(500, headers, b"Internal Server Error"), "replay")
         else:
             await self.engine.fail(run, error)
 

@@ -27,7 +27,7 @@ def replay_reply(rules: Rules, snapshot: Snapshot) -> tuple[Headers, bytes]:
     """The stored response with what belongs to this exchange: length, marker, no caching (H11, H40)."""
     sent = [(name, value) for name, value in snapshot.headers if name != b"cache-control"]
     sent += [(marker.encode(), b"true") for marker in rules.markers]
-    sent += _retention(rules.retention)
+    sent += _retention(rules.retention if snapshot.left is None else snapshot.left)
     sent.append((b"cache-control", b"no-store"))
     if rules.repeatability:
         sent.append((b"repeatability-result", b"accepted"))

@@ -68,9 +68,8 @@ _NEVER: Final = frozenset(
         b"upgrade", b"content-length", CONTROL,
     }
 )  # fmt: skip
-_PASSING: Final = frozenset(
-    {401, 403, 408, 425, 429}
-)  # said by whoever stands in front, or true only for now
+# Said by whoever stands in front (a router's own redirect or refusal too), or true only for now.
+_PASSING: Final = frozenset({307, 308, 401, 403, 405, 408, 425, 429})
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):

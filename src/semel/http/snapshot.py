@@ -22,6 +22,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     kept: bool = True
     """False: the response was too large or was cut off, and only its status and headers are known."""
     format: int = _FORMAT
+    left: float | None = None
+    """Of one that is read: for how many more seconds it can be had."""
 
     def encode(self) -> bytes:
         return _encode(self)

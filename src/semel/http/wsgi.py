@@ -21,6 +21,7 @@ from semel.http.problem import Problem
 from semel.http.reply import first_headers, problem_reply, replay_reply
 from semel.http.rules import control_of, word_for
 from semel.http.snapshot import Snapshot
+from semel.points import reach
 from semel.run import Run, _current
 from semel.runtime import run_sync
 
@@ -46,7 +47,7 @@ class IdempotencyMiddleware:
         if asked is None:
             return self.app(environ, start_response)
         if isinstance(asked, Problem):
-            found = self._plan.guard_for(incoming.method, incoming.path)
+            found = self._plan.guard_for(incoming.method, incoming.routed)
             assert found is not None  # noqa: S101 - a problem has a guard that said so
             return _problem(start_response, found[0].rules.problem_base, asked)
         return self._keyed(asked, incoming, environ, start_response)
@@ -82,13 +83,15 @@ class IdempotencyMiddleware:
 
 
 class _Incoming:
-    __slots__ = ("_environ", "method", "path", "query")
+    __slots__ = ("_environ", "method", "path", "query", "routed")
 
     def __init__(self, environ: Environ) -> None:
         self._environ = environ
         self.method: str = environ["REQUEST_METHOD"]
-        raw = (environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")).encode("latin-1")
-        self.path: str = raw.decode("utf-8", "surrogateescape")
+        raw = environ.get("PATH_INFO", "").encode("latin-1")
+        self.routed: str = raw.decode("utf-8", "surrogateescape")
+        root = environ.get("SCRIPT_NAME", "").encode("latin-1")
+        self.path: str = (root + raw).decode("utf-8", "surrogateescape")
         self.query: bytes = environ.get("QUERY_STRING", "").encode("latin-1")
 
     def lines(self, name: str) -> list[bytes]:
@@ -280,6 +283,7 @@ class _Stream:
     def close(self) -> None:
         for _ in self._pieces:
             pass
+        reach("http.sent")
 
 
 class _Closing:

@@ -4,7 +4,7 @@ A cell is one fault at one place of one part's life on one store, with the verdi
 both directions: a cell that promises exactly once shows nothing lost and nothing doubled, and a cell that promises less
 shows its anomaly, or the fault did not bite. A cell that cannot be is listed with the reason.
 
-A part of the product (the core; later HTTP, outbox, streams) adds its rows with `register(Part(...))`.
+A part of the product (the core, HTTP; later outbox, streams) adds its rows with `register(Part(...))`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,12 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Modules that register a part when they are imported. `semel chaos` loads all of them.
-PARTS: list[str] = ["semel.testing.chaos.core", "semel.testing.chaos.nemesis", "semel.testing.chaos.memory"]
+PARTS: list[str] = [
+    "semel.testing.chaos.core",
+    "semel.testing.chaos.nemesis",
+    "semel.testing.chaos.memory",
+    "semel.testing.chaos.http_cells",
+]
 
 _parts: dict[str, Part] = {}
 

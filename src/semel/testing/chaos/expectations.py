@@ -15,7 +15,7 @@ import msgspec
 from semel.guarantees import FAULTS, TABLE, Mode, Promise
 from semel.testing.chaos.cells import Cell, Heir, Verdict
 
-__all__ = ["LOSING", "filled", "killed", "kind_of", "not_applicable", "permitted", "zombie"]
+__all__ = ["LOSING", "filled", "killed", "kind_of", "not_applicable", "permitted", "stepped", "zombie"]
 
 # Where a point lies in the life of a call whose effect is outside.
 _BEFORE: Final = {"claim.sent", "wait.parked"}
@@ -27,6 +27,10 @@ LOSING: Final = {
 }  # fmt: skip
 """Settings under which a store loses what it had acknowledged."""
 _WIRE: Final = {"reset-before", "reset-after", "stall"}
+# What a mode of the HTTP edge promises is what this mode of the core does.
+_HTTP: Final = {
+    "http-db": "retry", "http-opaque": "hold", "http-steps": "steps", "http-stream": "retry", "http-tx": "tx",
+}  # fmt: skip
 
 _Pair = tuple[Verdict, Heir]
 _RAN: Final[_Pair] = (Verdict.ONCE, Heir.RAN)
@@ -46,7 +50,7 @@ def kind_of(cell: Cell) -> str:
 
 def permitted(cell: Cell) -> set[Verdict]:
     """What the published table allows for this cell, whatever its point is."""
-    promise = TABLE[Mode(cell.mode)][FAULTS.index(kind_of(cell))]
+    promise = TABLE[Mode(_HTTP.get(cell.mode, cell.mode))][FAULTS.index(kind_of(cell))]
     return {
         Promise.EXACTLY_ONCE: {Verdict.ONCE},
         Promise.AT_LEAST_ONCE: {Verdict.ONCE, Verdict.DOUBLED},
@@ -77,7 +81,7 @@ def _expected(cell: Cell) -> _Pair:
     if fault in _WIRE or fault == "store-kill":
         return _REPLAYED  # the worker lives: it repeats the request with the same nonce, unseen by its caller
     if mode == "steps":
-        return _steps(fault, point)
+        return stepped(fault, point)
     match fault:
         case "kill" | "thread-death":
             return killed(mode, point)
@@ -114,7 +118,7 @@ def _stopped(mode: str, fault: str, point: str) -> _Pair:
     return killed(mode, point)
 
 
-def _steps(fault: str, point: str) -> _Pair:
+def stepped(fault: str, point: str) -> _Pair:
     name, _, number = point.partition("#")
     if point == "settle.stored":
         return _REPLAYED

@@ -29,6 +29,8 @@ _DRIVERS = (
     "semel.stores.sqlite", "semel.stores.redis", "semel.stores.postgres", "semel.stores.postgres.asyncpg",
     "semel.stores.postgres.psycopg", "semel.stores.mysql", "semel.within.drivers", "semel.within.alchemy",
     "semel.within.redis", "semel.stores.redis.loops", "semel.stores.redis.threads", "semel.stores.mysql.pools",
+    "uvicorn", "uvicorn.protocols.http.httptools_impl", "uvicorn.protocols.websockets.auto", "uvicorn.lifespan.off", "uvicorn.loops.asyncio",
+    "gunicorn.config", "gunicorn.glogging", "gunicorn.workers.sync", "starlette.requests", "werkzeug.wrappers", "http.client",
 )  # fmt: skip
 
 

@@ -1,0 +1,219 @@
+"""What happens in the HTTP cells, and in which order: a client sends a keyed POST, its server is broken, another one serves
+the retries.
+
+The client is the driver itself. Its answers are judged as those of a call are: every answer for one key has the same bytes,
+somebody else's request with the same key gets none of them, and in the end there is an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import Any, Final
+
+import msgspec
+
+from semel.testing.chaos.cells import Heir
+from semel.testing.chaos.driver import PATIENCE, Stage
+from semel.testing.chaos.http_sites import USER
+from semel.testing.chaos.signals import Line
+from semel.testing.chaos.wires import Wire
+
+__all__ = ["ORDERS"]
+
+_STRANGER: Final = "bob"
+_PAUSE: Final = 0.02
+_ABORT: Final = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
+# What a client may repeat: the layer's own refusals and a handler's failure. Anything else is an answer.
+_AGAIN: Final = frozenset({409, 500, 503})
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """One response, whole. `problem` is the last word of its type; lost connections are problems, too."""
+
+    status: int = 0
+    body: str = ""
+    replayed: bool = False
+    problem: str = ""
+
+    @property
+    def error(self) -> str:
+        """In the words of the core's errors; empty for an outcome."""
+        if self.problem == "outcome-unknown":
+            return "OutcomeUnknown"
+        if self.status in _AGAIN:
+            return "InProgress"
+        return "" if self.status == 201 or self.problem == "response-not-stored" else self.problem
+
+
+class Visit:
+    """One request on a connection of its own."""
+
+    def __init__(self, port: int, key: str, user: str = USER) -> None:
+        self._connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        headers = {"Idempotency-Key": key, "X-User": user, "Connection": "close"}
+        self._connection.request("POST", "/orders", b"tea", headers)
+
+    def read(self) -> Answered:
+        try:
+            response = self._connection.getresponse()
+            return _answered(response, response.read())
+        except (HTTPException, ConnectionError) as error:
+            return Answered(problem=type(error).__name__)
+        finally:
+            self._connection.close()
+
+    def abort(self) -> None:
+        """As a client that dies: its end of the connection is reset."""
+        line = self._connection.sock
+        assert line is not None
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
+        self._connection.close()
+
+
+def _answered(response: HTTPResponse, body: bytes) -> Answered:
+    problem = ""
+    if response.headers.get_content_type() == "application/problem+json":
+        problem = json.loads(body)["type"].rpartition(":")[2]
+    return Answered(
+        status=response.status,
+        body=body.decode(),
+        replayed=response.headers.get("idempotency-replayed") == "true" or problem == "response-not-stored",
+        problem=problem,
+    )
+
+
+class Scene:
+    """The servers of one schedule and the client between them."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.port = 0
+
+    def serve(self, role: str, settings: dict[str, Any] | None = None, **changes: Any) -> Any:
+        """Fork a server. Its socket listens before it lives; the driver keeps none of it."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.port = listener.getsockname()[1]
+            words = {"listener": listener.fileno(), **(settings or {})}
+            return self.stage.start(role, settings=words, **changes)
+
+    def visit(self, suffix: str = "", user: str = USER) -> Visit:
+        return Visit(self.port, self.stage.key + suffix, user)
+
+    def told(self, by: str, answered: Answered) -> None:
+        if answered.error:
+            self.stage.ledger.error(by, answered.error, f"{answered.status} {answered.body}")
+        else:
+            value = answered.body if answered.status == 201 else answered.problem
+            self.stage.ledger.answer(by, value, replayed=answered.replayed)
+
+    def ask(self, by: str, *, once: bool = False) -> Answered:
+        """A client's retries, until it has an answer."""
+        until = time.monotonic() + PATIENCE / 3
+        while True:
+            answered = self.visit().read()
+            if once or answered.error not in {"InProgress"} or time.monotonic() > until:
+                self.told(by, answered)
+                return answered
+            time.sleep(_PAUSE)
+
+    def after(self) -> None:
+        """The next caller, on another server."""
+        self.serve("heir")
+        self.ask("heir")
+
+    def end(self) -> None:
+        """When all is over: the same request gives what was given, somebody else's gives his own."""
+        last = self.ask("judge", once=True)
+        if self.stage.cell.heir is Heir.BUSY and not last.error and not last.replayed:
+            self.ask("judge")  # that was the one who could not be served before
+        stranger = self.visit(user=_STRANGER).read()
+        if stranger.status != 201 or stranger.replayed or f'"user":"{_STRANGER}"' not in stranger.body:
+            self.stage.ledger.error("stranger", "Unexpected", f"an answer that is not his: {stranger}")
+        if self.stage.cell.mode == "http-tx":
+            sync = self.stage.places.url(msgspec.structs.replace(self.stage.cell, colour="sync"))
+            self.stage.start("look", settings={"sync_url": sync}).wait()
+
+
+def killed(stage: Stage) -> None:
+    """SIGKILL of the server at the point."""
+    scene = Scene(stage)
+    victim = scene.serve("victim")
+    visit = scene.visit()
+    status = victim.wait()
+    stage.bit = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    scene.told("victim", visit.read())
+    scene.after()
+    scene.end()
+
+
+def rose(stage: Stage) -> None:
+    """SIGSTOP at the point, beyond the lease; the retry is served by another; then the server goes on, and so does its client."""
+    scene = Scene(stage)
+    # A heartbeat that is stopped inside a write holds SQLite's only lock: let none be due before the point.
+    victim = scene.serve("victim", **({"lease": 0.6} if stage.cell.store == "sqlite" else {}))
+    visit = scene.visit()
+    stage.bit = os.WIFSTOPPED(victim.wait(stopped=True))
+    if stage.cell.heir is Heir.BUSY:
+        scene.serve("heir", {"face": {"timeout": 0.3}, "row_wait": 0.05}, wait=0.9)
+        scene.ask("heir", once=True)
+    else:
+        scene.after()
+    victim.wake()
+    scene.told("victim", visit.read())
+    scene.end()
+
+
+def left(stage: Stage) -> None:
+    """The client resets its connection while its server stands at the point, and sends the request again, to another one."""
+    scene = Scene(stage)
+    line = Line.of(str(stage.folder)).make()
+    victim = scene.serve("victim", lease=6.0)
+    visit = scene.visit()
+    if line.asked(victim.pid, timeout=PATIENCE):
+        visit.abort()
+        line.reply()
+        stage.bit = True
+    scene.after()
+    scene.end()
+
+
+def cut(stage: Stage) -> None:
+    """The connection to the store is reset: before the next request arrives there, or after it was carried out."""
+    scene = Scene(stage)
+    line = Line.of(str(stage.folder)).make()
+    with Wire(*stage.places.address(stage.cell), stage.cell.fault, resp=stage.cell.store == "redis") as wire:
+        url = stage.places.through(stage.cell, wire.port)
+        victim = scene.serve("victim", {"armed_later": True, "face": {"timeout": 2.0}}, url=url, lease=9.0)
+        scene.visit("-warm").read()  # faults on the wire count from an open, used connection
+        _arm(scene.port)
+        visit = scene.visit()
+        if line.asked(victim.pid, timeout=PATIENCE):
+            wire.arm()
+            line.reply()
+        scene.told("victim", visit.read())
+        stage.bit = wire.fired()
+    scene.after()
+    scene.end()
+
+
+def _arm(port: int) -> None:
+    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    connection.request("GET", "/arm", headers={"Connection": "close"})
+    connection.getresponse().read()
+    connection.close()
+
+
+ORDERS: Final[dict[str, Callable[[Stage], None]]] = {
+    "kill": killed,
+    "zombie": rose,
+    "client-reset": left,
+    "reset-before": cut,
+    "reset-after": cut,
+}
