@@ -53,7 +53,7 @@ class _Claim:
         elif isinstance(verdict, Won):
             self._run = engine.begin(call, ask, verdict.record)
             self.attempt = self._run.attempt
-            self._token = _current.set(self._run)
+            self._token = _current.set(self._run.weak)
         return self
 
     def _replay(self, verdict: Replay) -> None:

@@ -113,7 +113,7 @@ class Engine:
 
     async def _perform(self, run: Run) -> Outcome[Any]:
         call = run.call
-        token = _current.set(run)
+        token = _current.set(run.weak)
         try:
             reach("run.started")
             value = await self.runtime.call(call.fn, call.args, call.kwargs, call.options.inline)
@@ -272,7 +272,7 @@ class Engine:
         if record is None or unknown.unreadable or not callable(probe):
             raise self._unknown(call, unknown)
         run = Run(self, call, ask, record, self.runtime.interrupt())
-        token = _current.set(run)
+        token = _current.set(run.weak)
         try:
             answer = await self.runtime.call(probe, call.args, {}, call.options.inline)
         finally:

@@ -31,7 +31,7 @@ class Heart:
 
     def add(self, run: Run) -> None:
         run.due = run.won_at + run.ask.lease / 3
-        self._runs[run.ask.nonce] = ref(run)
+        self._runs[run.ask.nonce] = run.weak
         self._ticker.at(run.due)
 
     def remove(self, run: Run) -> None:

@@ -274,7 +274,7 @@ async def _recover(engine: Engine, face: Semel | AsyncSemel, record: Record) -> 
 
 async def _probe_only(engine: Engine, call: Call, record: Record, probe: Callable[..., Any]) -> str:
     run = Run(engine, call, _ask_of(call, record), record, engine.runtime.interrupt())
-    token = _current.set(run)
+    token = _current.set(run.weak)
     try:
         answer = await engine.runtime.call(probe, (record,), {}, call.options.inline)
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, overload
+from weakref import ref
 
 from semel import steps
 from semel.errors import CodecError, ConfigurationError
@@ -22,21 +23,23 @@ __all__ = ["AsyncRun", "Outcome", "Run", "current_run", "run_or_none"]
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-_current: ContextVar[Run] = ContextVar("semel_run")
+# Weakly: an interruption may leave a context that nobody resets, and it must not keep the run, and its lease, alive.
+_current: ContextVar[ref[Run]] = ContextVar("semel_run")
 
 
 def run_or_none() -> Run | None:
-    return _current.get(None)
+    known = _current.get(None)
+    return None if known is None else known()
 
 
 def current_run() -> Run:
     """The run that this code belongs to. Outside of one there is nothing to return: ConfigurationError."""
-    try:
-        return _current.get()
-    except LookupError:
+    run = run_or_none()
+    if run is None:
         raise ConfigurationError(
             "current_run() works only inside a function that semel runs (execute, consume, @once, a probe)"
-        ) from None
+        )
+    return run
 
 
 class Outcome(Generic[T_co]):
@@ -95,11 +98,13 @@ class Run:
         "stuck",
         "threads",
         "token",
+        "weak",
         "won_at",
     )
 
     def __init__(self, engine: Engine, call: Call, ask: Ask, record: Record, interrupt: Interrupt) -> None:
         self._engine = engine
+        self.weak = ref(self)
         self.call = call
         self.ask = ask
         self.attempt = record.attempts

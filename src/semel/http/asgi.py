@@ -105,7 +105,7 @@ class IdempotencyMiddleware:
 
     async def _run(self, guard: Guard, admitted: Admitted, scope: Scope, body: Body, send: Send) -> None:
         run = guard.begin(admitted)
-        token = _current.set(run)
+        token = _current.set(run.weak)
         capture = _Capture(guard, run, send, body)
         try:
             if (problem := await guard.resumed(run)) is not None:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from asyncio import iscoroutinefunction
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -199,13 +200,33 @@ async def _answered(plan: Plan, request: HttpRequest, view: Callable[[], Awaitab
     body.close()
     admitted = await guard.admit(keyed)
     if isinstance(admitted, Admitted):
-        running = first_view(guard, admitted, view, _LOOK)
-        return await guard.engine.runtime.detach(running)
+        return await _attended(guard, admitted, view)
     if admitted is None:  # fail_open
         return await view()
     if isinstance(admitted, Snapshot):
         return _raw(admitted.status, *replay_reply(guard.rules, admitted))
     return _LOOK.problem(guard, admitted)
+
+
+async def _attended(guard: Guard, admitted: Admitted, view: Callable[[], Awaitable[Any]]) -> Any:
+    """Django cancels the view of a client that has left: it goes on, and a stream that it returns is read to its end."""
+    response: Any = None
+    has_left = False
+
+    async def running() -> Any:
+        nonlocal response
+        response = await first_view(guard, admitted, view, _LOOK)
+        if has_left:
+            response.close()
+        return response
+
+    try:
+        return await guard.engine.runtime.detach(running())
+    except asyncio.CancelledError:
+        has_left = True
+        if response is not None:
+            response.close()
+        raise
 
 
 class _DjangoIncoming(_Incoming):

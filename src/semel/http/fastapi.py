@@ -193,7 +193,7 @@ class _Route:
     ) -> Response:
         run = guard.begin(admitted)
         attempt = _Attempt(guard, run, request)
-        token = _current.set(run)
+        token = _current.set(run.weak)
         try:
             if (problem := await guard.resumed(run)) is not None:
                 attempt.settled = True
@@ -296,7 +296,7 @@ class _Recorded(Response):
         self._inner.background = self._inner.background or self.background
         with Body(0) as nothing:
             capture = _Capture(guard, run, send, nothing)
-            token = _current.set(run)
+            token = _current.set(run.weak)
             try:
                 await self._inner(_plain(scope), capture.receive, capture.send)
                 if not capture.settled:

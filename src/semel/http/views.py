@@ -45,7 +45,7 @@ class Look(Protocol):
 async def first_view(guard: Guard, admitted: Admitted, view: Callable[[], Awaitable[Any]], look: Look) -> Any:
     """Run the view for the first time: its response is recorded, then returned. A plain view never suspends it."""
     run = guard.begin(admitted)
-    token = _current.set(run)
+    token = _current.set(run.weak)
     try:
         if (problem := await guard.resumed(run)) is not None:
             return look.problem(guard, problem)

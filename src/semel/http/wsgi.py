@@ -173,7 +173,7 @@ class _First:
 
     def run(self, app: App, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         guard, run = self._guard, self._run
-        token = _current.set(run)
+        token = _current.set(run.weak)
         try:
             if (problem := run_sync(guard.resumed(run))) is not None:
                 self._settled = True

@@ -69,7 +69,7 @@ class TxEngine(Engine):
 
     async def _perform(self, run: Run) -> Outcome[Any]:
         call = run.call
-        token = _current.set(run)
+        token = _current.set(run.weak)
         try:
             reach("run.started")
             value = await self.runtime.call(call.fn, call.args, call.kwargs, True)

@@ -68,7 +68,7 @@ class PipelineEngine(Engine):
 
     async def _perform(self, run: Run) -> Outcome[Any]:
         call = run.call
-        token = _current.set(run)
+        token = _current.set(run.weak)
         self._queue.shut()
         try:
             reach("run.started")

@@ -34,7 +34,20 @@ from semel.stores.redis.topology import Topology
 __all__ = ["Courier", "Parcel", "Trouble", "pack"]
 
 # hiredis types the argument as a 1-tuple; it takes any.
-pack: Final = cast("Callable[[tuple[Arg, ...]], bytes]", hiredis.pack_command)
+_pack: Final = cast("Callable[[tuple[Arg, ...]], bytes]", hiredis.pack_command)
+
+
+def pack(words: tuple[Arg, ...]) -> bytes:
+    """One command as it travels.
+
+    Never a number for hiredis: it asks Python for the text of one, does not look whether a signal handler raised
+    meanwhile, and takes the whole process down.
+    """
+    if int in map(type, words):
+        words = tuple([b"%d" % word if isinstance(word, int) else word for word in words])
+    return _pack(words)
+
+
 _ASKING: Final = pack((b"ASKING",))
 _PAUSES: Final = (0.0, 0.01, 0.025, 0.05, 0.1, 0.2)  # then the last one, again and again
 _MAX_STILLBORN: Final = 3  # connections that died without a word, as those to a dying server do

@@ -27,7 +27,7 @@ from semel.testing.chaos.signals import Line
 from semel.testing.chaos.verdicts import Result, compare, counts, heir_of, judge, recovery, settled
 from semel.testing.chaos.wires import Wire
 
-__all__ = ["Job", "Stage", "run"]
+__all__ = ["PATIENCE", "Job", "Stage", "Worker", "run"]
 
 PATIENCE = 30.0
 _DIE_WITH_PARENT = 1
@@ -43,7 +43,7 @@ class Job(msgspec.Struct, kw_only=True):
     """Its time of recovery counts: it runs when the machine is not kept busy by other schedules."""
 
 
-class _Worker:
+class Worker:
     """A forked attempt."""
 
     def __init__(self, plan: Plan) -> None:
@@ -106,12 +106,17 @@ class Stage:
         self.places = places
         self.ledger = Ledger(str(folder))
         self.folder = folder
-        self.workers: list[_Worker] = []
+        self.workers: list[Worker] = []
         self.key = f"{job.number}-{os.urandom(4).hex()}"
         self.bit = False
         self.url = places.url(self.cell)
 
-    def start(self, role: str, **changes: Any) -> _Worker:
+    def start(self, role: str, **changes: Any) -> Worker:
+        worker = Worker(self.plan(role, **changes))
+        self.workers.append(worker)
+        return worker
+
+    def plan(self, role: str, **changes: Any) -> Plan:
         plan = Plan(
             cell=self.cell,
             key=self.key,
@@ -120,9 +125,7 @@ class Stage:
             lease=self.job.lease,
             role=role,
         )
-        worker = _Worker(msgspec.structs.replace(plan, **changes))
-        self.workers.append(worker)
-        return worker
+        return msgspec.structs.replace(plan, **changes)
 
     def close(self) -> None:
         for worker in self.workers:

@@ -20,8 +20,8 @@ from typing import Any, Final
 import msgspec
 
 from semel.testing.chaos.cells import Heir
-from semel.testing.chaos.driver import PATIENCE, Stage
-from semel.testing.chaos.http_sites import USER
+from semel.testing.chaos.driver import PATIENCE, Stage, Worker
+from semel.testing.chaos.http_sites import FOLDER, SCHEDULE, USER
 from semel.testing.chaos.signals import Line
 from semel.testing.chaos.wires import Wire
 
@@ -55,10 +55,12 @@ class Answered(msgspec.Struct, frozen=True):
 class Visit:
     """One request on a connection of its own."""
 
-    def __init__(self, port: int, key: str, user: str = USER) -> None:
+    def __init__(self, stage: Stage, port: int, *, path: str, key: str, user: str) -> None:
         self._connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-        headers = {"Idempotency-Key": key, "X-User": user, "Connection": "close"}
-        self._connection.request("POST", "/orders", b"tea", headers)
+        headers = {"Connection": "close", "X-User": user, SCHEDULE: stage.key, FOLDER: str(stage.folder)}
+        if key:
+            headers["Idempotency-Key"] = key
+        self._connection.request("POST", f"/{path}", b"tea", headers)
 
     def read(self) -> Answered:
         try:
@@ -89,22 +91,48 @@ def _answered(response: HTTPResponse, body: bytes) -> Answered:
     )
 
 
+class _Kept:
+    """A server that outlives its schedule: the other worker, which nobody breaks. One per driver, store and colour."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.port, self._worker = _forked(lambda settings: Worker(stage.plan("heir", settings=settings)), {})
+
+    def close(self) -> None:
+        self._worker.end()
+
+
+def _forked(start: Callable[[dict[str, Any]], Worker], settings: dict[str, Any]) -> tuple[int, Worker]:
+    """A server's socket listens before it lives; the driver keeps none of it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        worker = start({"listener": listener.fileno(), **settings})
+        return listener.getsockname()[1], worker
+
+
 class Scene:
     """The servers of one schedule and the client between them."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
+        name = f"http {stage.cell.store} {stage.cell.colour} {stage.job.lease}"
+        self.other: int = stage.places.hold(name, lambda: _Kept(stage)).port
         self.port = 0
 
-    def serve(self, role: str, settings: dict[str, Any] | None = None, **changes: Any) -> Any:
-        """Fork a server. Its socket listens before it lives; the driver keeps none of it."""
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = listener.getsockname()[1]
-            words = {"listener": listener.fileno(), **(settings or {})}
-            return self.stage.start(role, settings=words, **changes)
+    def serve(self, role: str, settings: dict[str, Any] | None = None, **changes: Any) -> Worker:
+        """A server for this schedule alone; the next visits are to it."""
+        self.port, worker = _forked(
+            lambda words: self.stage.start(role, settings=words, **changes), settings or {}
+        )
+        return worker
 
     def visit(self, suffix: str = "", user: str = USER) -> Visit:
-        return Visit(self.port, self.stage.key + suffix, user)
+        key = self.stage.key + suffix
+        return Visit(self.stage, self.port, path=self.stage.cell.mode, key=key, user=user)
+
+    def tell(self, path: str) -> None:
+        """A request without a key, to the handler itself."""
+        answered = Visit(self.stage, self.port, path=path, key="", user=USER).read()
+        if answered.status != 201:
+            raise RuntimeError(f"/{path} has answered {answered}")
 
     def told(self, by: str, answered: Answered) -> None:
         if answered.error:
@@ -113,32 +141,32 @@ class Scene:
             value = answered.body if answered.status == 201 else answered.problem
             self.stage.ledger.answer(by, value, replayed=answered.replayed)
 
-    def ask(self, by: str, *, once: bool = False) -> Answered:
+    def ask(self, by: str, *, patience: float = PATIENCE / 3) -> Answered:
         """A client's retries, until it has an answer."""
-        until = time.monotonic() + PATIENCE / 3
+        until = time.monotonic() + patience
         while True:
             answered = self.visit().read()
-            if once or answered.error not in {"InProgress"} or time.monotonic() > until:
+            if answered.error != "InProgress" or time.monotonic() > until:
                 self.told(by, answered)
                 return answered
             time.sleep(_PAUSE)
 
     def after(self) -> None:
-        """The next caller, on another server."""
-        self.serve("heir")
+        """The next caller, on the other server."""
+        self.port = self.other
         self.ask("heir")
 
     def end(self) -> None:
         """When all is over: the same request gives what was given, somebody else's gives his own."""
-        last = self.ask("judge", once=True)
+        self.port = self.other
+        last = self.ask("judge")
         if self.stage.cell.heir is Heir.BUSY and not last.error and not last.replayed:
             self.ask("judge")  # that was the one who could not be served before
         stranger = self.visit(user=_STRANGER).read()
         if stranger.status != 201 or stranger.replayed or f'"user":"{_STRANGER}"' not in stranger.body:
             self.stage.ledger.error("stranger", "Unexpected", f"an answer that is not his: {stranger}")
         if self.stage.cell.mode == "http-tx":
-            sync = self.stage.places.url(msgspec.structs.replace(self.stage.cell, colour="sync"))
-            self.stage.start("look", settings={"sync_url": sync}).wait()
+            self.tell("look")
 
 
 def killed(stage: Stage) -> None:
@@ -157,12 +185,12 @@ def rose(stage: Stage) -> None:
     """SIGSTOP at the point, beyond the lease; the retry is served by another; then the server goes on, and so does its client."""
     scene = Scene(stage)
     # A heartbeat that is stopped inside a write holds SQLite's only lock: let none be due before the point.
-    victim = scene.serve("victim", **({"lease": 0.6} if stage.cell.store == "sqlite" else {}))
+    victim = scene.serve("victim", lease=0.6 if stage.cell.store == "sqlite" else stage.job.lease)
     visit = scene.visit()
     stage.bit = os.WIFSTOPPED(victim.wait(stopped=True))
     if stage.cell.heir is Heir.BUSY:
         scene.serve("heir", {"face": {"timeout": 0.3}, "row_wait": 0.05}, wait=0.9)
-        scene.ask("heir", once=True)
+        scene.ask("heir", patience=0.0)
     else:
         scene.after()
     victim.wake()
@@ -192,7 +220,7 @@ def cut(stage: Stage) -> None:
         url = stage.places.through(stage.cell, wire.port)
         victim = scene.serve("victim", {"armed_later": True, "face": {"timeout": 2.0}}, url=url, lease=9.0)
         scene.visit("-warm").read()  # faults on the wire count from an open, used connection
-        _arm(scene.port)
+        scene.tell("arm")
         visit = scene.visit()
         if line.asked(victim.pid, timeout=PATIENCE):
             wire.arm()
@@ -201,13 +229,6 @@ def cut(stage: Stage) -> None:
         stage.bit = wire.fired()
     scene.after()
     scene.end()
-
-
-def _arm(port: int) -> None:
-    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-    connection.request("GET", "/arm", headers={"Connection": "close"})
-    connection.getresponse().read()
-    connection.close()
 
 
 ORDERS: Final[dict[str, Callable[[Stage], None]]] = {

@@ -1,7 +1,8 @@
 """HTTP servers of the matrix: a uvicorn process and a gunicorn sync worker, each with the middleware around a small handler.
 
-They are forked with a socket that listens already, so a client need not wait for them. What the handler does is the cell's
-mode: an effect outside, two steps, a streamed response, or a row in the caller's own transaction.
+They are forked with a socket that listens already, so a client need not wait for them. What the handler does is the mode
+in its path: an effect outside, two steps, a streamed response, or a row in the caller's own transaction. A server may serve
+many schedules: each request says which one's ledger it belongs to.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -24,18 +25,24 @@ from semel.testing.chaos.cells import Plan
 from semel.testing.chaos.ledger import Ledger
 from semel.testing.chaos.transactions import Transaction, open_transaction, wait
 
-__all__ = ["USER", "attempt"]
+__all__ = ["EFFECTS", "FOLDER", "SCHEDULE", "USER", "attempt"]
 
 USER = "ada"
 """Whose request meets the fault. Everybody else's effects are not of its key."""
+FOLDER, SCHEDULE = "x-folder", "x-schedule"
+"""Headers: where the ledger is, and which key it is about."""
+EFFECTS = {
+    "http-db": "db",
+    "http-opaque": "opaque",
+    "http-steps": "steps",
+    "http-stream": "db",
+    "http-tx": "db",
+}
 
 
 def attempt(plan: Plan) -> None:
-    """In a forked worker: serve until killed; or, as `look`, write down which rows were committed."""
+    """In a forked worker: serve until killed."""
     site = _Site(plan)
-    if plan.role == "look":
-        run_sync(site.look())
-        return
     if plan.role == "victim" and not plan.settings.get("armed_later"):
         site.arm()
     logging.disable(logging.CRITICAL)  # what the servers would say about the faults
@@ -46,7 +53,7 @@ def attempt(plan: Plan) -> None:
 def _uvicorn(site: _Site, listener: socket.socket) -> None:
     uvicorn: Any = import_module("uvicorn")
     app = asgi.IdempotencyMiddleware(site.asgi, once=site.once, **site.rules)
-    config = uvicorn.Config(app, loop="asyncio", http="httptools", lifespan="off", log_config=None)
+    config = uvicorn.Config(app, loop="asyncio", http="httptools", ws="none", lifespan="off", log_config=None)
     uvicorn.Server(config).run(sockets=[listener])
 
 
@@ -69,70 +76,90 @@ class _Loaded:
         return self._app
 
 
+class _Order(msgspec.Struct, frozen=True):
+    """A request as its handler sees it."""
+
+    mode: str
+    user: str
+    key: str
+    schedule: str
+    ledger: Ledger
+
+    @classmethod
+    def of(cls, path: str, headers: Mapping[str, str]) -> _Order:
+        name = headers.get("idempotency-key", "")
+        ledger = Ledger(headers[FOLDER])
+        return cls(path.strip("/"), headers["x-user"], name, headers[SCHEDULE], ledger)
+
+    def effect(self, what: str, by: str) -> None:
+        mine = self.user == USER and self.key == self.schedule
+        self.ledger.effect(what if mine else "another's", by)
+
+
 class _Site:
     """One server's application: what a request does, in both colours."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.mode = plan.cell.mode
-        self.ledger = Ledger(plan.folder)
-        face: Any = Semel if plan.cell.colour == "sync" else AsyncSemel
+        self.is_sync = plan.cell.colour == "sync"
+        face: Any = Semel if self.is_sync else AsyncSemel
         options = {"timeout": 10.0, **plan.settings.get("face", {})}
         self.once = face(plan.url, tenant="chaos", lease=plan.lease, **options)
         self.rules: dict[str, Any] = {
             "principal": lambda request: request.headers.get("x-user"),
             "authenticated_outside": True,
-            "effects": {"http-opaque": "opaque", "http-steps": "steps"}.get(self.mode, "db"),
             "lease": plan.lease,
             "wait": plan.wait,
+            "routes": {f"POST /{mode}": {"effects": effects} for mode, effects in EFFECTS.items()},
         }
 
     def arm(self) -> None:
-        traps.arm(self.plan, self.ledger)
+        traps.arm(self.plan, Ledger(self.plan.folder))
 
     # ---- the handler
-    async def answer(self, user: str, key: str) -> bytes:
+    async def answer(self, order: _Order) -> bytes:
         """One body for both colours. An effect outside is made before anything is waited for."""
-        if self.mode == "http-steps":
-            value = await self._steps(user, key)
-        elif self.mode == "http-tx":
-            value = await self._within(user, key)
-        else:
-            self._effect("effect", user, key)
-            points.reach("effect.made")
-            value = self._value(user)
+        match order.mode:
+            case "http-steps":
+                value = await self._steps(order)
+            case "http-tx":
+                value = await self._within(order)
+            case "arm":
+                self.arm()
+                value = {}
+            case "look":
+                value = await self._look(order)
+            case _:
+                order.effect("effect", self.plan.role)
+                points.reach("effect.made")
+                value = self._value(order)
         return msgspec.json.encode(value)
 
-    def _value(self, user: str) -> dict[str, str]:
-        return {"user": user, "by": f"{self.plan.role} {os.getpid()}"}
+    def _value(self, order: _Order) -> dict[str, str]:
+        return {"user": order.user, "by": f"{self.plan.role} {os.getpid()}"}
 
-    def _effect(self, what: str, user: str, key: str) -> None:
-        mine = user == USER and key == self.plan.key
-        self.ledger.effect(what if mine else "another's", self.plan.role)
-
-    async def _steps(self, user: str, key: str) -> dict[str, str]:
+    async def _steps(self, order: _Order) -> dict[str, str]:
         run = current_run()
-        step: Any = self._step if self.plan.cell.colour == "sync" else self._step_async
-        return {"user": user} | {
-            name: await wait(run.step(name, step, name, user, key)) for name in ("one", "two")
-        }
+        step: Any = self._step if self.is_sync else self._step_async
+        made = {name: await wait(run.step(name, step, name, order)) for name in ("one", "two")}
+        return {"user": order.user, **made}
 
-    def _step(self, name: str, user: str, key: str) -> str:
-        self._effect(name, user, key)
+    def _step(self, name: str, order: _Order) -> str:
+        order.effect(name, self.plan.role)
         return f"{name} by {os.getpid()}"
 
-    async def _step_async(self, name: str, user: str, key: str) -> str:
-        return self._step(name, user, key)
+    async def _step_async(self, name: str, order: _Order) -> str:
+        return self._step(name, order)
 
-    async def _within(self, user: str, key: str) -> dict[str, str]:
+    async def _within(self, order: _Order) -> dict[str, str]:
         """The recipe of docs/howto/http-within.md, behind the middleware: rows and record commit together."""
-        inner = core_key(key, user)
+        inner = core_key(order.key, order.user)
         opened = await self._open(inner)
         try:
-            insert = self._row if self.plan.cell.colour == "sync" else self._row_async
+            insert = self._row if self.is_sync else self._row_async
             bound = self.once.within(opened.target)
             patience = self.plan.settings.get("row_wait", self.plan.wait)
-            outcome = await wait(bound.execute(inner, insert, opened, user, key, wait=patience))
+            outcome = await wait(bound.execute(inner, insert, opened, order, wait=patience))
             points.reach("commit.sent")
             await opened.commit()
             points.reach("commit.done")
@@ -145,56 +172,47 @@ class _Site:
         tag = str(self.once.tag(inner)) if self.plan.url.startswith("redis") else ""
         return await open_transaction(self.plan.url, self.plan.cell.colour, tag)
 
-    def _row(self, opened: Transaction, user: str, key: str) -> dict[str, str]:
-        return run_sync(self._row_async(opened, user, key))
+    def _row(self, opened: Transaction, order: _Order) -> dict[str, str]:
+        return run_sync(self._row_async(opened, order))
 
-    async def _row_async(self, opened: Transaction, user: str, key: str) -> dict[str, str]:
-        await opened.insert(key if user == USER else f"{key}-{user}", self.plan.role)
+    async def _row_async(self, opened: Transaction, order: _Order) -> dict[str, str]:
+        await opened.insert(f"{order.user} {order.key}", self.plan.role)
         points.reach("effect.made")
-        return self._value(user)
+        return self._value(order)
 
-    async def look(self) -> None:
+    async def _look(self, order: _Order) -> dict[str, str]:
         """What is committed goes into the ledger, as it is in the end."""
-        inner = core_key(self.plan.key, USER)
-        tag = str(self.once.tag(inner)) if self.plan.url.startswith("redis") else ""
-        opened = await open_transaction(self.plan.settings["sync_url"], "sync", tag)
-        for row in await opened.rows(self.plan.key):
-            self.ledger.effect(row.what, row.by)
+        opened = await self._open(core_key(order.schedule, USER))
+        for row in await opened.rows(f"{USER} {order.schedule}"):
+            order.ledger.effect(row.what, row.by)
         await opened.close()
+        return {}
 
     # ---- the same under ASGI and WSGI
     async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
         del receive
-        if scope["method"] == "GET":
-            self.arm()
-            body = b"armed"
-        else:
-            lines = dict(scope["headers"])
-            body = await self.answer(lines[b"x-user"].decode(), lines[b"idempotency-key"].decode())
-        await send(
-            {
-                "type": "http.response.start",
-                "status": 201,
-                "headers": [(b"content-type", b"application/json")],
-            }
-        )
-        for piece in self._pieces(body):
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        order = _Order.of(scope["path"], headers)
+        body = await self.answer(order)
+        kind = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 201, "headers": kind})
+        pieces = _pieces(order, body)
+        for piece in pieces[:-1]:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"" if self.streams else body})
+        await send({"type": "http.response.body", "body": pieces[-1]})
 
     def wsgi(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        if environ["REQUEST_METHOD"] == "GET":
-            self.arm()
-            body = b"armed"
-        else:
-            body = run_sync(self.answer(environ["HTTP_X_USER"], environ["HTTP_IDEMPOTENCY_KEY"]))
+        headers = {
+            name[5:].replace("_", "-").lower(): text
+            for name, text in environ.items()
+            if name.startswith("HTTP_")
+        }
+        order = _Order.of(environ["PATH_INFO"], headers)
+        body = run_sync(self.answer(order))
         start_response("201 Created", [("Content-Type", "application/json")])
-        return self._pieces(body) if self.streams else [body]
+        pieces = _pieces(order, body)
+        return pieces if len(pieces) == 1 else iter(pieces)
 
-    @property
-    def streams(self) -> bool:
-        return self.mode == "http-stream"
 
-    def _pieces(self, body: bytes) -> Iterator[bytes]:
-        if self.streams:
-            yield from (body[:5], body[5:9], body[9:])
+def _pieces(order: _Order, body: bytes) -> list[bytes]:
+    return [body[:5], body[5:9], body[9:]] if order.mode == "http-stream" else [body]

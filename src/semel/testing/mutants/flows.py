@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import ref
 
 import msgspec
 
@@ -38,7 +37,7 @@ def _effect_before_the_claim() -> Sequence[Patch]:
             State.RUNNING, ask.nonce, 1, 0, now, now, now + ask.lease, now + ask.lease, scope=call.scope
         )
         run = Run(self, call, ask, hope, self.runtime.interrupt())
-        token = _current.set(run)
+        token = _current.set(run.weak)
         try:
             value = await self.runtime.call(call.fn, call.args, call.kwargs, True)
         finally:
@@ -204,7 +203,7 @@ def _heartbeat_too_slow() -> Sequence[Patch]:
 
     def add(self: Heart, run: Run) -> None:
         run.due = run.won_at + run.ask.lease * 1.2
-        self._runs[run.ask.nonce] = ref(run)
+        self._runs[run.ask.nonce] = run.weak
         self._ticker.at(run.due)
 
     return [(Heart, "add", add)]
