@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from semel import ConfigurationError
+from semel import ConfigurationError, points
 from semel.testing.chaos import Cell, Heir, Report, Result, Verdict, choose, matrix
 from semel.testing.chaos.expectations import LOSING, permitted
 from semel.testing.chaos.goals import campaign
@@ -47,7 +47,16 @@ def test_no_cell_expects_what_the_guarantee_table_does_not_allow() -> None:
     assert not [each.name for each in APPLICABLE if each.expected not in permitted(each)]
 
 
-@pytest.mark.parametrize("mode", ["retry", "hold", "keyed", "probe", "steps", "tx"])
+def test_every_named_point_is_struck_by_a_kill_somewhere() -> None:
+    struck = {each.point.partition("#")[0] for each in APPLICABLE if each.fault == "kill"}
+    assert set(points.POINTS) <= struck
+
+
+MODES = ["retry", "hold", "keyed", "probe", "steps", "tx"]
+HTTP_MODES = ["http-db", "http-opaque", "http-steps", "http-stream", "http-tx"]
+
+
+@pytest.mark.parametrize("mode", [*MODES, *HTTP_MODES])
 def test_what_a_mode_promises_less_than_exactly_once_is_shown_by_some_cell(mode: str) -> None:
     found = {each.expected for each in APPLICABLE if each.mode == mode}
     assert (
@@ -59,8 +68,28 @@ def test_what_a_mode_promises_less_than_exactly_once_is_shown_by_some_cell(mode:
             "probe": {Verdict.ONCE, Verdict.DOUBLED},
             "steps": {Verdict.ONCE, Verdict.DOUBLED},
             "tx": {Verdict.ONCE, Verdict.LOST},
+            "http-db": {Verdict.ONCE, Verdict.DOUBLED},
+            "http-opaque": {Verdict.ONCE, Verdict.UNKNOWN},
+            "http-steps": {Verdict.ONCE, Verdict.DOUBLED},
+            "http-stream": {Verdict.ONCE, Verdict.DOUBLED},
+            "http-tx": {Verdict.ONCE},
         }[mode]
     )
+
+
+@pytest.mark.parametrize("mode", HTTP_MODES)
+def test_the_http_edge_is_broken_in_every_mode_under_asgi_and_wsgi(mode: str) -> None:
+    mine = [each for each in APPLICABLE if each.mode == mode]
+    assert {each.colour for each in mine} == {"sync", "async"}
+    assert {"kill", "zombie", "client-reset"} <= {each.fault for each in mine}
+    assert {"http.admitted", "http.sent"} <= {each.point for each in mine}
+    stores = {each.store for each in mine}
+    assert stores == {"sqlite", "redis", "postgres"} or mode not in {"http-db", "http-tx"}
+
+
+def test_a_client_that_leaves_changes_no_outcome() -> None:
+    left = {each.expected for each in APPLICABLE if each.fault == "client-reset"}
+    assert left == {Verdict.ONCE}
 
 
 def test_each_weak_setting_is_broken_and_its_strong_one_beside_it() -> None:

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from semel.testing import services
-from semel.testing.chaos import Cell, Report, Verdict, explore, jobs_for, matrix, recovery_jobs
+from semel.testing.chaos import Cell, Heir, Report, Verdict, explore, jobs_for, matrix, recovery_jobs
 from semel.testing.chaos.goals import LONG_REPEAT, campaign
 from semel.testing.chaos.verdicts import quantile
 
@@ -79,7 +79,10 @@ def test_the_matrix_can_tell_that_a_cell_is_wrong() -> None:
     true = by_name["sqlite/sync/retry/kill@run.returned"]
     lie = msgspec.structs.replace(true, expected=Verdict.ONCE)
     nowhere = msgspec.structs.replace(by_name["sqlite/async/keyed/kill@settle.sent"], point="never.reached")
-    made = explore(jobs_for([lie, nowhere]), drivers=2)
+    edge = msgspec.structs.replace(
+        by_name["sqlite/async/http-db/kill@settle.sent"], expected=Verdict.ONCE, heir=Heir.REPLAYED
+    )
+    made = explore(jobs_for([lie, nowhere, edge]), drivers=2)
     problems = {each.cell: each.problem for each in made.results}
-    assert problems[lie.name] == "expected exactly once, found doubled"
+    assert problems[lie.name] == problems[edge.name] == "expected exactly once, found doubled"
     assert "did not strike" in problems[nowhere.name]

@@ -123,12 +123,7 @@ class Site:
             connection.sendall(data)
             if then_close:
                 connection.shutdown(socket.SHUT_WR)
-            got = b""
-            while chunk := connection.recv(65536):
-                got += chunk
-                if _is_complete(got):
-                    break
-            return got
+            return read(connection)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         if self.process.poll() is None:
@@ -138,6 +133,14 @@ class Site:
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+
+def read(connection: socket.socket) -> bytes:
+    """A whole response, or what there is of it when the server closes."""
+    got = b""
+    while not _is_complete(got) and (chunk := connection.recv(65536)):
+        got += chunk
+    return got
 
 
 def _is_complete(got: bytes) -> bool:

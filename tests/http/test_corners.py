@@ -386,3 +386,51 @@ def test_a_truncated_body_is_not_run_under_wsgi(once: Semel) -> None:
     body = b"".join(guarded(environ, lambda status, headers: started.append(status)))
     assert (started, calls) == (["400 Bad Request"], [])
     assert b"body-incomplete" in body
+
+
+def test_h21_websockets_pass_untouched() -> None:
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append((scope, receive, send))
+
+    async def nothing(*_: Any) -> Any:
+        return None
+
+    async def scenario() -> None:
+        async with AsyncSemel("memory://") as once:
+            guarded = IdempotencyMiddleware(
+                app, once=once, principal=plain_user, authenticated_outside=True, required=True
+            )
+            scope = {
+                "type": "websocket",
+                "path": "/",
+                "headers": [(b"idempotency-key", b"k"), (b"x-user", b"ada")],
+            }
+            await guarded(scope, nothing, nothing)
+            assert seen == [(scope, nothing, nothing)]
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_under_wsgi_is_read_to_its_end_whoever_listens(once: Semel) -> None:
+    """H18: a server closes the response of a client that has left in the middle of it."""
+    calls: list[str] = []
+
+    def pieces() -> Iterator[bytes]:
+        for number in range(5):
+            calls.append(f"piece {number}")
+            yield b"%d," % number
+
+    app = flask_app(lambda: Response(pieces()), once)
+    environ = {
+        "REQUEST_METHOD": "POST", "PATH_INFO": "/", "HTTP_IDEMPOTENCY_KEY": "k1", "HTTP_X_USER": "ada", "SERVER_NAME": "shop",
+        "SERVER_PORT": "80", "wsgi.url_scheme": "http", "wsgi.input": io.BytesIO(), "wsgi.errors": io.StringIO(),
+    }  # fmt: skip
+    result: Any = app(environ, lambda status, headers, exc_info=None: lambda data: None)
+    assert next(iter(result)) == b"0,"
+    assert len(calls) < 5
+    result.close()
+    assert len(calls) == 5
+    answer = ask(app, {})[0]
+    assert (answer.text, marks([answer])) == ("0,1,2,3,4,", ["true"])

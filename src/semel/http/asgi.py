@@ -9,8 +9,9 @@ application. A first execution runs detached from its connection: a client that 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from semel.errors import StoreUnavailable
 from semel.http.body import Body, TooLarge
@@ -19,13 +20,13 @@ from semel.http.guard import Admitted, Guard
 from semel.http.intake import Asked, identify, keyed_of
 from semel.http.problem import Problem
 from semel.http.reply import first_headers, problem_reply, replay_reply
-from semel.http.rules import control_of, word_for
 from semel.http.snapshot import Snapshot
 from semel.points import reach
 from semel.run import Run, _current
 
 __all__ = ["IdempotencyMiddleware", "PlainRequest"]
 
+_log = logging.getLogger("semel.http")
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -105,30 +106,11 @@ class IdempotencyMiddleware:
 
     async def _run(self, guard: Guard, admitted: Admitted, scope: Scope, body: Body, send: Send) -> None:
         run = guard.begin(admitted)
-        token = _current.set(run.weak)
-        capture = _Capture(guard, run, send, body)
-        try:
+        with body:
             if (problem := await guard.resumed(run)) is not None:
-                capture.settled = True
                 await _send_problem(send, guard.rules.problem_base, problem)
-                return
-            await self.app(_plain(scope), capture.receive, capture.send)
-            if not capture.settled:
-                raise RuntimeError("the application returned without a complete response")
-        except Exception as error:
-            if not capture.settled:
-                capture.settled = True
-                await guard.fail(run, error)
-            raise
-        except BaseException as error:
-            if not capture.settled:
-                capture.settled = True
-                await guard.lose(run, error)
-            raise
-        finally:
-            _current.reset(token)
-            capture.finish()
-            body.close()
+            else:
+                await _Capture(guard, run, send, body).around(self.app, _plain(scope))
 
     def _draining(self, receive: Receive) -> Receive:
         async def receive_lifespan() -> Message:
@@ -249,6 +231,31 @@ class _Capture:
         self._kept: list[bytes] | None = []
         self._size = 0
         self._left = False
+        self._sender: asyncio.Task[Any] | None = None
+        self._scope: Scope = {}
+
+    async def around(self, app: App, scope: Scope) -> None:
+        """Run an application, or a response, to its end, and settle what became of it."""
+        guard, run = self._guard, self._run
+        self._scope = scope
+        token = _current.set(run.weak)
+        try:
+            await app(scope, self.receive, self.send)
+            if not self.settled:
+                raise RuntimeError("the application returned without a complete response")
+        except Exception as error:
+            if not self.settled:
+                self.settled = True
+                await guard.fail(run, error)
+            raise
+        except BaseException as error:
+            if not self.settled:
+                self.settled = True
+                await guard.lose(run, error)
+            raise
+        finally:
+            _current.reset(token)
+            self.finish()
 
     async def receive(self) -> Message:
         if not self._body_read:
@@ -285,28 +292,30 @@ class _Capture:
         self._keep(piece)
         if more:
             if not self._streaming:
+                problem = await self._guard.started(self._run, self._status, self._headers)
+                if problem is not None:
+                    await self._instead(problem)
                 self._streaming = True
-                if word_for(self._guard.rules, self._status, control_of(self._headers)[0]) != "release":
-                    await self._guard.started(self._run, self._status, self._headers)
                 await self._start()
             await self._forward({"type": "http.response.body", "body": piece, "more_body": True})
             return
         body = None if self._kept is None else b"".join(self._kept)
         self._kept = None
-        problem = await self._guard.settle(self._run, self._status, self._headers, body)
+        problem = await self._guard.settle(
+            self._run, self._status, self._headers, body, passing=self._is_unmatched()
+        )
         self.settled = True
+        if problem is not None:
+            await self._instead(problem)
         if not self._streaming:
-            if problem is not None:
-                await self._answer_problem(problem)
-                return
             await self._start()
-        # A stream whose outcome was not recorded is left unfinished: its client must not take it for the outcome.
-        if problem is None:
-            await self._forward({"type": "http.response.body", "body": piece})
-            reach("http.sent")
-            self.finish()
-        else:
-            raise StoreUnavailable(problem.kind.detail)
+        await self._forward({"type": "http.response.body", "body": piece})
+        reach("http.sent")
+        self.finish()
+
+    def _is_unmatched(self) -> bool:
+        """Starlette's router found no route: nothing of the application has run (H13)."""
+        return "router" in self._scope and "endpoint" not in self._scope
 
     def _keep(self, piece: bytes) -> None:
         self._size += len(piece)
@@ -319,19 +328,48 @@ class _Capture:
         headers = first_headers(self._guard.rules, self._status, self._headers)
         await self._forward({"type": "http.response.start", "status": self._status, "headers": headers})
 
-    async def _answer_problem(self, problem: Problem) -> None:
-        headers, body = problem_reply(self._guard.rules.problem_base, problem)
-        await self._forward({"type": "http.response.start", "status": problem.status, "headers": headers})
-        await self._forward({"type": "http.response.body", "body": body})
+    async def _instead(self, problem: Problem) -> NoReturn:
+        """The response must not be taken for the outcome: answer the problem, or leave a stream unfinished.
+
+        Raises: what would follow the response (background tasks, the rest of a stream) must not happen here.
+        """
+        self.settled = True
+        if not self._streaming:
+            headers, body = problem_reply(self._guard.rules.problem_base, problem)
+            await self._forward({"type": "http.response.start", "status": problem.status, "headers": headers})
+            await self._forward({"type": "http.response.body", "body": body})
         self.finish()
+        raise StoreUnavailable(
+            f"semel answered {problem.kind.name} in place of the response: {problem.kind.detail}"
+        )
 
     async def _forward(self, message: Message) -> None:
+        """Send, as long as somebody listens. Whatever the connection says, it is not the handler's outcome."""
         if self._left:
             return
+        sender = self._sender = asyncio.current_task()
         try:
             await self._send(message)
-        except OSError:  # the client has left: the handler goes on, and its outcome is kept for the retry
+        except asyncio.CancelledError:
+            if sender is None or not self._is_leaving():  # not by `leave`: the process is ending
+                raise
+            sender.uncancel()
+        except OSError:
             self._left = True
+        except Exception:  # noqa: BLE001 - whatever the connection says, it is not the handler's outcome
+            self._left = True
+            _log.warning("the connection failed while a keyed response was sent", exc_info=True)
+        finally:
+            self._sender = None
+
+    def _is_leaving(self) -> bool:
+        return self._left
+
+    def leave(self) -> None:
+        """The caller was cancelled: nothing more is sent, also not what is being sent now."""
+        self._left = True
+        if self._sender is not None:
+            self._sender.cancel()
 
 
 async def _answer(send: Send, status: int, headers: Headers, body: bytes) -> None:
@@ -344,5 +382,6 @@ async def _send_problem(send: Send, base: str, problem: Problem) -> None:
 
 
 def _looked_at(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()
+    """The caller has left: its server will not report what the handler raises."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("a keyed handler failed after its client had left", exc_info=error)

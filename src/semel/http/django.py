@@ -56,6 +56,15 @@ def user_id(request: HttpRequest) -> str | None:
     return str(user.pk) if user is not None and user.is_authenticated else None
 
 
+async def _async_user_id(request: HttpRequest) -> str | None:
+    """The same under ASGI, where looking at `request.user` would ask the database and block the loop."""
+    asked = getattr(request, "auser", None)
+    if asked is None:
+        return user_id(request)
+    user = await asked()
+    return str(user.pk) if user.is_authenticated else None
+
+
 class IdempotencyMiddleware:
     """Options come from `settings.SEMEL`, those of the ASGI middleware; resolvers get Django's request."""
 
@@ -173,6 +182,8 @@ def _plan(given: Mapping[str, Any], *, is_async: bool, guarded: bool) -> Plan:
         how = "asynchronously (ASGI)" if is_async else "synchronously"
         raise ConfigurationError(f"this runs {how}: give {right} as {name!r} in SEMEL")
     rest = {known: value for known, value in options.items() if known not in ("once", "async_once")}
+    if is_async and rest.get("principal") is user_id:
+        rest["principal"] = _async_user_id
     return configure(once, "async" if is_async else "sync", rest, guarded=guarded)
 
 

@@ -14,13 +14,13 @@ import hashlib
 import inspect
 import typing
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import update_wrapper
 from types import TracebackType
 from typing import Any, TypeVar
 
 from semel.errors import ConfigurationError
-from semel.http.asgi import _Capture, _Incoming, _plain
+from semel.http.asgi import _Capture, _Incoming, _looked_at, _plain
 from semel.http.body import Body, TooLarge, feed_parts
 from semel.http.config import Plan, configure
 from semel.http.guard import Admitted, Guard, Keyed
@@ -220,6 +220,22 @@ async def _uninterrupted(running: Coroutine[Any, Any, T]) -> T:
     return task.result()  # raises CancelledError when the handler itself was cancelled: the process is ending
 
 
+async def _sent(running: Coroutine[Any, Any, None], left: Callable[[], None]) -> None:
+    """Send and record. Whoever is cancelled meanwhile stops sending (`left`) and leaves when the outcome is recorded."""
+    task = asyncio.get_running_loop().create_task(running)
+    try:
+        await asyncio.wait((task,))
+    except asyncio.CancelledError:
+        left()
+        with CancelScope(shield=True):
+            while not task.done():
+                with suppress(asyncio.CancelledError):  # again: it is raised below, once
+                    await asyncio.wait((task,))
+        _looked_at(task)
+        raise
+    task.result()
+
+
 class _Attempt:
     """A first execution from its claim to its record.
 
@@ -232,6 +248,7 @@ class _Attempt:
         self.guard = guard
         self.run = run
         self.settled = False
+        self.status = 200
         self._request = request
         stack: AsyncExitStack = request.scope["fastapi_inner_astack"]
         stack.push_async_exit(self._left)
@@ -240,9 +257,11 @@ class _Attempt:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         del kind, trace
-        if error is not None and not self.settled:
+        if not self.settled:
             self.settled = True
-            await _uninterrupted(self._end(error))
+            # Without an error somebody sent another response in place of ours: what was done is not done again.
+            ending = self._end(error) if error is not None else self.guard.replaced(self.run, self.status)
+            await _uninterrupted(ending)
         return False
 
     async def _end(self, error: BaseException) -> None:
@@ -282,36 +301,21 @@ class _Recorded(Response):
 
     def __init__(self, inner: Response, attempt: _Attempt) -> None:
         super().__init__(status_code=inner.status_code)
+        # A route class may look at them, or add to them.
+        self.raw_headers = inner.raw_headers
+        self.body = getattr(inner, "body", b"")
         self._inner = inner
         self._attempt = attempt
+        attempt.status = inner.status_code
         self.background = None  # FastAPI puts the function's tasks here
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del receive
-        await _uninterrupted(self._send(scope, send))
-
-    async def _send(self, scope: Scope, send: Send) -> None:
-        guard, run = self._attempt.guard, self._attempt.run
-        self._attempt.settled = True  # by the capture, or below
+        self._attempt.settled = True  # by the capture from here on
         self._inner.background = self._inner.background or self.background
         with Body(0) as nothing:
-            capture = _Capture(guard, run, send, nothing)
-            token = _current.set(run.weak)
-            try:
-                await self._inner(_plain(scope), capture.receive, capture.send)
-                if not capture.settled:
-                    raise RuntimeError("the response was not complete")
-            except Exception as error:
-                if not capture.settled:
-                    await guard.fail(run, error)
-                raise
-            except BaseException as error:
-                if not capture.settled:
-                    await guard.lose(run, error)
-                raise
-            finally:
-                _current.reset(token)
-                capture.finish()
+            capture = _Capture(self._attempt.guard, self._attempt.run, send, nothing)
+            await _sent(capture.around(self._inner, _plain(scope)), capture.leave)
 
 
 # ----------------------------------------------------------------------------------------------------- rendering

@@ -10,6 +10,7 @@ def create_order(): ...
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec
@@ -158,7 +159,9 @@ def _body_of(guard: Guard) -> Body | Problem:
                 file.stream.seek(0)
                 feed_parts(body, name, file.filename or "", file.content_type or "", content.hexdigest())
         else:
-            body.feed(request.get_data(cache=True))
+            data = request.get_data(cache=True)
+            body.feed(data)
+            request._get_current_object().__dict__["stream"] = io.BytesIO(data)  # type: ignore[attr-defined]  # noqa: SLF001 - read anew
     except TooLarge:
         return Problem.of("body-too-large", limit=guard.rules.max_body)
     return body

@@ -22,6 +22,7 @@ from semel import steps
 from semel.calls import Call, clean
 from semel.errors import (
     CodecError,
+    ConfigurationError,
     InProgress,
     KeyExpired,
     KeyMismatch,
@@ -208,9 +209,32 @@ class Guard:
         problem = self._not_kept(snapshot)
         return await self._recorded(run, snapshot, "store") or problem
 
-    async def started(self, run: Run, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """The response of a stream begins: remember that the handler's effect is over before its first byte leaves."""
-        note = Snapshot(status, storable(self.rules, headers), kept=False).encode()
+    async def started(self, run: Run, status: int, headers: list[tuple[bytes, bytes]]) -> Problem | None:
+        """The response of a stream begins: remember that the handler's effect is over before its first byte leaves.
+
+        A problem: that could not be remembered, so the stream must not begin.
+        """
+        if any(
+            name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+            for name, value in headers
+        ):
+            raise ConfigurationError(
+                "a keyed request was answered with server-sent events: they need an event log to attach to (events=), "
+                "which this version does not have; use a GET for the stream, or leave the route out (routes=)"
+            )
+        if word_for(self.rules, status, control_of(headers)[0]) == "release":
+            return None
+        snapshot = Snapshot(status, storable(self.rules, headers), kept=False)
+        try:
+            await self._noted(run, snapshot)
+        except Exception as error:  # noqa: BLE001 - the effect happened: whatever it is, the key must not be freed
+            _log.warning("a stream of %r could not be begun: %s", run.scope, error)
+            pending = self.rules.problem(Problem.of("outcome-pending", retry_after=1.0))
+            return await self._recorded(run, snapshot, "store") or pending
+        return None
+
+    async def _noted(self, run: Run, snapshot: Snapshot) -> None:
+        note = snapshot.encode()
         await self.engine.stepper.step(run, STARTED, self._giver(note), (), {}, None, bytes, None)
         reach("http.responding")
 
@@ -225,15 +249,21 @@ class Guard:
 
     # ------------------------------------------------------------------------------------------------ the outcome
     async def settle(
-        self, run: Run, status: int, headers: list[tuple[bytes, bytes]], body: bytes | None
+        self,
+        run: Run,
+        status: int,
+        headers: list[tuple[bytes, bytes]],
+        body: bytes | None,
+        *,
+        passing: bool = False,
     ) -> Problem | None:
         """Record what became of the request, before its response is sent. A problem is sent in its place.
 
-        `body` None: it was longer than `max_response`.
+        `body` None: it was longer than `max_response`. `passing`: nothing of the application has run.
         """
         reach("run.returned")
         control, retention = control_of(headers)
-        word = word_for(self.rules, status, control)
+        word = "release" if passing else word_for(self.rules, status, control)
         self.latency.add(self.engine.runtime.now() - run.won_at)
         kept = body is not None and len(body) <= self.rules.max_response
         snapshot = Snapshot(status, storable(self.rules, headers), body if kept and body else b"", kept=kept)
@@ -291,6 +321,10 @@ class Guard:
             await self._recorded(run, Snapshot(500, headers, b"Internal Server Error"), "replay")
         else:
             await self.engine.fail(run, error)
+
+    async def replaced(self, run: Run, status: int) -> None:
+        """Another response was sent in place of the handler's: what happened is kept, what was said is not."""
+        await self._recorded(run, Snapshot(status, kept=False), "store")
 
     async def lose(self, run: Run, error: BaseException) -> None:
         """Cancelled or interrupted: nobody knows how far the handler came."""

@@ -13,7 +13,6 @@ from semel.errors import StoreUnavailable
 from semel.http.guard import Admitted, Guard
 from semel.http.problem import Problem
 from semel.http.reply import first_headers
-from semel.http.rules import control_of, word_for
 from semel.run import Run, _current
 from semel.runtime import run_sync
 
@@ -52,8 +51,8 @@ async def first_view(guard: Guard, admitted: Admitted, view: Callable[[], Awaita
         response = await view()
         status, headers, body = look.status(response), look.headers(response), look.body(response)
         if body is None:
-            if word_for(guard.rules, status, control_of(headers)[0]) != "release":
-                await guard.started(run, status, headers)
+            if (problem := await guard.started(run, status, headers)) is not None:
+                return look.problem(guard, problem)
             look.tee(response, guard, run, headers)
         elif (problem := await guard.settle(run, status, headers, body)) is not None:
             return look.problem(guard, problem)

@@ -19,7 +19,6 @@ from semel.http.guard import Admitted, Guard
 from semel.http.intake import Asked, identify, keyed_of
 from semel.http.problem import Problem
 from semel.http.reply import first_headers, problem_reply, replay_reply
-from semel.http.rules import control_of, word_for
 from semel.http.snapshot import Snapshot
 from semel.points import reach
 from semel.run import Run, _current
@@ -131,6 +130,8 @@ def _read(guard: Guard, environ: Environ) -> Body | Problem:
     length = environ.get("CONTENT_LENGTH") or ""
     left = int(length) if length.isdecimal() else None
     if left is None and not environ.get("wsgi.input_terminated"):
+        if environ.get("HTTP_TRANSFER_ENCODING"):
+            return Problem.of("body-incomplete", reason="this server does not say where a chunked body ends")
         left = 0  # without a length and without an end there is no body
     if left is not None and left > limit:
         return Problem.of("body-too-large", limit=limit)
@@ -238,11 +239,16 @@ class _First:
         try:
             for piece in _joined(self._written, result):
                 size += len(piece)
-                kept = None if kept is None or size > limit else [*kept, piece]
+                if kept is not None and size <= limit:
+                    kept.append(piece)
+                else:
+                    kept = None
                 if last is not None:
                     if not begun:
                         begun = True
-                        self._begin_stream(start_response)
+                        if (refused := self._begin_stream(start_response)) is not None:
+                            yield from _problem(start_response, self._guard.rules.problem_base, refused)
+                            return
                     yield last
                 last = piece
             problem = self._settle(None if kept is None else b"".join(kept))
@@ -264,10 +270,13 @@ class _First:
             )  # cut off: its client must not take it for the outcome
         yield last if last is not None else b""
 
-    def _begin_stream(self, start_response: StartResponse) -> None:
-        if word_for(self._guard.rules, self._status, control_of(self._headers)[0]) != "release":
-            run_sync(self._guard.started(self._run, self._status, self._headers))
-        self._send_head(start_response)
+    def _begin_stream(self, start_response: StartResponse) -> Problem | None:
+        problem = run_sync(self._guard.started(self._run, self._status, self._headers))
+        if problem is None:
+            self._send_head(start_response)
+        else:
+            self._settled = True
+        return problem
 
 
 class _Stream:

@@ -41,6 +41,9 @@ _MEANING = {
     "step.returned": "the step's effect happened, its note is not written",
     "step.stored": "the step's note is written",
     "wait.parked": "a waiter is about to sleep",
+    "http.admitted": "a request's key is ours, its handler has not started",
+    "http.responding": "it is noted that a streamed response begins, its first byte has not left",
+    "http.sent": "the server has the whole response",
 }
 # Heartbeats come when they come: which line they meet is not the same twice.
 _UNTIMELY = frozenset({"renew.sent"})

@@ -21,7 +21,7 @@ import msgspec
 
 from semel.testing.chaos.cells import Heir
 from semel.testing.chaos.driver import PATIENCE, Stage, Worker
-from semel.testing.chaos.http_sites import FOLDER, SCHEDULE, USER
+from semel.testing.chaos.http_sites import FOLDER, SCHEDULE, USER, prepare
 from semel.testing.chaos.signals import Line
 from semel.testing.chaos.wires import Wire
 
@@ -95,6 +95,7 @@ class _Kept:
     """A server that outlives its schedule: the other worker, which nobody breaks. One per driver, store and colour."""
 
     def __init__(self, stage: Stage) -> None:
+        prepare(stage.cell.colour)
         self.port, self._worker = _forked(lambda settings: Worker(stage.plan("heir", settings=settings)), {})
 
     def close(self) -> None:
@@ -151,10 +152,10 @@ class Scene:
                 return answered
             time.sleep(_PAUSE)
 
-    def after(self) -> None:
+    def after(self) -> Answered:
         """The next caller, on the other server."""
         self.port = self.other
-        self.ask("heir")
+        return self.ask("heir")
 
     def end(self) -> None:
         """When all is over: the same request gives what was given, somebody else's gives his own."""
@@ -176,7 +177,11 @@ def killed(stage: Stage) -> None:
     visit = scene.visit()
     status = victim.wait()
     stage.bit = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    scene.told("victim", visit.read())
+    answered = visit.read()
+    scene.told("victim", answered)
+    if (answered.status == 201) != (stage.cell.point == "http.sent"):
+        what = "its client has no answer" if answered.status != 201 else "its client has an answer too early"
+        stage.ledger.error("victim", "Unexpected", f"{what}: {answered}")
     scene.after()
     scene.end()
 
@@ -185,7 +190,8 @@ def rose(stage: Stage) -> None:
     """SIGSTOP at the point, beyond the lease; the retry is served by another; then the server goes on, and so does its client."""
     scene = Scene(stage)
     # A heartbeat that is stopped inside a write holds SQLite's only lock: let none be due before the point.
-    victim = scene.serve("victim", lease=0.6 if stage.cell.store == "sqlite" else stage.job.lease)
+    quiet = 1.5 if stage.cell.mode == "http-tx" else 0.6
+    victim = scene.serve("victim", lease=quiet if stage.cell.store == "sqlite" else stage.job.lease)
     visit = scene.visit()
     stage.bit = os.WIFSTOPPED(victim.wait(stopped=True))
     if stage.cell.heir is Heir.BUSY:
@@ -208,7 +214,9 @@ def left(stage: Stage) -> None:
         visit.abort()
         line.reply()
         stage.bit = True
-    scene.after()
+    answered = scene.after()
+    if answered.status != 201:
+        stage.ledger.error("heir", "Unexpected", f"a client's leaving has changed the outcome: {answered}")
     scene.end()
 
 

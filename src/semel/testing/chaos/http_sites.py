@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -25,7 +26,7 @@ from semel.testing.chaos.cells import Plan
 from semel.testing.chaos.ledger import Ledger
 from semel.testing.chaos.transactions import Transaction, open_transaction, wait
 
-__all__ = ["EFFECTS", "FOLDER", "SCHEDULE", "USER", "attempt"]
+__all__ = ["EFFECTS", "FOLDER", "SCHEDULE", "USER", "attempt", "prepare"]
 
 USER = "ada"
 """Whose request meets the fault. Everybody else's effects are not of its key."""
@@ -59,11 +60,22 @@ def _uvicorn(site: _Site, listener: socket.socket) -> None:
 
 def _gunicorn(site: _Site, listener: socket.socket) -> None:
     """What gunicorn's arbiter does after its fork; ours is the driver."""
-    config: Any = import_module("gunicorn.config").Config()
-    log: Any = import_module("gunicorn.glogging").Logger(config)
+    config, log = _settings()
     application = _Loaded(wsgi.IdempotencyMiddleware(site.wsgi, once=site.once, **site.rules))
     worker: Any = import_module("gunicorn.workers.sync").SyncWorker
     worker(1, os.getppid(), [listener], application, 30, config, log).init_process()
+
+
+@cache
+def _settings() -> tuple[Any, Any]:
+    config: Any = import_module("gunicorn.config").Config()
+    return config, import_module("gunicorn.glogging").Logger(config)
+
+
+def prepare(colour: str) -> None:
+    """What forked servers need not make again."""
+    if colour == "sync":
+        _settings()
 
 
 class _Loaded:
