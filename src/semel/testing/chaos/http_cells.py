@@ -22,7 +22,7 @@ from semel.testing.chaos.cells import Cell, Heir, Part, Verdict, register
 from semel.testing.chaos.http_orders import ORDERS
 from semel.testing.chaos.http_sites import attempt
 
-__all__ = ["http_cells"]
+__all__ = ["POINTS", "STORES", "http_cells"]
 
 # What the edge does with a store is the core's affair. All of them are broken where the store's own transaction takes part
 # and where the layer's plainest promise is at stake, the rest on one or two.

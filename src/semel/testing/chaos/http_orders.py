@@ -34,7 +34,7 @@ _ABORT: Final = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
 _AGAIN: Final = frozenset({409, 500, 503})
 
 
-class Answered(msgspec.Struct, frozen=True):
+class _Answered(msgspec.Struct, frozen=True):
     """One response, whole. `problem` is the last word of its type; lost connections are problems, too."""
 
     status: int = 0
@@ -52,7 +52,7 @@ class Answered(msgspec.Struct, frozen=True):
         return "" if self.status == 201 or self.problem == "response-not-stored" else self.problem
 
 
-class Visit:
+class _Visit:
     """One request on a connection of its own."""
 
     def __init__(self, stage: Stage, port: int, *, path: str, key: str, user: str) -> None:
@@ -62,12 +62,12 @@ class Visit:
             headers["Idempotency-Key"] = key
         self._connection.request("POST", f"/{path}", b"tea", headers)
 
-    def read(self) -> Answered:
+    def read(self) -> _Answered:
         try:
             response = self._connection.getresponse()
             return _answered(response, response.read())
         except (HTTPException, ConnectionError) as error:
-            return Answered(problem=type(error).__name__)
+            return _Answered(problem=type(error).__name__)
         finally:
             self._connection.close()
 
@@ -79,11 +79,11 @@ class Visit:
         self._connection.close()
 
 
-def _answered(response: HTTPResponse, body: bytes) -> Answered:
+def _answered(response: HTTPResponse, body: bytes) -> _Answered:
     problem = ""
     if response.headers.get_content_type() == "application/problem+json":
         problem = json.loads(body)["type"].rpartition(":")[2]
-    return Answered(
+    return _Answered(
         status=response.status,
         body=body.decode(),
         replayed=response.headers.get("idempotency-replayed") == "true" or problem == "response-not-stored",
@@ -109,7 +109,7 @@ def _forked(start: Callable[[dict[str, Any]], Worker], settings: dict[str, Any])
         return listener.getsockname()[1], worker
 
 
-class Scene:
+class _Scene:
     """The servers of one schedule and the client between them."""
 
     def __init__(self, stage: Stage) -> None:
@@ -125,24 +125,24 @@ class Scene:
         )
         return worker
 
-    def visit(self, suffix: str = "", user: str = USER) -> Visit:
+    def visit(self, suffix: str = "", user: str = USER) -> _Visit:
         key = self.stage.key + suffix
-        return Visit(self.stage, self.port, path=self.stage.cell.mode, key=key, user=user)
+        return _Visit(self.stage, self.port, path=self.stage.cell.mode, key=key, user=user)
 
     def tell(self, path: str) -> None:
         """A request without a key, to the handler itself."""
-        answered = Visit(self.stage, self.port, path=path, key="", user=USER).read()
+        answered = _Visit(self.stage, self.port, path=path, key="", user=USER).read()
         if answered.status != 201:
             raise RuntimeError(f"/{path} has answered {answered}")
 
-    def told(self, by: str, answered: Answered) -> None:
+    def told(self, by: str, answered: _Answered) -> None:
         if answered.error:
             self.stage.ledger.error(by, answered.error, f"{answered.status} {answered.body}")
         else:
             value = answered.body if answered.status == 201 else answered.problem
             self.stage.ledger.answer(by, value, replayed=answered.replayed)
 
-    def ask(self, by: str, *, patience: float = PATIENCE / 3) -> Answered:
+    def ask(self, by: str, *, patience: float = PATIENCE / 3) -> _Answered:
         """A client's retries, until it has an answer."""
         until = time.monotonic() + patience
         while True:
@@ -152,7 +152,7 @@ class Scene:
                 return answered
             time.sleep(_PAUSE)
 
-    def after(self) -> Answered:
+    def after(self) -> _Answered:
         """The next caller, on the other server."""
         self.port = self.other
         return self.ask("heir")
@@ -170,9 +170,9 @@ class Scene:
             self.tell("look")
 
 
-def killed(stage: Stage) -> None:
+def _killed(stage: Stage) -> None:
     """SIGKILL of the server at the point."""
-    scene = Scene(stage)
+    scene = _Scene(stage)
     victim = scene.serve("victim")
     visit = scene.visit()
     status = victim.wait()
@@ -186,9 +186,9 @@ def killed(stage: Stage) -> None:
     scene.end()
 
 
-def rose(stage: Stage) -> None:
+def _rose(stage: Stage) -> None:
     """SIGSTOP at the point, beyond the lease; the retry is served by another; then the server goes on, and so does its client."""
-    scene = Scene(stage)
+    scene = _Scene(stage)
     # A heartbeat that is stopped inside a write holds SQLite's only lock: let none be due before the point.
     quiet = 1.5 if stage.cell.mode == "http-tx" else 0.6
     victim = scene.serve("victim", lease=quiet if stage.cell.store == "sqlite" else stage.job.lease)
@@ -204,9 +204,9 @@ def rose(stage: Stage) -> None:
     scene.end()
 
 
-def left(stage: Stage) -> None:
+def _left(stage: Stage) -> None:
     """The client resets its connection while its server stands at the point, and sends the request again, to another one."""
-    scene = Scene(stage)
+    scene = _Scene(stage)
     line = Line.of(str(stage.folder)).make()
     victim = scene.serve("victim", lease=6.0)
     visit = scene.visit()
@@ -220,9 +220,9 @@ def left(stage: Stage) -> None:
     scene.end()
 
 
-def cut(stage: Stage) -> None:
+def _cut(stage: Stage) -> None:
     """The connection to the store is reset: before the next request arrives there, or after it was carried out."""
-    scene = Scene(stage)
+    scene = _Scene(stage)
     line = Line.of(str(stage.folder)).make()
     with Wire(*stage.places.address(stage.cell), stage.cell.fault, resp=stage.cell.store == "redis") as wire:
         url = stage.places.through(stage.cell, wire.port)
@@ -240,9 +240,9 @@ def cut(stage: Stage) -> None:
 
 
 ORDERS: Final[dict[str, Callable[[Stage], None]]] = {
-    "kill": killed,
-    "zombie": rose,
-    "client-reset": left,
-    "reset-before": cut,
-    "reset-after": cut,
+    "kill": _killed,
+    "zombie": _rose,
+    "client-reset": _left,
+    "reset-before": _cut,
+    "reset-after": _cut,
 }
