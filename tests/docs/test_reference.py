@@ -32,6 +32,7 @@ MACHINERY = {
         "policy",
         "secret_id",
         "settling",
+        "weak",
         "stuck",
         "threads",
         "token",

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def test_an_interrupted_thread_leaves_no_reply_for_the_next_call(
     with Semel(url, prefix=f"alarm-{time.time_ns()}", lease=0.2, timeout=5) as once:
         once.execute("warm", str)
         typical = min(
-            _seconds_of(lambda at=number: once.execute(f"as long as this {at}", str)) for number in range(9)
+            _seconds_of(partial(once.execute, f"as long as this {number}", str)) for number in range(9)
         )
         with alarms() as arm:
             for number in range(ALARMS):

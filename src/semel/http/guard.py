@@ -36,7 +36,7 @@ from semel.flow import Engine
 from semel.hooks import Replayed, Unprotected
 from semel.http.breaker import Breaker, Latency, Quota
 from semel.http.keys import core_key
-from semel.http.problem import Problem
+from semel.http.problem import DEFAULT_BASE, PROBLEM_TYPE, Problem
 from semel.http.rules import Rules, Word, control_of, storable, word_for
 from semel.http.snapshot import Snapshot
 from semel.keys import make_scope
@@ -53,6 +53,16 @@ _CODEC: Final = codec_for(None, bytes)
 _MOST_OPTIONS: Final = 256
 _SLACK: Final = 1 << 16  # headers and framing around a body of the largest size
 _log = logging.getLogger("semel.http")
+
+
+class _Said(msgspec.Struct, frozen=True):
+    """What matters of a problem that a handler has answered."""
+
+    type: str
+    retryable: bool = False
+
+
+_decode_problem: Final = msgspec.json.Decoder(_Said).decode
 
 
 class Keyed(msgspec.Struct, frozen=True):
@@ -263,11 +273,28 @@ class Guard:
         """
         reach("run.returned")
         control, retention = control_of(headers)
-        word = "release" if passing else word_for(self.rules, status, control)
+        if passing or self._is_passing(headers, body):
+            word: Word = "release"
+        else:
+            word = word_for(self.rules, status, control)
         self.latency.add(self.engine.runtime.now() - run.won_at)
         kept = body is not None and len(body) <= self.rules.max_response
         snapshot = Snapshot(status, storable(self.rules, headers), body if kept and body else b"", kept=kept)
         return await self._recorded(run, snapshot, word, retention)
+
+    def _is_passing(self, headers: list[tuple[bytes, bytes]], body: bytes | None) -> bool:
+        """A call of the core inside of the handler met a key in progress, say, and `install` answered so.
+
+        That is true only for now: stored, it would be given again for as long as responses are kept.
+        """
+        kinds = [value for name, value in headers if name.lower() == b"content-type"]
+        if self.rules.effects == "opaque" or not body or kinds != [PROBLEM_TYPE]:
+            return False
+        try:
+            said = _decode_problem(body)
+        except msgspec.MsgspecError:
+            return False
+        return said.retryable and said.type.startswith((DEFAULT_BASE, self.rules.problem_base))
 
     async def _recorded(
         self, run: Run, snapshot: Snapshot, word: Word, retention: float | None = None

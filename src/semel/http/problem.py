@@ -22,8 +22,9 @@ from semel.errors import (
     StoreUnavailable,
 )
 
-__all__ = ["ANSWERED", "DEFAULT_BASE", "PROBLEMS", "Problem", "ProblemType", "of_error"]
+__all__ = ["ANSWERED", "DEFAULT_BASE", "PROBLEMS", "PROBLEM_TYPE", "Problem", "ProblemType", "of_error"]
 
+PROBLEM_TYPE: Final = b"application/problem+json"
 DEFAULT_BASE: Final = "urn:semel:problem:"
 
 
@@ -166,7 +167,7 @@ class Problem(msgspec.Struct, frozen=True):
 
     def headers(self, base: str = DEFAULT_BASE) -> list[tuple[bytes, bytes]]:
         headers = [
-            (b"content-type", b"application/problem+json"),
+            (b"content-type", PROBLEM_TYPE),
             (b"content-language", b"en"),
             (b"cache-control", b"no-store"),
         ]

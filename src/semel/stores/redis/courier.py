@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -175,11 +175,6 @@ class Courier(abc.ABC):
             call.acks,
             call.ack_timeout,
         )
-
-    def post(self, key: bytes, packed: bytes, lane: Lane = Lane.MAIN) -> Awaitable[Any] | None:
-        """See `Link`."""
-        del key, packed, lane
-        return None
 
     async def rescue(self, call: Call, trouble: Trouble, spent: float) -> Any:
         """See `Link`."""

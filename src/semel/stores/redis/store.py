@@ -102,8 +102,7 @@ class RedisStore:
         self._link: Link = open_link(
             source, colour="sync" if colour == "sync" else "async", timeout=settings.timeout
         )
-        # The async link takes a ready command without a coroutine in between; the sync one has no use for that.
-        self._post = self._link.post if self._link.colour == "async" else None
+        self._post = self._link.post  # a ready command, without a coroutine in between
         self._claiming = Phrase(CLAIM, self._shards, ("open", "counters"), 1)
         self._settling = Phrase(SETTLE, self._shards, ("open", "failed", "counters"), 2)
         self._settings = settings
@@ -133,15 +132,14 @@ class RedisStore:
         begun = monotonic()
         hashed = ask.scope.hash
         packed = pack_ask(ask, self._skew)
-        reply: Any = None
-        if self._post is not None:
-            start, between, others, route = self._claiming.of(hashed)
-            parts = (start, hashed, between, hashed, others, b"%d\r\n" % len(packed), packed, b"\r\n")
-            posted = self._post(route, b"".join(parts))
-            try:
-                reply = posted if posted is None else await posted
-            except (NotSent, Overdue) as error:
-                reply = error
+        reply: Any
+        start, between, others, route = self._claiming.of(hashed)
+        parts = (start, hashed, between, hashed, others, b"%d\r\n" % len(packed), packed, b"\r\n")
+        posted = self._post(route, b"".join(parts))
+        try:
+            reply = posted if posted is None else await posted
+        except (NotSent, Overdue) as error:
+            reply = error
         if reply.__class__ is not bytes:
             reply = await self._asked(Call(CLAIM, self._claim_keys(hashed), (packed,)), reply, begun)
         found = verdict(ask, reply)
@@ -159,7 +157,7 @@ class RedisStore:
             packed, result = self.settle_args(end)
             lane = Lane.MAIN if len(result) <= LARGE_SIZE else Lane.BULK
             reply: Any = None
-            if self._post is not None and not end.actor:
+            if not end.actor:
                 hashed = end.scope.hash
                 start, between, others, route = self._settling.of(hashed)
                 head = (start, hashed, between, hashed, others, b"%d\r\n" % len(packed), packed)

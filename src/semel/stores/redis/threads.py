@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, Final, Literal
 
 import hiredis
@@ -93,6 +93,22 @@ class _Socket:
 
     def close(self) -> None:
         self._made.disconnect()
+
+
+class _Ready:
+    """A reply that is there already, to be awaited."""
+
+    __slots__ = ("_error", "_reply")
+
+    def __init__(self, reply: Any, error: Exception | None) -> None:
+        self._reply = reply
+        self._error = error
+
+    def __await__(self) -> Generator[None, None, Any]:
+        yield from ()
+        if self._error is not None:
+            raise self._error
+        return self._reply
 
 
 class _Waiter:
@@ -196,6 +212,18 @@ class ThreadLink(Courier):
         self._closed = False
 
     # ------------------------------------------------------------------------------------ calls
+    def post(self, key: bytes, packed: bytes, lane: Lane = Lane.MAIN) -> Awaitable[Any] | None:
+        """See `Link`. The trip is over when this returns; what is awaited is ready."""
+        del lane  # each call has a connection to itself
+        node = self._topology.locate(key)
+        if node is None:
+            return None
+        try:
+            (reply,) = self._trip(node, packed, 1, self._timeout / 2, time.monotonic() + self._timeout)
+        except (NotSent, Overdue) as error:
+            return _Ready(None, error)
+        return _Ready(reply, None)
+
     async def call(
         self,
         script: Script,

@@ -98,6 +98,14 @@ class _Kept:
         prepare(stage.cell.colour)
         self.port, self._worker = _forked(lambda settings: Worker(stage.plan("heir", settings=settings)), {})
 
+    def rest(self) -> None:
+        """Servers look up ten times a second: not while others are at work. One who could hold SQLite's lock may."""
+        if self._worker.plan.cell.store != "sqlite":
+            os.kill(self._worker.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._worker.wake()
+
     def close(self) -> None:
         self._worker.end()
 
@@ -115,7 +123,8 @@ class _Scene:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         name = f"http {stage.cell.store} {stage.cell.colour} {stage.job.lease}"
-        self.other: int = stage.places.hold(name, lambda: _Kept(stage)).port
+        self._other: _Kept = stage.places.hold(name, lambda: _Kept(stage))
+        self._other.go_on()
         self.port = 0
 
     def serve(self, role: str, settings: dict[str, Any] | None = None, **changes: Any) -> Worker:
@@ -154,12 +163,12 @@ class _Scene:
 
     def after(self) -> _Answered:
         """The next caller, on the other server."""
-        self.port = self.other
+        self.port = self._other.port
         return self.ask("heir")
 
     def end(self) -> None:
         """When all is over: the same request gives what was given, somebody else's gives his own."""
-        self.port = self.other
+        self.port = self._other.port
         last = self.ask("judge")
         if self.stage.cell.heir is Heir.BUSY and not last.error and not last.replayed:
             self.ask("judge")  # that was the one who could not be served before
@@ -168,6 +177,7 @@ class _Scene:
             self.stage.ledger.error("stranger", "Unexpected", f"an answer that is not his: {stranger}")
         if self.stage.cell.mode == "http-tx":
             self.tell("look")
+        self._other.rest()
 
 
 def _killed(stage: Stage) -> None:

@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Iterable, Mapping
 from functools import cache
+from http import HTTPStatus
 from importlib import import_module
 from typing import Any
 
@@ -20,19 +21,22 @@ import msgspec
 from semel import AsyncSemel, Semel, current_run, points
 from semel.http import asgi, wsgi
 from semel.http.keys import core_key
+from semel.http.problem import ANSWERED, PROBLEM_TYPE, of_error
 from semel.runtime import run_sync
 from semel.testing.chaos import traps
 from semel.testing.chaos.cells import Plan
 from semel.testing.chaos.ledger import Ledger
 from semel.testing.chaos.transactions import Transaction, open_transaction, wait
 
-__all__ = ["EFFECTS", "FOLDER", "SCHEDULE", "USER", "attempt", "prepare"]
+__all__ = ["FOLDER", "SCHEDULE", "USER", "attempt", "prepare"]
 
 USER = "ada"
 """Whose request meets the fault. Everybody else's effects are not of its key."""
-FOLDER, SCHEDULE = "x-folder", "x-schedule"
-"""Headers: where the ledger is, and which key it is about."""
-EFFECTS = {
+FOLDER = "x-folder"
+"""A header: where the schedule's ledger is."""
+SCHEDULE = "x-schedule"
+"""A header: which key that ledger is about."""
+_EFFECTS = {
     "http-db": "db",
     "http-opaque": "opaque",
     "http-steps": "steps",
@@ -122,30 +126,37 @@ class _Site:
             "authenticated_outside": True,
             "lease": plan.lease,
             "wait": plan.wait,
-            "routes": {f"POST /{mode}": {"effects": effects} for mode, effects in EFFECTS.items()},
+            "routes": {f"POST /{mode}": {"effects": effects} for mode, effects in _EFFECTS.items()},
         }
 
     def arm(self) -> None:
         traps.arm(self.plan, Ledger(self.plan.folder))
 
     # ---- the handler
-    async def answer(self, order: _Order) -> bytes:
+    async def answer(self, order: _Order) -> tuple[int, str, bytes]:
+        """Status, type and body. The core's errors inside of a handler are answered as the frameworks' `install` does."""
+        try:
+            return 201, "application/json", msgspec.json.encode(await self._outcome(order))
+        except ANSWERED as error:
+            problem = of_error(error)
+            assert problem is not None
+            return problem.status, PROBLEM_TYPE.decode(), problem.body()
+
+    async def _outcome(self, order: _Order) -> dict[str, str]:
         """One body for both colours. An effect outside is made before anything is waited for."""
         match order.mode:
             case "http-steps":
-                value = await self._steps(order)
+                return await self._steps(order)
             case "http-tx":
-                value = await self._within(order)
+                return await self._within(order)
             case "arm":
                 self.arm()
-                value = {}
+                return {}
             case "look":
-                value = await self._look(order)
-            case _:
-                order.effect("effect", self.plan.role)
-                points.reach("effect.made")
-                value = self._value(order)
-        return msgspec.json.encode(value)
+                return await self._look(order)
+        order.effect("effect", self.plan.role)
+        points.reach("effect.made")
+        return self._value(order)
 
     def _value(self, order: _Order) -> dict[str, str]:
         return {"user": order.user, "by": f"{self.plan.role} {os.getpid()}"}
@@ -205,9 +216,9 @@ class _Site:
         del receive
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         order = _Order.of(scope["path"], headers)
-        body = await self.answer(order)
-        kind = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": 201, "headers": kind})
+        status, kind, body = await self.answer(order)
+        lines = [(b"content-type", kind.encode())]
+        await send({"type": "http.response.start", "status": status, "headers": lines})
         pieces = _pieces(order, body)
         for piece in pieces[:-1]:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -220,8 +231,8 @@ class _Site:
             if name.startswith("HTTP_")
         }
         order = _Order.of(environ["PATH_INFO"], headers)
-        body = run_sync(self.answer(order))
-        start_response("201 Created", [("Content-Type", "application/json")])
+        status, kind, body = run_sync(self.answer(order))
+        start_response(f"{status} {HTTPStatus(status).phrase}", [("Content-Type", kind)])
         pieces = _pieces(order, body)
         return pieces if len(pieces) == 1 else iter(pieces)
 
