@@ -33,7 +33,7 @@ STORES: Final[dict[str, tuple[str, ...]]] = {
     "http-stream": ("sqlite",),
     "http-tx": ("sqlite", "redis", "postgres"),
 }
-_BEGIN: Final = ("claim.sent", "http.admitted", "claim.won", "run.started")
+_BEGIN: Final = ("claim.sent", "http.admitted", "run.started")
 _END: Final = ("run.returned", "settle.sent", "settle.stored", "http.sent")
 _STEPS: Final = tuple(
     f"{point}#{n}" for n in (1, 2) for point in ("step.started", "step.returned", "step.stored")
@@ -45,7 +45,7 @@ _TX: Final = (
     "commit.sent", "commit.done",
 )  # fmt: skip
 POINTS: Final[dict[str, tuple[str, ...]]] = {
-    "http-db": (*_BEGIN, "effect.made", *_END),
+    "http-db": (*_BEGIN, "claim.won", "effect.made", *_END),
     "http-opaque": (*_BEGIN, "effect.made", *_END),
     "http-steps": (*_BEGIN, *_STEPS, *_END),
     "http-stream": (*_BEGIN, "effect.made", *_STREAM, *_END),
@@ -81,6 +81,9 @@ _NOT_HERE: Final = (
     "the layer reaches a store through the core only: the edge is broken on sqlite, redis and postgres"
 )
 _AFTERWARDS: Final = "a WSGI server sends what it was given when nothing of the layer runs any more"
+_BETWEEN: Final = (
+    "nothing is waited for between http.admitted and run.started but a task's turn: as in http-db"
+)
 _CORE: Final = "a heartbeat and one who waits are the core's own, the same for every caller: as in mode retry"
 _NO_COMMIT: Final = "a Redis pipeline has no commit of the caller's: semel sends the EXEC (settle.sent)"
 
@@ -99,6 +102,8 @@ def _cells(store: str, colour: str, mode: str) -> Iterator[Cell]:
     for fault in ("kill", "zombie"):
         for point in POINTS[mode]:
             yield _cell(store, colour, mode, fault, point, _reason(store, colour, mode, point))
+        if "claim.won" not in POINTS[mode]:
+            yield _cell(store, colour, mode, fault, "claim.won", _BETWEEN)
         for point in ("renew.sent", "wait.parked"):
             yield _cell(store, colour, mode, fault, point, _CORE)
     for point in (each for each in POINTS[mode] if each in _LEAVING):
