@@ -89,7 +89,7 @@ class Wire(asyncio.Protocol):
             raise Full(StoreUnavailable(f"{self._cap} calls already wait on this Redis connection"))
         if self._queued_bytes > self._max_queued_bytes:
             raise Full(StoreUnavailable(f"{self._queued_bytes} bytes already wait to be written to Redis"))
-        future = self._loop.create_future()
+        future: asyncio.Future[Any] = asyncio.Future(loop=self._loop)  # create_future, without the call
         queue.append((future, packed, now, patience, deadline))
         self._queued_bytes += len(packed)
         if not self._flushing:
