@@ -33,7 +33,7 @@ QUICK = ("unit", "contract", "typing")
 # Every other part runs in as many processes as `--workers` says.
 SERIAL = {"chaos"}  # it keeps all cores busy by processes of its own
 # Much of their time these wait for what was killed, paused or started: one process more.
-WAITING = {"ops", "processes"}
+WAITING = {"grpc", "http", "ops", "plugin", "processes", "races", "within"}
 FIRST = ("unit", "typing", "contract")
 # In virtual time, against the clock, in children that are killed or patched, or to be read: measuring would slow them,
 # and what they run counts as tested only where it is also looked at.
