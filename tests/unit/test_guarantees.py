@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from semel import Semel
 from semel.guarantees import FAULTS, TABLE, Facts, Mode, Promise, grade
 from semel.stores.mysql.server import facts_of
 
@@ -34,3 +37,13 @@ def test_a_store_that_only_loses_never_doubles() -> None:
 def test_nothing_is_promised_where_nothing_is_protected(coherent: bool) -> None:
     found = grade(Facts("any", coherent=coherent), enabled=False)
     assert {promise for row in found.rows.values() for promise in row.values()} == {Promise.NOTHING}
+
+
+def test_sqlite_on_a_network_file_system_does_not_promise_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semel.stores.sqlite.facts._file_system", lambda _: "nfs4")
+    with Semel(f"sqlite:///{tmp_path}/semel.db") as once:
+        guarantee = once.guarantee()
+    assert guarantee.rows["tx"]["crash"] != "exactly once"
+    assert guarantee.rows["keyed"]["crash"] == "exactly once"

@@ -48,6 +48,7 @@ def read_facts(db: sqlite3.Connection, path: str) -> Facts:
         version=sqlite3.sqlite_version,
         settings={"journal_mode": journal, "synchronous": _LEVELS[level], "file_system": system or "unknown"},
         durable_writes=durable,
+        coherent=system not in _NETWORK,  # locks that do not hold let two owners in
         warnings=tuple(warnings),
     )
 
