@@ -21,7 +21,7 @@ from semel.hooks import Unprotected, emitter
 from semel.keys import SecretRing, check_fingerprint, check_key, fingerprint, make_scope
 from semel.layers import Batch, Cache, Coalesce, Namespace, Observe, Retry
 from semel.options import Duration, Options, resolve, seconds
-from semel.results import codec_for, known_codec
+from semel.results import codec_for
 from semel.runtime import Runtime
 from semel.settings import (
     checked_hooks,
@@ -191,14 +191,12 @@ class Face:
         kwargs = labels = None
         print_ = b""
         readable = self._readable
-        codec = known_codec(fn)
-        if codec is None:  # the first time that this function is seen
-            if callable(key):
-                raise InvalidKey("the key comes first, then the function: execute(key, fn, *arguments)")
-            if fn is not None:
-                if not callable(fn):
-                    raise _not_a_function(fn)
-                refuse_generator(fn)
+        if callable(key):
+            raise InvalidKey("the key comes first, then the function: execute(key, fn, *arguments)")
+        if fn is not None:
+            if not callable(fn):
+                raise _not_a_function(fn)
+            refuse_generator(fn)
         if given:
             kwargs, labels = given.pop("kwargs", None), given.pop("labels", None)
             if "readable" in given:
@@ -222,13 +220,7 @@ class Face:
             fn or nothing_to_run,
             args,
             kwargs or {},
-            (
-                codec
-                if codec is not None and options.result_type is None
-                else codec_for(fn, options.result_type)
-            )
-            if keep
-            else None,
+            codec_for(fn, options.result_type) if keep else None,
             print_,
             checked_labels(labels) if labels else None,
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from semel.codec import Codec, check_encodable, encoder_for, return_type
 
-__all__ = ["codec_for", "known_codec"]
+__all__ = ["codec_for"]
 
 _MOST = 4096  # types made in a loop must not fill memory
 _checked: dict[Any, Codec] = {}
@@ -19,19 +19,13 @@ _UNTYPED = encoder_for(None)
 _by_function: dict[int, tuple[weakref.ref[Any], Codec]] = {}
 
 
-def known_codec(fn: Callable[..., Any] | None) -> Codec | None:
-    """The codec of a function that was looked at before; None: look at it."""
-    known = _by_function.get(id(fn))
-    return known[1] if known is not None and known[0]() is fn else None
-
-
 def codec_for(fn: Callable[..., Any] | None, result_type: Any = None) -> Codec:
     """Raises CodecError when the annotation tells that the result could never be stored: before any effect."""
     if result_type is not None:
         return _codec_of_type(result_type)
-    known = known_codec(fn)
-    if known is not None:
-        return known
+    known = _by_function.get(id(fn))
+    if known is not None and known[0]() is fn:
+        return known[1]
     annotations = getattr(fn, "__annotations__", None)
     if annotations is not None and "return" not in annotations and not hasattr(fn, "__wrapped__"):
         return _UNTYPED
