@@ -117,7 +117,9 @@ def test_h20_server_sent_events_need_an_event_log(colour: str) -> None:
 
 def test_h13_a_route_that_does_not_exist_uses_no_key_up() -> None:
     edge = Edge("async", "memory://").open()
-    assert edge.send("/nowhere").status_code == 404
+    unmatched = edge.send("/nowhere")
+    assert unmatched.status_code == 404
+    assert "idempotency-retention" not in unmatched.headers, "what is not kept names no retention"
     assert edge.send("/orders").status_code == 201
     edge.close()
 

@@ -20,6 +20,7 @@ from semel.http.guard import Admitted, Guard
 from semel.http.intake import Asked, identify, keyed_of
 from semel.http.problem import Problem
 from semel.http.reply import first_headers, problem_reply, replay_reply
+from semel.http.rules import Word
 from semel.http.snapshot import Snapshot
 from semel.points import reach
 from semel.run import Run, _current
@@ -233,6 +234,7 @@ class _Capture:
         self._left = False
         self._sender: asyncio.Task[Any] | None = None
         self._scope: Scope = {}
+        self._word: Word = "release"
 
     async def around(self, app: App, scope: Scope) -> None:
         """Run an application, or a response, to its end, and settle what became of it."""
@@ -296,14 +298,15 @@ class _Capture:
                 if problem is not None:
                     await self._instead(problem)
                 self._streaming = True
+                self._word = self._guard.word(self._status, self._headers, None)
                 await self._start()
             await self._forward({"type": "http.response.body", "body": piece, "more_body": True})
             return
         body = None if self._kept is None else b"".join(self._kept)
         self._kept = None
-        problem = await self._guard.settle(
-            self._run, self._status, self._headers, body, passing=self._is_unmatched()
-        )
+        passing = self._is_unmatched()
+        self._word = self._guard.word(self._status, self._headers, body, passing=passing)
+        problem = await self._guard.settle(self._run, self._status, self._headers, body, passing=passing)
         self.settled = True
         if problem is not None:
             await self._instead(problem)
@@ -325,7 +328,7 @@ class _Capture:
             self._kept.append(piece)
 
     async def _start(self) -> None:
-        headers = first_headers(self._guard.rules, self._status, self._headers)
+        headers = first_headers(self._guard.rules, self._word, self._headers)
         await self._forward({"type": "http.response.start", "status": self._status, "headers": headers})
 
     async def _instead(self, problem: Problem) -> NoReturn:

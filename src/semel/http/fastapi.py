@@ -277,7 +277,9 @@ class _Attempt:
         guard, headers = self.guard, list(response.raw_headers)
         if hasattr(response, "body"):
             problem = await guard.settle(self.run, response.status_code, headers, bytes(response.body))
-            response.raw_headers[:] = first_headers(guard.rules, response.status_code, headers)
+            response.raw_headers[:] = first_headers(
+                guard.rules, guard.word(response.status_code, headers, bytes(response.body)), headers
+            )
             answer = response if problem is None else _problem(guard, problem)
         else:
             self.settled = False

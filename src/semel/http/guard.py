@@ -272,15 +272,20 @@ class Guard:
         `body` None: it was longer than `max_response`. `passing`: nothing of the application has run.
         """
         reach("run.returned")
-        control, retention = control_of(headers)
-        if passing or self._is_passing(headers, body):
-            word: Word = "release"
-        else:
-            word = word_for(self.rules, status, control)
+        retention = control_of(headers)[1]
+        word = self.word(status, headers, body, passing=passing)
         self.latency.add(self.engine.runtime.now() - run.won_at)
         kept = body is not None and len(body) <= self.rules.max_response
         snapshot = Snapshot(status, storable(self.rules, headers), body if kept and body else b"", kept=kept)
         return await self._recorded(run, snapshot, word, retention)
+
+    def word(
+        self, status: int, headers: list[tuple[bytes, bytes]], body: bytes | None, *, passing: bool = False
+    ) -> Word:
+        """What a whole response means for its key; `settle` records just this."""
+        if passing or self._is_passing(headers, body):
+            return "release"
+        return word_for(self.rules, status, control_of(headers)[0])
 
     def _is_passing(self, headers: list[tuple[bytes, bytes]], body: bytes | None) -> bool:
         """A call of the core inside of the handler met a key in progress, say, and `install` answered so.

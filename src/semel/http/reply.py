@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from semel.http.problem import Problem
-from semel.http.rules import CONTROL, RETENTION, Rules, control_of, word_for
+from semel.http.rules import CONTROL, RETENTION, Rules, Word, control_of
 from semel.http.snapshot import Snapshot
 
 __all__ = ["first_headers", "problem_reply", "replay_reply"]
@@ -11,12 +11,12 @@ __all__ = ["first_headers", "problem_reply", "replay_reply"]
 Headers = list[tuple[bytes, bytes]]
 
 
-def first_headers(rules: Rules, status: int, headers: Headers) -> Headers:
-    """The handler's own headers, and the word that its key was honoured (H12)."""
+def first_headers(rules: Rules, word: Word, headers: Headers) -> Headers:
+    """The handler's own headers, and the word that its key was honoured (H12); what is not kept names no retention."""
     sent = [(name, value) for name, value in headers if name.lower() != CONTROL]
     sent += [(marker.encode(), b"false") for marker in rules.markers]
-    control, retention = control_of(headers)
-    if word_for(rules, status, control) in ("store", "replay"):
+    if word in ("store", "replay"):
+        retention = control_of(headers)[1]
         sent += _retention(rules.retention if retention is None else retention)
     if rules.repeatability:
         sent.append((b"repeatability-result", b"accepted"))

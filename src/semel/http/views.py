@@ -56,7 +56,7 @@ async def first_view(guard: Guard, admitted: Admitted, view: Callable[[], Awaita
             look.tee(response, guard, run, headers)
         elif (problem := await guard.settle(run, status, headers, body)) is not None:
             return look.problem(guard, problem)
-        look.set_headers(response, first_headers(guard.rules, status, headers))
+        look.set_headers(response, first_headers(guard.rules, guard.word(status, headers, body), headers))
         return response
     except Exception as error:
         await guard.fail(run, error)

@@ -224,11 +224,12 @@ class _First:
         problem = self._settle(body)
         if problem is not None:
             return _problem(start_response, self._guard.rules.problem_base, problem)
-        self._send_head(start_response)
+        self._send_head(start_response, body)
         return [body]
 
-    def _send_head(self, start_response: StartResponse) -> None:
-        headers = first_headers(self._guard.rules, self._status, self._headers)
+    def _send_head(self, start_response: StartResponse, body: bytes | None) -> None:
+        word = self._guard.word(self._status, self._headers, body)
+        headers = first_headers(self._guard.rules, word, self._headers)
         start_response(_status_line(self._status), _text(headers))
 
     def _pieces(self, result: Iterable[bytes], start_response: StartResponse) -> Iterator[bytes]:
@@ -263,7 +264,7 @@ class _First:
             if problem is not None:
                 yield from _problem(start_response, self._guard.rules.problem_base, problem)
                 return
-            self._send_head(start_response)
+            self._send_head(start_response, None if kept is None else b"".join(kept))
         elif problem is not None:
             raise StoreUnavailable(
                 problem.kind.detail
@@ -273,7 +274,7 @@ class _First:
     def _begin_stream(self, start_response: StartResponse) -> Problem | None:
         problem = run_sync(self._guard.started(self._run, self._status, self._headers))
         if problem is None:
-            self._send_head(start_response)
+            self._send_head(start_response, None)
         else:
             self._settled = True
         return problem
