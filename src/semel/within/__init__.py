@@ -5,6 +5,7 @@ Which library a transaction comes from is told by the names of its classes, so t
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,12 +15,13 @@ from semel.store import Store
 from semel.within.bound import Bound
 from semel.within.engine import TxEngine
 from semel.within.faces import AsyncWithin, Within
+from semel.within.ports import Port
 
 if TYPE_CHECKING:
     from semel.flow import Engine
     from semel.once import AsyncSemel, Semel
 
-__all__ = ["AsyncWithin", "Within", "bind"]
+__all__ = ["AsyncWithin", "Within", "bind", "port_of"]
 
 # (package, class) → (module, port): found among the classes that the transaction's class is made of.
 _PORTS: Final[dict[tuple[str, str], tuple[str, str]]] = {
@@ -51,32 +53,48 @@ _STORES: Final = {
 
 def bind(face: Semel | AsyncSemel, transaction: Any) -> Any:
     """What `within` gives. ConfigurationError for what is no transaction, or one of the other colour."""
-    names = _names(transaction)
-    if _REGISTRIES & set(names):
-        transaction = transaction.registry()
-        names = _names(transaction)
+    transaction = _registered(transaction)
     engine: Engine = face._engine()  # noqa: SLF001 - our own face
     bound = Within if face._colour == "sync" else AsyncWithin  # noqa: SLF001
-    if _PIPELINES & set(names):
+    names = _names(type(transaction))
+    if not _PIPELINES.isdisjoint(names):
         return bound(face, _pipeline(face, engine, transaction, cluster=_CLUSTER in names))
-    known = next((_PORTS[name] for name in names if name in _PORTS), None)
+    port_class = _port_class(type(transaction))
+    if port_class.colour != face._colour:  # noqa: SLF001
+        raise _wrong_face(face, transaction, port_class.colour)
+    table = face._settings.table  # noqa: SLF001
+    tx = Bound(port_class(transaction), table, engine.store, engine.runtime)
+    return bound(face, TxEngine(engine, tx, _layered(face, tx), _home(type(face._store))))  # noqa: SLF001
+
+
+def port_of(transaction: Any) -> Port:
+    """The port on a caller's transaction, of whichever library and colour it is."""
+    transaction = _registered(transaction)
+    port: Port = _port_class(type(transaction))(transaction)
+    return port
+
+
+def _registered(transaction: Any) -> Any:
+    """The session that a `scoped_session` stands for at this place; everything else is itself."""
+    return transaction if _REGISTRIES.isdisjoint(_names(type(transaction))) else transaction.registry()
+
+
+# A class is looked at once: its bases and a module's import cost as much as the rest of `bind`.
+@lru_cache(maxsize=256)
+def _port_class(kind: type) -> Any:
+    known = next((_PORTS[name] for name in _names(kind) if name in _PORTS), None)
     if known is None:
-        kind = type(transaction)
         raise ConfigurationError(
             f"within() cannot use a {kind.__module__}.{kind.__qualname__}: pass a SQLAlchemy Session, AsyncSession, "
             "Connection or AsyncConnection, a connection of sqlite3, psycopg, asyncpg, PyMySQL or asyncmy, Django's "
             "connection, or a redis-py pipeline"
         )
-    port_class: Any = getattr(import_module(f"semel.within.{known[0]}"), known[1])
-    if port_class.colour != face._colour:  # noqa: SLF001
-        raise _wrong_face(face, transaction, port_class.colour)
-    table = face._settings.table  # noqa: SLF001
-    tx = Bound(port_class(transaction), table, engine.store, engine.runtime)
-    return bound(face, TxEngine(engine, tx, _layered(face, tx), _home(face._store)))  # noqa: SLF001
+    return getattr(import_module(f"semel.within.{known[0]}"), known[1])
 
 
-def _names(transaction: object) -> list[tuple[str, str]]:
-    return [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(transaction).__mro__]
+@lru_cache(maxsize=256)
+def _names(kind: type) -> tuple[tuple[str, str], ...]:
+    return tuple([(each.__module__.partition(".")[0], each.__name__) for each in kind.__mro__])
 
 
 def _pipeline(face: Any, engine: Engine, pipe: Any, *, cluster: bool) -> Engine:
@@ -87,7 +105,7 @@ def _pipeline(face: Any, engine: Engine, pipe: Any, *, cluster: bool) -> Engine:
     if colour != face._colour:  # noqa: SLF001
         raise _wrong_face(face, pipe, colour)
     store = face._store  # noqa: SLF001
-    if _home(store) != "Redis":
+    if _home(type(store)) != "Redis":
         raise ConfigurationError(
             f"the records of this face live in {type(store).__name__}: a Redis pipeline can commit a record only where it is. "
             "Give the face the URL of the same Redis"
@@ -100,9 +118,10 @@ def _pipeline(face: Any, engine: Engine, pipe: Any, *, cluster: bool) -> Engine:
     return PipelineEngine(engine, Queue(pipe, cluster=cluster), store, _layered(face, capture), capture)
 
 
-def _home(store: object) -> str | None:
-    """The database of a store of ours; None for one that we do not know."""
-    home, _, path = type(store).__module__.partition(".stores.")
+@lru_cache(maxsize=256)
+def _home(kind: type) -> str | None:
+    """The database of a store of ours, by its class; None for one that we do not know."""
+    home, _, path = kind.__module__.partition(".stores.")
     return _STORES.get(path.partition(".")[0]) if home == "semel" else None
 
 

@@ -1,0 +1,100 @@
+"""The statements of an inbox, on whichever connection the caller's transaction has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from semel.errors import KeyMismatch
+from semel.messaging.message import Message, content_hash
+from semel.messaging.tables import NOW
+from semel.within.ports import Port
+from semel.within.records import query
+
+__all__ = ["admit", "admit_many", "remember"]
+
+_POSTGRES: Final = """
+INSERT INTO {table}_inbox (consumer, message, tenant, hash, topic, at, business_key)
+VALUES ($1, $2, $3, $4, $5, {now}, $6) ON CONFLICT DO NOTHING RETURNING 1
+"""
+_POSTGRES_MANY: Final = """
+INSERT INTO {table}_inbox (consumer, message, tenant, hash, topic, at)
+SELECT $1, g.message, g.tenant, g.hash, g.topic, {now}
+FROM unnest($2::text[], $3::text[], $4::bytea[], $5::text[]) AS g (message, tenant, hash, topic)
+ORDER BY g.message ON CONFLICT DO NOTHING RETURNING message, tenant
+"""
+_MYSQL: Final = """
+INSERT IGNORE INTO {table}_inbox (consumer, message, tenant, hash, topic, at, business_key)
+VALUES ($1, $2, $3, $4, $5, {now}, $6)
+"""
+_HASH: Final = "SELECT hash FROM {table}_inbox WHERE consumer = $1 AND message = $2 AND tenant = $3"
+_RESULT: Final = "UPDATE {table}_inbox SET result = $4, business_key = $5 WHERE consumer = $1 AND message = $2 AND tenant = $3"
+
+
+def hash_of(message: Message) -> bytes:
+    """What a body conflict compares."""
+    return content_hash(message.topic, message.type, message.schema, message.data)
+
+
+async def admit(
+    port: Port, table: str, consumer: str, message: Message, business_key: str | None = None
+) -> bool:
+    """Write the message down first: False if it was there. A twin that is being handled is waited for.
+
+    KeyMismatch for a known id with another content: that is another message, and its sender must give it an id of its own.
+    """
+    digest = hash_of(message)
+    args = (consumer, message.id, message.tenant, digest, message.topic, business_key)
+    if port.dialect == "mysql":
+        await query(port, _MYSQL.format(table=table, now=NOW["mysql"]), args)
+        fresh = port.count == 1
+    else:
+        fresh = bool(await query(port, _POSTGRES.format(table=table, now=NOW[port.dialect]), args))
+    if not fresh:
+        await _compare(port, table, consumer, message, digest)
+    return fresh
+
+
+async def admit_many(port: Port, table: str, consumer: str, messages: Sequence[Message]) -> list[Message]:
+    """As `admit` for a batch; those that are new, in their order, each once."""
+    unique: dict[tuple[str, str], Message] = {}
+    for message in messages:
+        first = unique.setdefault((message.id, message.tenant), message)
+        if first is not message and hash_of(first) != hash_of(message):
+            raise _conflict(consumer, message)
+    ordered = list(unique.values())
+    if port.dialect != "postgresql":
+        return [message for message in ordered if await admit(port, table, consumer, message)]
+    hashes = {(m.id, m.tenant): hash_of(m) for m in ordered}
+    args: list[Any] = [consumer, [m.id for m in ordered], [m.tenant for m in ordered]]
+    args += [[hashes[m.id, m.tenant] for m in ordered], [m.topic for m in ordered]]
+    rows = await query(port, _POSTGRES_MANY.format(table=table, now=NOW["postgresql"]), args)
+    fresh = {(row[0], row[1]) for row in rows}
+    for message in ordered:
+        if (message.id, message.tenant) not in fresh:
+            await _compare(port, table, consumer, message, hashes[message.id, message.tenant])
+    return [message for message in ordered if (message.id, message.tenant) in fresh]
+
+
+async def remember(
+    port: Port, table: str, consumer: str, message: Message, result: str | None, business_key: str | None
+) -> None:
+    """Write beside the admission what came of it, for those who look later."""
+    await query(
+        port, _RESULT.format(table=table), (consumer, message.id, message.tenant, result, business_key)
+    )
+
+
+async def _compare(port: Port, table: str, consumer: str, message: Message, digest: bytes) -> None:
+    # MariaDB: a locking read sees what is committed, whatever snapshot the caller's transaction has.
+    lock = " LOCK IN SHARE MODE" if port.dialect == "mysql" else ""
+    rows = await query(port, _HASH.format(table=table) + lock, (consumer, message.id, message.tenant))
+    if rows and bytes(rows[0][0]) != digest:
+        raise _conflict(consumer, message)
+
+
+def _conflict(consumer: str, message: Message) -> KeyMismatch:
+    return KeyMismatch(
+        f"consumer {consumer!r} admitted a message {message.id!r} with another topic, type, schema or body before: an id "
+        "names one message; its sender must give a new one a new id"
+    )

@@ -1,0 +1,398 @@
+"""Rounds of a relay: one transaction that settles what was delivered and writes down what is next, then the sending."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from semel.errors import StoreUnavailable
+from semel.messaging import ledger
+from semel.messaging.events import Alarm, Delivered, Emit, Overtaken, Parked, SinkBack, SinkPaused
+from semel.messaging.ledger import Want
+from semel.messaging.outbox import Outbox
+from semel.messaging.parts import Part, Shipment
+from semel.messaging.routes import Router
+from semel.messaging.sink import Fenced, Rejected, Row, SinkUnavailable
+from semel.points import reach
+
+__all__ = ["Carrier", "Limits", "Report"]
+
+_ROUND: Final = 4  # batches in one transaction, over all parts
+_BYTES: Final = 16 << 20  # of bodies in one round
+_PAUSE: Final = (0.25, 30.0)
+_LATE: Final = 60.0
+
+
+@dataclass(slots=True)
+class Report:
+    """What a relay did, in messages, and what still waits, by topic."""
+
+    sent: int = 0
+    duplicates: int = 0
+    parked: int = 0
+    rejected: int = 0
+    resent: int = 0
+    batches: int = 0
+    overtaken: int = 0
+    by_topic: dict[str, int] = field(default_factory=dict)
+    pending: dict[str, int] = field(default_factory=dict)
+    unroutable: tuple[str, ...] = ()
+    unavailable: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Pause:
+    """A sink that does not answer: until when it is left alone, and how long the next pause is."""
+
+    until: float
+    seconds: float
+    since: float
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a relay was told to observe."""
+
+    batch: int
+    max_attempts: int
+    backoff: tuple[float, float]
+    sink_safety: float
+    topics: tuple[str, ...]
+    tenants: tuple[str, ...]
+
+
+class Carrier:
+    """The parts that a relay owns now, and what it does with them."""
+
+    def __init__(self, outbox: Outbox, router: Router, team: str, limits: Limits, emit: Emit) -> None:
+        self.outbox = outbox
+        self.router = router
+        self.team = team
+        self.limits = limits
+        self.emit = emit
+        self.parts: dict[int, Part] = {}
+        self.pauses: dict[str, _Pause] = {}
+        self.unknown: set[str] = set()
+        self.report = Report()
+        self._topics: dict[str, set[str]] = {}  # topic → the ways it may go
+        self._turn = 0
+        self._alarmed: set[tuple[str, str]] = set()
+
+    @property
+    def _tables(self) -> Any:
+        return self.outbox.database.tables
+
+    # ------------------------------------------------------------------------------------------- a round
+    async def round(self, parts: Sequence[Part]) -> bool:
+        """Whether anything moved. Whatever goes wrong, the parts are given up and taken anew: what is in memory may be
+        ahead of what is written, or behind it."""
+        try:
+            return await self._round([part for part in parts if self.parts.get(part.number) is part])
+        except BaseException:
+            for part in parts:
+                self.drop(part)
+            raise
+
+    async def _round(self, parts: list[Part]) -> bool:
+        ready = self._ready(parts)
+        if not ready or any(part.dirty or part.outcome for part in parts):
+            if not ready and not await self._anything(parts):
+                return False
+            await self.outbox.database.run(self._plan, parts)
+            reach("relay.planned")
+            ready = self._ready([part for part in parts if part.number in self.parts])
+        if not ready:
+            return False
+        await asyncio.gather(*(self._ship(shipment) for shipment in ready))
+        reach("relay.published")
+        return True
+
+    async def _anything(self, parts: list[Part]) -> bool:
+        if any(part.dirty or part.outcome for part in parts):
+            return True
+        numbers = [part.number for part in parts]
+        want = self.want(numbers, parts)
+        return bool(numbers) and await self.outbox.database.read(
+            ledger.waiting, self._tables, self.team, want
+        )
+
+    def want(self, numbers: list[int], parts: Collection[Part] = ()) -> Want:
+        """What to look for. Each time another part comes first, so that none waits for ever behind the others."""
+        clock = time.monotonic()
+        turn = self._turn % len(numbers) if numbers else 0
+        return Want(
+            parts=numbers[turn:] + numbers[:turn],
+            floors={part.number: part.floor(clock) for part in parts},
+            each=self.limits.batch,
+            total=self.limits.batch * _ROUND,
+            topics=self.unknown | self._paused(),
+            only_topics=self.limits.topics,
+            tenants=self.limits.tenants,
+            open={part.number: part.open for part in parts},
+            lines=not parts or any(part.lines for part in parts),
+        )
+
+    def _paused(self) -> set[str]:
+        """Topics that stay in the outbox because one of their sinks is away."""
+        clock = time.monotonic()
+        away = {name for name, pause in self.pauses.items() if pause.until > clock}
+        return {topic for topic, names in self._topics.items() if names & away} if away else set()
+
+    def _ready(self, parts: Sequence[Part]) -> list[Shipment]:
+        """Batches that are under way and whose sink is not known to be away."""
+        clock = time.monotonic()
+        found = []
+        for part in parts:
+            for shipment in part.shipments(self.router):
+                if shipment.target is None:
+                    self._alarm_once(
+                        "route",
+                        f"a batch of {shipment.lane!r} is under way, and no route has that name any more",
+                    )
+                    continue
+                pause = self.pauses.get(shipment.target.way)
+                if pause is None or pause.until <= clock:
+                    found.append(shipment)
+        return found
+
+    # --------------------------------------------------------------------------------- the transaction
+    def _plan(self, connection: Connection, parts: list[Part]) -> None:
+        """What was delivered goes, what is next is written down, in one commit."""
+        ours = self.settle(connection, parts, save=False)
+        self._refresh(connection, [part for part in ours if part.lines])
+        want = self.want([part.number for part in ours], ours)
+        chosen = ledger.choose(connection, self._tables, self.team, want)
+        self._turn += len(chosen) or 1
+        clock = time.monotonic()
+        for part in ours:
+            rows = _bounded(chosen.get(part.number, ()))
+            for topic in {row.topic for row in rows} - self._topics.keys():
+                self._topics[topic] = self.router.ways(topic)
+            unknown = part.accept(rows, self.router, clock)
+            for topic in sorted(unknown - self.unknown):
+                self._alarm_once(
+                    "unroutable", f"no route knows topic {topic!r}: its messages wait in the outbox"
+                )
+            self.unknown |= unknown
+            self._write(connection, part)
+        ledger.save(
+            connection, self._tables, self.team, {part.number: part.state for part in ours if part.dirty}
+        )
+        for part in ours:
+            part.dirty = False
+
+    def _refresh(self, connection: Connection, parts: Sequence[Part]) -> None:
+        """Keys that are held back: an operator may have changed them."""
+        if not parts:
+            return
+        numbers = [part.number for part in parts]
+        found = ledger.lines(connection, self._tables, self.team, numbers)
+        for part in parts:
+            part.lines = {line.name: line for line in found if line.part == part.number}
+
+    def settle(self, connection: Connection, parts: Sequence[Part], *, save: bool = True) -> list[Part]:
+        """Write what came of the last batches, for the parts that are still ours; those are returned, and locked."""
+        epochs = {part.number: part.epoch for part in parts}
+        held = ledger.hold(connection, self._tables, self.team, epochs)
+        for part in parts:
+            if part.number not in held:
+                self._overtaken(part)
+        ours = [part for part in parts if part.number in held]
+        for part in ours:
+            self._write(connection, part)
+        if save:
+            ledger.save(connection, self._tables, self.team, {part.number: part.state for part in ours})
+        return ours
+
+    def _write(self, connection: Connection, part: Part) -> None:
+        outcome = part.taken()
+        if not outcome:
+            return
+        team, tables = self.team, self._tables
+        ledger.remove(connection, tables, {part.number: [row.seq for row in outcome.gone]})
+        late = time.time() - _LATE
+        ledger.refresh_ids(connection, tables, [row.seq for row in outcome.gone if row.created < late])
+        for lane, number, rows in outcome.kept:
+            ledger.keep(connection, tables, team, part.number, lane, number, rows)
+        for line, after in outcome.held:
+            ledger.hold_back(connection, tables, team, line, after)
+        ledger.let_go(connection, tables, team, part.number, outcome.free)
+
+    # ----------------------------------------------------------------------------------------- shipping
+    async def _ship(self, shipment: Shipment) -> None:
+        part, target = self.parts.get(shipment.part), shipment.target
+        if part is None or target is None:
+            return
+        start = time.monotonic()
+        try:
+            rows = self._shaped(shipment)
+            found = await self._publish(part, shipment, rows)
+        except Fenced:
+            self._overtaken(part)
+            return
+        except Rejected as error:
+            self._rejected(part, shipment, error)
+            return
+        except SinkUnavailable as error:
+            self._pause(target.way, str(error), error.seconds)
+            return
+        except (StoreUnavailable, DBAPIError):
+            raise
+        except Exception as error:  # noqa: BLE001 - a sink's bug pauses the sink, never loses or stops the rest
+            self._alarm_once("error", f"sink {target.way!r} failed in an unforeseen way: {error!r}")
+            self._pause(target.way, repr(error), None)
+            return
+        self._back(target.way)
+        part.delivered(shipment, keep=self.limits.sink_safety > 0)
+        duplicate = found is not None and found >= shipment.no
+        self._count(rows, duplicate=duplicate)
+        self.emit(
+            Delivered(shipment.lane, part.number, shipment.no, len(rows), time.monotonic() - start, duplicate)
+        )
+
+    def _shaped(self, shipment: Shipment) -> list[Row]:
+        """The rows as they are sent. A transform that fails is a rejection of its message, not of the batch."""
+        way = shipment.target.way  # type: ignore[union-attr]
+        rows, failed = [], {}
+        for row in shipment.rows:
+            try:
+                rows.append(self.router.shaped(way, row))
+            except Exception as error:  # noqa: BLE001 - the user's function
+                failed[row.id] = f"transform failed: {error!r}"
+        if failed:
+            raise Rejected(failed)
+        return rows
+
+    async def _publish(self, part: Part, shipment: Shipment, rows: list[Row]) -> int | None:
+        """Publish until the sink has the batch under its number; what it found the last time."""
+        sink = shipment.target.sink  # type: ignore[union-attr]
+        fresh = part.try_lane(shipment.lane)
+        while True:
+            if part.state.lanes[shipment.lane].resend:
+                await self._resend(part, shipment)
+            found = await sink.publish(part.number, part.epoch, shipment.no, rows)
+            if found is None or found == shipment.no - 1 or (found == shipment.no and not fresh):
+                return found
+            if found >= shipment.no:  # and nobody can have sent this batch before
+                self.emit(
+                    Alarm(
+                        "sink-ahead",
+                        f"{shipment.lane} part {part.number} holds batch {found}, and {shipment.no} was never sent: was the "
+                        "database restored to an earlier time, or a route renamed? Its messages are sent beyond that number",
+                    )
+                )
+                part.ahead(shipment.lane, found)
+                await self.outbox.database.run(self.settle, [part])
+            else:
+                await self.outbox.database.run(self._lost_tail, part, shipment, found)
+            if part.number not in self.parts:
+                raise Fenced("the part was taken over")
+            shipment.no = part.state.lanes[shipment.lane].no
+
+    def _lost_tail(self, connection: Connection, part: Part, shipment: Shipment, found: int) -> None:
+        """The sink holds less than it confirmed. Write down what is sent again, and under which numbers."""
+        if not self.settle(connection, [part], save=False):
+            return
+        team, lane = self.team, shipment.lane
+        kept = sorted(ledger.kept(connection, self._tables, team, part.number, lane, found))
+        lost = (kept[0] if kept else shipment.no) - found - 1
+        for new, old in enumerate(kept, start=found + 1):
+            if new != old:
+                ledger.renumber(connection, self._tables, team, part.number, lane, old, new)
+        part.lost_tail(lane, found, len(kept))
+        ledger.save(connection, self._tables, team, {part.number: part.state})
+        self.emit(
+            Alarm(
+                "lost-tail",
+                f"{lane} part {part.number} lost its tail: it holds batch {found}, {shipment.no - 1} was confirmed. "
+                f"{len(kept)} kept batches are sent again"
+                + (f", {lost} are gone for good: raise sink_safety" if lost else ""),
+            )
+        )
+
+    async def _resend(self, part: Part, shipment: Shipment) -> None:
+        lane = part.state.lanes[shipment.lane]
+        kept = await self.outbox.database.read(
+            ledger.kept, self._tables, self.team, part.number, shipment.lane, lane.resend[0] - 1
+        )
+        sink = shipment.target.sink  # type: ignore[union-attr]
+        for number in lane.resend:
+            rows = kept.get(number)
+            if rows:
+                await sink.publish(part.number, part.epoch, number, rows)
+                self.report.resent += len(rows)
+        lane.resend = []  # written with the next state; until then it would be sent again, and found there
+
+    def _rejected(self, part: Part, shipment: Shipment, error: Rejected) -> None:
+        sink = shipment.target.sink  # type: ignore[union-attr]
+        parked = part.rejected(
+            shipment,
+            error,
+            attempts=self.limits.max_attempts,
+            backoff=self.limits.backoff,
+            keeps=sink.guarantee != "at-least-once",
+        )
+        self.report.rejected += len(error.reasons)
+        self._count([row for row in shipment.rows if row.id in error.delivered], duplicate=False)
+        for line in parked:
+            self.emit(Parked(line.tenant, line.key, line.topic, line.id, line.attempts, line.reason))
+
+    def _count(self, rows: Sequence[Row], *, duplicate: bool) -> None:
+        if duplicate:
+            self.report.duplicates += len(rows)
+            return
+        self.report.sent += len(rows)
+        self.report.batches += 1
+        for row in rows:
+            self.report.by_topic[row.topic] = self.report.by_topic.get(row.topic, 0) + 1
+
+    # ------------------------------------------------------------------------------------ pauses, losses
+    def _pause(self, name: str, reason: str, asked: float | None) -> None:
+        clock = time.monotonic()
+        known = self.pauses.get(name)
+        if known is not None and known.until > clock:
+            return  # several batches failed together: that is one failure
+        seconds = asked or (min(_PAUSE[1], known.seconds * 2) if known else _PAUSE[0])
+        since, times = (known.since, known.times + 1) if known else (clock, 1)
+        self.pauses[name] = _Pause(clock + seconds, seconds, since, times)
+        self.emit(SinkPaused(name, seconds, reason))
+
+    def _back(self, name: str) -> None:
+        known = self.pauses.get(name)
+        if known is not None and known.until <= time.monotonic():
+            del self.pauses[name]
+            self.emit(SinkBack(name, time.monotonic() - known.since))
+
+    def _overtaken(self, part: Part) -> None:
+        if self.drop(part):
+            self.report.overtaken += 1
+            self.emit(Overtaken(part.number, part.epoch))
+
+    def drop(self, part: Part) -> bool:
+        """Forget what is in memory of a part."""
+        if self.parts.get(part.number) is part:
+            del self.parts[part.number]
+            return True
+        return False
+
+    def _alarm_once(self, what: str, message: str) -> None:
+        if (what, message) not in self._alarmed:
+            self._alarmed.add((what, message))
+            self.emit(Alarm(what, message))
+
+
+def _bounded(rows: Sequence[Row]) -> Sequence[Row]:
+    """No more than a round should hold in memory; at least one."""
+    total = 0
+    for count, row in enumerate(rows):
+        total += len(row.body)
+        if total > _BYTES and count:
+            return rows[:count]
+    return rows

@@ -1,0 +1,325 @@
+"""The database of an outbox or inbox: an engine of our own or the caller's, and the tables in it.
+
+Everything that messaging says in SQL is written once, as plain functions of an SQLAlchemy Connection. `run` calls one in a
+transaction: in a thread for a sync engine, in the loop for an AsyncEngine. That is not the path of a message that is
+added: it uses the caller's own connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import uuid
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+from semel.errors import ConfigurationError, SemelError, StoreUnavailable
+
+try:
+    from sqlalchemy import Connection, Engine, MetaData, create_engine, event, inspect, select
+    from sqlalchemy.engine import URL, make_url
+    from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModuleError, OperationalError
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from semel.messaging.tables import VERSION, Tables, messaging_tables
+    from semel.within.ports import Port
+except ModuleNotFoundError as missing:  # pragma: no cover - needs an environment without it
+    raise ConfigurationError(
+        'messaging needs SQLAlchemy: pip install "semel[messaging]" brings it'
+    ) from missing
+
+__all__ = ["Database"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# The relay's statements are plain and few: they run on the sync driver in a thread, whichever driver the application has.
+_SYNC: Final = {
+    "postgresql": "postgresql+psycopg",
+    "postgres": "postgresql+psycopg",
+    "postgresql+asyncpg": "postgresql+psycopg",
+    "mysql": "mysql+pymysql",
+    "mysql+asyncmy": "mysql+pymysql",
+    "mysql+aiomysql": "mysql+pymysql",
+    "mariadb": "mariadb+pymysql",
+    "mariadb+asyncmy": "mariadb+pymysql",
+    "mariadb+aiomysql": "mariadb+pymysql",
+    "sqlite+aiosqlite": "sqlite",
+}
+_KNOWN: Final = frozenset({"postgresql", "mysql", "mariadb", "sqlite"})
+_GONE: Final = ("closed", "terminat", "lost", "gone away", "refused", "shut", "starting up", "recovery mode")
+_LOCK: Final = 0x73656D656C  # "semel": two processes that make the tables at once take turns
+
+_forked: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+class Database:
+    """An engine and semel's messaging tables. `given` is a URL, an Engine or an AsyncEngine."""
+
+    def __init__(self, given: object, *, table: str = "semel", create: bool = True) -> None:
+        self._engine: Engine | None = None
+        self._async: AsyncEngine | None = None
+        self._owned = isinstance(given, str | URL)
+        if isinstance(given, AsyncEngine):
+            self._async = given
+        elif isinstance(given, Engine):
+            self._engine = given
+        elif isinstance(given, str | URL):
+            self._engine = _open(given)
+        else:
+            raise ConfigurationError(
+                f"an outbox or inbox lives in a SQL database: give a URL or an SQLAlchemy engine, not {type(given).__name__}"
+            )
+        self.dialect = (self._async or self._engine).dialect.name  # type: ignore[union-attr]
+        if self.dialect not in _KNOWN:
+            raise ConfigurationError(
+                f"messaging keeps its tables in PostgreSQL, MariaDB/MySQL or SQLite, not in {self.dialect}"
+            )
+        self.tables: Tables = messaging_tables(MetaData(), table)
+        self.identity = ""
+        self._may_create = create
+        self._ready = False
+        self._reset()
+        _forked.add(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._threads: ThreadPoolExecutor | None = None
+
+    def _after_fork(self) -> None:
+        self._reset()
+        if self._engine is not None and self._owned:
+            self._engine.dispose(close=False)
+
+    @property
+    def where(self) -> str:
+        """The database for people; never with a password."""
+        engine = self._async or self._engine
+        return engine.url.render_as_string(hide_password=True)  # type: ignore[union-attr]
+
+    @property
+    def engine(self) -> Engine | None:
+        """The sync engine, if there is one."""
+        return self._engine
+
+    # -------------------------------------------------------------------------------------------- run
+    async def run(
+        self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """`fn(connection, …)` in a transaction of its own. StoreUnavailable when the database cannot be reached."""
+        if self._async is not None:
+            done: T = await self._in_loop(self._async, fn, args, kwargs)
+            return done
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool(), lambda: self.run_now(fn, *args, **kwargs))
+
+    async def read(
+        self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """As `run`, for what only reads: SQLite's one write lock is left to those who write."""
+        if self._async is not None:
+            done: T = await self._in_loop(self._async, fn, args, kwargs)
+            return done
+        loop = asyncio.get_running_loop()
+        seen: T = await loop.run_in_executor(
+            self._pool(), lambda: self._blocking(fn, args, kwargs, reads=True)
+        )
+        return seen
+
+    def run_now(self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `run`, in this thread; only over a sync engine."""
+        done: T = self._blocking(fn, args, kwargs)
+        return done
+
+    def _blocking(self, fn: Any, args: Any, kwargs: Any, *, reads: bool = False) -> Any:
+        if self._engine is None:
+            raise ConfigurationError(
+                "this outbox or inbox was given an AsyncEngine: await its methods, or give a URL or an Engine"
+            )
+        try:
+            engine = self._engine.execution_options(semel_reads=True) if reads else self._engine
+            with engine.begin() as connection:
+                self._prepare(connection)
+                return fn(connection, *args, **kwargs)
+        except (OperationalError, InterfaceError, DBAPIError) as error:
+            raise self._unavailable(error) from error
+
+    async def _in_loop(self, engine: AsyncEngine, fn: Any, args: Any, kwargs: Any) -> Any:
+        def prepared(connection: Connection) -> Any:
+            self._prepare(connection)
+            return fn(connection, *args, **kwargs)
+
+        try:
+            async with engine.begin() as connection:
+                return await connection.run_sync(prepared)
+        except (OperationalError, InterfaceError, DBAPIError) as error:
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: DBAPIError) -> Exception:
+        text = str(error.orig or error)
+        lost = error.connection_invalidated or isinstance(error, InterfaceError)
+        if lost or any(word in text.lower() for word in _GONE):
+            return StoreUnavailable(f"the database {self.where} did not answer: {text.splitlines()[0]}")
+        return error
+
+    def _pool(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(8, thread_name_prefix="semel-messaging")
+            return self._threads
+
+    # ----------------------------------------------------------------------------------------- tables
+    def check(self, connection: Connection) -> None:
+        """Before the first use in a caller's transaction: are the tables there? If not, they are made elsewhere."""
+        if self._ready:
+            return
+        if _are_there(connection, self.tables):
+            self._adopt(connection)
+            return
+        if not self._may_create:
+            raise self._missing("they are not made here (create=False)")
+        try:
+            self._create_elsewhere(connection)
+        except SemelError:
+            raise
+        except Exception as error:
+            raise self._missing(f"they could not be made on a connection of our own: {error}") from error
+
+    async def look(self, port: Port) -> None:
+        """As `check`, on a driver's own connection: it is not asked whether tables exist, so we ask on our own."""
+        if self._ready:
+            return
+        if port.dialect != ("mysql" if self.dialect == "mariadb" else self.dialect):
+            raise self._missing(f"this connection speaks to {port.dialect}")
+        if self._engine is None:
+            await self.run(lambda _: None)
+            return
+        try:
+            self._blocking(lambda _: None, (), {}, reads=True)
+        except (DBAPIError, StoreUnavailable) as error:
+            raise self._missing(f"they could not be made on a connection of our own: {error}") from error
+
+    def _create_elsewhere(self, connection: Connection) -> None:
+        engine = self._engine or (self._async.sync_engine if self._async is not None else None)
+        if engine is None or connection.dialect.name != self.dialect:
+            raise self._missing(f"this connection speaks to {connection.dialect.name}")
+        with engine.begin() as own:
+            self._make(own)
+        if not _are_there(connection, self.tables):
+            raise self._missing(f"the outbox knows {self.where}, which is another database or schema")
+
+    def _prepare(self, connection: Connection) -> None:
+        if self._ready:
+            return
+        if not _are_there(connection, self.tables):
+            if not self._may_create:
+                raise self._missing("they are not made here (create=False)")
+            self._make(connection)
+        self._adopt(connection)
+
+    def make(self, connection: Connection) -> None:
+        """Make what is missing."""
+        self._make(connection)
+        self._adopt(connection)
+
+    def _make(self, connection: Connection) -> None:
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+        try:
+            self.tables.meta.metadata.create_all(connection)
+        except DBAPIError:
+            if not _are_there(connection, self.tables):
+                raise
+        meta = self.tables.meta
+        known = {row.name: row.value for row in connection.execute(select(meta))}
+        for name, value in (("version", str(VERSION)), ("identity", uuid.uuid4().hex)):
+            if name not in known:
+                connection.execute(meta.insert().values(name=name, value=value))
+
+    def _adopt(self, connection: Connection) -> None:
+        known = {row.name: row.value for row in connection.execute(select(self.tables.meta))}
+        version = int(known.get("version", VERSION))
+        if version > VERSION:
+            raise ConfigurationError(
+                f"the messaging tables in {self.where} have version {version}, this semel knows {VERSION}: "
+                "update semel here before it writes there"
+            )
+        self.identity = known.get("identity", "")
+        self._ready = True
+
+    def _missing(self, why: str) -> ConfigurationError:
+        names = ", ".join(table.name for table in self.tables[:2])
+        return ConfigurationError(
+            f"this database has no messaging tables ({names}, …), and {why}. Call create() once at start-up, outside a "
+            "transaction, or run what `semel schema sql URL` prints"
+        )
+
+    # ------------------------------------------------------------------------------------------ close
+    def close(self) -> None:
+        """Close what was opened here; an engine that was handed in is left alone."""
+        with self._lock:
+            threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=True)
+        if self._owned and self._engine is not None:
+            self._engine.dispose()
+
+
+def _are_there(connection: Connection, tables: Tables) -> bool:
+    look = inspect(connection)
+    return all(look.has_table(table.name, schema=table.schema) for table in reversed(tables))
+
+
+def _open(given: str | URL) -> Engine:
+    try:
+        url = make_url(given)
+    except ArgumentError as error:
+        raise ConfigurationError(
+            "this is no database URL: it looks like postgresql+psycopg://user@host/db, mysql+pymysql://… or sqlite:///file.db"
+        ) from error
+    url = url.set(drivername=_SYNC.get(url.drivername, url.drivername))
+    if url.get_backend_name() not in _KNOWN:
+        raise ConfigurationError(
+            f"messaging has no {url.get_backend_name()!r} database; known are postgresql, mysql, mariadb, sqlite, and redis"
+        )
+    try:
+        if url.get_backend_name() != "sqlite":
+            return create_engine(url, pool_pre_ping=False, pool_size=8, isolation_level="READ COMMITTED")
+        if url.database in {None, "", ":memory:"}:
+            raise ConfigurationError(
+                "an outbox in memory would be lost with the process: write sqlite:///file.db"
+            )
+        return _sqlite(create_engine(url, connect_args={"timeout": 10}))
+    except (ModuleNotFoundError, NoSuchModuleError) as error:
+        extra = "postgres" if url.get_backend_name() == "postgresql" else "mysql"
+        raise ConfigurationError(
+            f'the driver for {url.drivername} is not installed: pip install "semel[messaging,{extra}]" brings it'
+        ) from error
+
+
+def _sqlite(engine: Engine) -> Engine:
+    """Write-ahead log, durable commits, and the write lock taken at the start of what writes."""
+
+    @event.listens_for(engine, "connect")
+    def _connect(connection: Any, _record: object) -> None:
+        connection.isolation_level = None
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        reads = connection.get_execution_options().get("semel_reads")
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _after_fork() -> None:
+    for database in list(_forked):
+        database._after_fork()  # noqa: SLF001 - our own
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,138 @@
+"""What a relay or a consumer tells: one frozen dataclass per event, given to every callable in `hooks=`."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from semel.errors import SemelWarning
+
+__all__ = [
+    "Alarm",
+    "DeadLettered",
+    "Delivered",
+    "Emit",
+    "Handled",
+    "Overtaken",
+    "Parked",
+    "RelayEvent",
+    "SinkBack",
+    "SinkPaused",
+    "log_event",
+    "teller",
+]
+
+_log = logging.getLogger("semel.messaging")
+
+
+@dataclass(frozen=True, slots=True)
+class RelayEvent:
+    """The root of what is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered(RelayEvent):
+    """A batch is at its sink; `duplicate` says that it had been there already."""
+
+    lane: str
+    part: int
+    batch: int
+    rows: int
+    seconds: float
+    duplicate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SinkPaused(RelayEvent):
+    """A sink does not answer: nothing is sent to it for `seconds`. No attempt is counted against a message."""
+
+    name: str
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SinkBack(RelayEvent):
+    """A sink answers again."""
+
+    name: str
+    away: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parked(RelayEvent):
+    """A message was rejected too often: its key is held back, in order, until somebody replays it."""
+
+    tenant: str
+    key: str | None
+    topic: str
+    message: str
+    attempts: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken(RelayEvent):
+    """Another relay owns a part that this one thought its own; what it had under way is refused."""
+
+    part: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm(RelayEvent):
+    """Something that a person should look at: `what` is lost-tail, sink-ahead, route, unroutable, database or error."""
+
+    what: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Handled(RelayEvent):
+    """A consumer dealt with a message; `admitted` is False for a duplicate."""
+
+    consumer: str
+    topic: str
+    message: str
+    admitted: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettered(RelayEvent):
+    """A handler failed too often: the message waits among the dead letters."""
+
+    consumer: str
+    topic: str
+    message: str
+    attempts: int
+    reason: str
+
+
+Emit = Callable[[RelayEvent], None]
+_LEVELS = {Delivered: logging.DEBUG, Handled: logging.DEBUG, SinkBack: logging.INFO, Overtaken: logging.INFO}
+
+
+def log_event(event: RelayEvent) -> None:
+    """The hook that writes to `logging.getLogger("semel.messaging")`."""
+    level = _LEVELS.get(type(event), logging.ERROR if isinstance(event, Alarm) else logging.WARNING)
+    if _log.isEnabledFor(level):
+        _log.log(level, "%s", event)
+
+
+def teller(hooks: Collection[Emit]) -> Emit:
+    """One callable for all hooks. One that raises is told of once and does not stop the others."""
+    failed: set[int] = set()
+
+    def tell(event: RelayEvent) -> None:
+        for hook in hooks:
+            try:
+                hook(event)
+            except Exception as error:  # noqa: BLE001 - a hook must not stop a message
+                if id(hook) not in failed:
+                    failed.add(id(hook))
+                    warnings.warn(f"a messaging hook failed: {error!r}", SemelWarning, stacklevel=2)
+
+    return tell

@@ -1,0 +1,239 @@
+"""Messages that are admitted once: the admission commits with what the handler did."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, Self, overload
+
+import msgspec
+
+from semel.errors import ConfigurationError
+from semel.messaging import letters
+from semel.messaging.admitting import admit, admit_many, remember
+from semel.messaging.database import Database
+from semel.messaging.letters import Admitted, DeadLetter
+from semel.messaging.message import Message
+from semel.messaging.windows import Windows, check_windows
+from semel.runtime import run_sync
+from semel.within import port_of
+from semel.within.ports import Port
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+__all__ = ["Inbox"]
+
+Handler = Callable[..., Any]
+_WEEK: Final = 7 * 86_400
+
+
+class Inbox:
+    """`inbox.process(session, message, handler)`: the handler runs once per message, in the session's transaction.
+
+    `where` is a URL or an SQLAlchemy engine of the database that the handlers write to; `consumer` names who consumes: each
+    consumer admits a message once. `retention` is how long an admission is remembered; with `windows=` it is compared to how
+    late a copy may come, and refused if it is too short.
+    """
+
+    def __init__(
+        self,
+        where: object,
+        *,
+        consumer: str,
+        table: str = "semel",
+        retention: float | timedelta = _WEEK,
+        windows: Windows | None = None,
+        create: bool = True,
+    ) -> None:
+        if not consumer or len(consumer) > 120 or not consumer.isprintable():
+            raise ConfigurationError(f"consumer must be 1 to 120 printable characters, not {consumer!r}")
+        self.database = where if isinstance(where, Database) else Database(where, table=table, create=create)
+        self.consumer = consumer
+        self.table = table
+        self.retention = retention.total_seconds() if isinstance(retention, timedelta) else float(retention)
+        if windows is not None:
+            check_windows(self.retention, windows)
+
+    # ------------------------------------------------------------------------------------------ process
+    @overload
+    def process(
+        self,
+        session: AsyncSession | AsyncConnection,
+        message: Message,
+        handler: Handler,
+        *,
+        business_key: str | None = None,
+    ) -> Awaitable[bool]: ...
+
+    @overload
+    def process(
+        self, session: Any, message: Message, handler: Handler, *, business_key: str | None = None
+    ) -> Any: ...
+
+    def process(
+        self, session: Any, message: Message, handler: Handler, *, business_key: str | None = None
+    ) -> Any:
+        """Admit the message and run `handler(message)` or `handler(session, message)` in the session's transaction.
+
+        True if it ran, False for a duplicate. With an async session it is awaited. The handler's error undoes its work and
+        the admission (a savepoint), and is raised; the transaction stays usable, and commit is the caller's. What the handler
+        returns is kept in the consume log if JSON can say it.
+        """
+        port = port_of(session)
+        body = self._process(port, session, message, handler, business_key)
+        return body if port.colour == "async" else run_sync(body)
+
+    async def _process(
+        self, port: Port, session: Any, message: Message, handler: Handler, business_key: str | None
+    ) -> bool:
+        await self._ready(port)
+        point = await port.savepoint("semel_inbox")
+        try:
+            admitted = await admit(port, self.table, self.consumer, message, business_key)
+            if admitted:
+                result = await _call(handler, session, message, port.colour == "async")
+                await point.flush()
+                if result is not None:
+                    await remember(port, self.table, self.consumer, message, _shown(result), business_key)
+        except BaseException:
+            await point.rollback()
+            raise
+        await point.release()
+        return admitted
+
+    @overload
+    def process_batch(
+        self, session: AsyncSession | AsyncConnection, messages: Sequence[Message], handler: Handler
+    ) -> Awaitable[int]: ...
+
+    @overload
+    def process_batch(self, session: Any, messages: Sequence[Message], handler: Handler) -> Any: ...
+
+    def process_batch(self, session: Any, messages: Sequence[Message], handler: Handler) -> Any:
+        """Admit a batch and run `handler(messages)` or `handler(session, messages)` with those that are new.
+
+        Returns how many were. All or nothing: an error undoes the whole batch.
+        """
+        port = port_of(session)
+        body = self._process_batch(port, session, messages, handler)
+        return body if port.colour == "async" else run_sync(body)
+
+    async def _process_batch(
+        self, port: Port, session: Any, messages: Sequence[Message], handler: Handler
+    ) -> int:
+        await self._ready(port)
+        point = await port.savepoint("semel_inbox")
+        try:
+            fresh = await admit_many(port, self.table, self.consumer, messages)
+            if fresh:
+                await _call(handler, session, fresh, port.colour == "async")
+                await point.flush()
+        except BaseException:
+            await point.rollback()
+            raise
+        await point.release()
+        return len(fresh)
+
+    async def _ready(self, port: Port) -> None:
+        await port.prepare()
+        await self.database.look(port)
+        if port.dialect == "sqlite" and not port.begun:
+            await port.run("BEGIN IMMEDIATE")
+
+    # ----------------------------------------------------------------------------------- for operators
+    async def dead_letters(self, limit: int = 1000) -> list[DeadLetter]:
+        """Messages that their handler could not do, oldest first."""
+        return await self.database.read(letters.dead, self.database.tables, self.consumer, limit)
+
+    async def replay(self, ids: Iterable[str] | None = None) -> int:
+        """Try dead letters again: all, or those with these message ids; returns how many. A running consumer does it."""
+        chosen = None if ids is None else list(ids)
+        return await self.database.run(letters.revive, self.database.tables, self.consumer, chosen)
+
+    async def delete(self, ids: Iterable[str] | None = None) -> int:
+        """Give dead letters up: all, or those with these message ids."""
+        chosen = None if ids is None else list(ids)
+        return await self.database.run(letters.remove, self.database.tables, self.consumer, chosen)
+
+    async def log(
+        self, *, message: str | None = None, business_key: str | None = None, limit: int = 100
+    ) -> list[Admitted]:
+        """The consume log: what was admitted when, with its result, newest first."""
+        return await self.database.read(
+            letters.log,
+            self.database.tables,
+            self.consumer,
+            message=message,
+            business_key=business_key,
+            limit=limit,
+        )
+
+    async def purge(self, limit: int = 10_000) -> int:
+        """Forget admissions older than the retention; returns how many."""
+        return await self.database.run(
+            letters.purge, self.database.tables, self.consumer, self.retention, limit
+        )
+
+    def create(self) -> None:
+        """Make the tables, on a connection of our own."""
+        self.database.run_now(self.database.make)
+
+    async def acreate(self) -> None:
+        """As `create`, awaited."""
+        await self.database.run(self.database.make)
+
+    def close(self) -> None:
+        """Close what was opened here."""
+        self.database.close()
+
+    async def aclose(self) -> None:
+        """As `close`."""
+        self.database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+async def _call(handler: Handler, session: Any, what: Any, awaits: bool) -> Any:
+    result = handler(session, what) if takes_two(handler) else handler(what)
+    if inspect.isawaitable(result):
+        if not awaits:
+            if inspect.iscoroutine(result):
+                result.close()
+            raise ConfigurationError(
+                "a coroutine function cannot run in a sync session: use an async session, or a plain function"
+            )
+        return await result
+    return result
+
+
+@lru_cache(maxsize=1024)
+def takes_two(handler: Handler) -> bool:
+    """Whether the handler wants the session too."""
+    try:
+        parameters = inspect.signature(handler).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    places = [p for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}]
+    needed = [p for p in places if p.default is p.empty]
+    return len(needed) >= 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+
+
+def _shown(result: Any) -> str | None:
+    """What the handler returned, for the consume log; what JSON cannot say is left out."""
+    try:
+        return msgspec.json.encode(result).decode()[:10_000]
+    except (TypeError, ValueError, msgspec.MsgspecError):
+        return None

@@ -1,0 +1,464 @@
+"""What a relay reads and writes in the outbox's database: every function is one transaction's worth, in plain SQL.
+
+A part's row holds its epoch, its owner and its state: for each lane the number of the last batch and the rows of a batch
+that is under way (the manifest), and which rows are still owed to which lanes. Nothing is sent that is not in there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Connection, bindparam, delete, func, insert, literal_column, or_, select, text, update
+from sqlalchemy.sql.elements import ColumnElement
+
+from semel.messaging.sink import Row
+from semel.messaging.tables import NOW, Tables, now
+
+__all__ = ["Lane", "Line", "Member", "State", "Want"]
+
+_LETTER: Final = "seq, id, tenant, topic, {key}, type, {schema}, headers, body, created, raw"
+_headers: Final = msgspec.json.Decoder(dict[str, str])
+
+
+class Lane(msgspec.Struct):
+    """The batches of one lane: `no` is the last number given; `open` are the rows under that number, if it is not done.
+
+    `resend` are numbers of kept batches that the sink lost and that go out again first.
+    """
+
+    no: int = 0
+    open: list[int] = msgspec.field(default_factory=list)
+    resend: list[int] = msgspec.field(default_factory=list)
+
+
+class State(msgspec.Struct):
+    """What a part's row says in JSON."""
+
+    lanes: dict[str, Lane] = msgspec.field(default_factory=dict)
+    owed: dict[int, list[str]] = msgspec.field(default_factory=dict)
+
+
+class Line(msgspec.Struct):
+    """A key that backs off (`until`) or is parked (`until` is None), and the message that stands at its head."""
+
+    part: int
+    tenant: str
+    key: str | None
+    topic: str
+    id: str
+    seq: int
+    attempts: int
+    until: float | None
+    reason: str
+    since: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return line_of(self.tenant, self.key, self.seq)
+
+
+def line_of(tenant: str, key: str | None, seq: int) -> str:
+    """The name of an order: a tenant's key; a message without a key is a line of its own."""
+    said = f"{len(tenant)}:{tenant}:k{key}" if key is not None else f"{len(tenant)}:{tenant}:s{seq}"
+    return hashlib.blake2b(said.encode(), digest_size=24).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A part as it stands: which epoch, whose."""
+
+    part: int
+    epoch: int
+    owner: str | None
+
+
+@dataclass(slots=True)
+class Want:
+    """What a relay asks for in one look."""
+
+    parts: list[int]
+    floors: dict[int, int]
+    each: int
+    total: int
+    topics: Collection[str] = ()  # leave out: their sinks are paused, or nobody knows where they go
+    only_topics: Collection[str] = ()
+    tenants: Collection[str] = ()
+    open: dict[int, list[int]] = field(default_factory=dict)  # by part: under way already
+    lines: bool = False  # whether some keys are held back
+
+
+# ------------------------------------------------------------------------------------------- membership
+def join(c: Connection, t: Tables, team: str, relay: str, lease: float, about: str, parts: int) -> None:
+    """Say that this relay lives, and make sure that the parts are there."""
+    clock = now(c.dialect.name)
+    values = {"until": clock + lease, "about": about}
+    mine = (t.relays.c.team == team) & (t.relays.c.relay == relay)
+    if not c.execute(update(t.relays).where(mine).values(values)).rowcount:
+        c.execute(insert(t.relays).values(team=team, relay=relay, since=clock, **values))
+    known = set(c.execute(select(t.parts.c.part).where(t.parts.c.team == team)).scalars())
+    for part in sorted(set(range(parts)) - known):
+        _insert_part(c, t, team, part)
+
+
+def _insert_part(c: Connection, t: Tables, team: str, part: int) -> None:
+    verb, tail = (
+        ("INSERT IGNORE", "")
+        if c.dialect.name in {"mysql", "mariadb"}
+        else ("INSERT", "ON CONFLICT DO NOTHING")
+    )
+    c.execute(
+        text(
+            f"{verb} INTO {_name(t.parts)} (team, part, epoch, state) VALUES (:team, :part, 0, :state) {tail}"
+        ),
+        {"team": team, "part": part, "state": "{}"},
+    )
+
+
+def leave(c: Connection, t: Tables, team: str, relay: str) -> None:
+    """Give everything back: the next relay need not wait for the lease."""
+    c.execute(update(t.parts).where(t.parts.c.team == team, t.parts.c.owner == relay).values(owner=None))
+    c.execute(delete(t.relays).where(t.relays.c.team == team, t.relays.c.relay == relay))
+
+
+def alive(c: Connection, t: Tables, team: str) -> dict[str, tuple[float, float]]:
+    """The relays that live: how long still, and since when, in seconds."""
+    clock = now(c.dialect.name)
+    relays = t.relays
+    c.execute(delete(relays).where(relays.c.until < clock - 600))
+    rows = c.execute(
+        select(relays.c.relay, relays.c.until - clock, clock - relays.c.since).where(
+            relays.c.team == team, relays.c.until > clock
+        )
+    )
+    return {name: (left, age) for name, left, age in rows}
+
+
+def members(c: Connection, t: Tables, team: str) -> list[Member]:
+    """Every part with its epoch and owner."""
+    rows = c.execute(select(t.parts.c.part, t.parts.c.epoch, t.parts.c.owner).where(t.parts.c.team == team))
+    return [Member(*row) for row in rows]
+
+
+def take(
+    c: Connection, t: Tables, team: str, relay: str, free: Sequence[Member]
+) -> list[tuple[Member, State]]:
+    """Own parts from now on, each under its next epoch; those that nobody else took first."""
+    parts = t.parts
+    wanted = {member.part: member for member in free}
+    query = select(parts.c.part, parts.c.epoch, parts.c.state).where(
+        parts.c.team == team, parts.c.part.in_(sorted(wanted))
+    )
+    rows = c.execute(query.order_by(parts.c.part).with_for_update()).all()
+    taken = [(wanted[row.part], row.state) for row in rows if wanted[row.part].epoch == row.epoch]
+    if taken:
+        statement = update(parts).where(parts.c.team == team, parts.c.part == bindparam("p"))
+        values = [{"p": member.part, "e": member.epoch + 1} for member, _ in taken]
+        c.execute(statement.values(owner=relay, epoch=bindparam("e")), values)
+    return [(member, msgspec.json.decode(state, type=State)) for member, state in taken]
+
+
+def release(c: Connection, t: Tables, team: str, part: int, epoch: int) -> None:
+    """Give a part back."""
+    parts = t.parts
+    where = (parts.c.team == team) & (parts.c.part == part) & (parts.c.epoch == epoch)
+    c.execute(update(parts).where(where).values(owner=None))
+
+
+def hold(c: Connection, t: Tables, team: str, epochs: Mapping[int, int]) -> set[int]:
+    """Lock the rows of the parts that are still ours under these epochs, for the rest of the transaction."""
+    parts = t.parts
+    query = select(parts.c.part, parts.c.epoch).where(parts.c.team == team, parts.c.part.in_(sorted(epochs)))
+    rows = c.execute(query.order_by(parts.c.part).with_for_update())
+    return {part for part, epoch in rows if epochs[part] == epoch}
+
+
+def save(c: Connection, t: Tables, team: str, states: Mapping[int, State]) -> None:
+    """Write the states of parts that `hold` has locked. What is in them is sent next, under these numbers."""
+    if states:
+        parts = t.parts
+        statement = (
+            update(parts)
+            .where(parts.c.team == team, parts.c.part == bindparam("p"))
+            .values(state=bindparam("s"))
+        )
+        rows = [{"p": part, "s": msgspec.json.encode(state).decode()} for part, state in states.items()]
+        c.execute(statement, rows)
+
+
+# ------------------------------------------------------------------------------------------------- rows
+def choose(c: Connection, t: Tables, team: str, want: Want) -> dict[int, list[Row]]:
+    """Rows that are due, by part, in their order: visible ones, whatever their numbers, never `number > last seen`."""
+    if not want.parts:
+        return {}
+    conditions, values = _conditions(t, team, want, c.dialect.name)
+    if c.dialect.name == "postgresql":
+        found = _choose_postgres(c, t, want, conditions, values)
+    else:
+        found = _choose_each(c, t, want, conditions, values)
+    rows: dict[int, list[Row]] = {}
+    for part, *letter in found:
+        rows.setdefault(part, []).append(_row(letter))
+    return rows
+
+
+def _conditions(t: Tables, team: str, want: Want, dialect: str) -> tuple[str, dict[str, Any]]:
+    key = _quoted("key", dialect)
+    said = [f"(o.due IS NULL OR o.due <= {NOW[dialect]})"]
+    values: dict[str, Any] = {}
+    for name, op, given in (
+        ("topic", "NOT IN", want.topics),
+        ("topic", "IN", want.only_topics),
+        ("tenant", "IN", want.tenants),
+    ):
+        if given:
+            names = [f"{name}_{len(values) + n}" for n in range(len(given))]
+            values |= dict(zip(names, sorted(given), strict=True))
+            said.append(f"o.{name} {op} ({', '.join(':' + n for n in names)})")
+    if any(want.open.values()):
+        taken = sorted({seq for seqs in want.open.values() for seq in seqs})
+        said.append(f"o.seq NOT IN ({', '.join(str(int(seq)) for seq in taken)})")
+    if want.lines:
+        values["team"] = team
+        said.append(
+            f"NOT EXISTS (SELECT 1 FROM {_name(t.lines)} l WHERE l.team = :team AND l.part = o.part"
+            f" AND l.tenant = o.tenant AND (l.until IS NULL OR l.until > {NOW[dialect]})"
+            f" AND (l.{key} = o.{key} OR (o.{key} IS NULL AND l.seq = o.seq)))"
+        )
+    return " AND ".join(said), values
+
+
+def _choose_postgres(
+    c: Connection, t: Tables, want: Want, conditions: str, values: dict[str, Any]
+) -> Iterable[Sequence[Any]]:
+    letter = _letter("postgresql")
+    statement = text(
+        f"SELECT p.part, m.* FROM unnest(CAST(:parts AS int[]), CAST(:floors AS bigint[])) AS p (part, floor)"
+        f" CROSS JOIN LATERAL (SELECT {letter} FROM {_name(t.outbox)} o"
+        f" WHERE o.part = p.part AND o.seq >= p.floor AND {conditions} ORDER BY o.seq LIMIT :each) m LIMIT :total"
+    )
+    floors = [want.floors.get(part, 0) for part in want.parts]
+    return c.execute(
+        statement, values | {"parts": want.parts, "floors": floors, "each": want.each, "total": want.total}
+    ).all()
+
+
+def _choose_each(
+    c: Connection, t: Tables, want: Want, conditions: str, values: dict[str, Any]
+) -> Iterable[Sequence[Any]]:
+    dialect = c.dialect.name
+    waiting = set(c.execute(select(t.outbox.c.part).distinct()).scalars())
+    statement = text(
+        f"SELECT o.part, {_letter(dialect)} FROM {_name(t.outbox)} o"
+        f" WHERE o.part = :part AND o.seq >= :floor AND {conditions} ORDER BY o.seq LIMIT :each"
+    )
+    found: list[Sequence[Any]] = []
+    for part in want.parts:
+        if part in waiting and len(found) < want.total:
+            asked = {"part": part, "floor": want.floors.get(part, 0), "each": want.each}
+            found += c.execute(statement, values | asked).all()
+    return found
+
+
+def fetch(c: Connection, t: Tables, part: int, seqs: Collection[int]) -> dict[int, Row]:
+    """Rows by number: what a manifest names."""
+    if not seqs:
+        return {}
+    listed = ", ".join(str(int(seq)) for seq in sorted(seqs))
+    statement = text(
+        f"SELECT {_letter(c.dialect.name)} FROM {_name(t.outbox)} o WHERE o.part = :part AND o.seq IN ({listed})"
+    )
+    rows = [_row(row) for row in c.execute(statement, {"part": part})]
+    return {row.seq: row for row in rows}
+
+
+def remove(c: Connection, t: Tables, gone: Mapping[int, Sequence[int]]) -> None:
+    """Delivered rows go. On MariaDB one by one: a list could wait for a stranger's row that is not committed."""
+    pairs = [(part, seq) for part, seqs in gone.items() for seq in seqs]
+    if not pairs:
+        return
+    if c.dialect.name == "postgresql":
+        c.execute(
+            text(
+                f"DELETE FROM {_name(t.outbox)} o USING unnest(CAST(:parts AS int[]), CAST(:seqs AS bigint[])) AS g (part, seq)"
+                " WHERE o.part = g.part AND o.seq = g.seq"
+            ),
+            {"parts": [part for part, _ in pairs], "seqs": [seq for _, seq in pairs]},
+        )
+        return
+    outbox = t.outbox
+    statement = delete(outbox).where(outbox.c.part == bindparam("p"), outbox.c.seq == bindparam("s"))
+    c.execute(statement, [{"p": part, "s": seq} for part, seq in pairs])
+
+
+def refresh_ids(c: Connection, t: Tables, seqs: Sequence[int]) -> None:
+    """Messages that waited long: their ids stay known for a retention from now, not from when they were added."""
+    if seqs:
+        ids = t.ids
+        statement = update(ids).where(ids.c.seq == bindparam("s")).values(at=now(c.dialect.name))
+        c.execute(statement, [{"s": seq} for seq in seqs])
+
+
+# ----------------------------------------------------------------------------------------- kept batches
+def keep(c: Connection, t: Tables, team: str, part: int, lane: str, batch: int, rows: Sequence[Row]) -> None:
+    """Keep a delivered batch for a while, in case the sink turns out to have lost it."""
+    clock = now(c.dialect.name)
+    statement = insert(t.sent).values(
+        {column.name: bindparam(f"v_{column.name}", type_=column.type) for column in t.sent.c} | {"at": clock}
+    )
+    c.execute(
+        statement,
+        [
+            {
+                "v_team": team, "v_part": part, "v_lane": lane, "v_batch": batch, "v_seq": row.seq, "v_id": row.id,
+                "v_tenant": row.tenant, "v_topic": row.topic, "v_key": row.key, "v_type": row.type,
+                "v_schema": row.schema, "v_headers": msgspec.json.encode(row.headers).decode(), "v_body": row.body,
+                "v_created": row.created, "v_raw": int(row.raw),
+            }
+            for row in rows
+        ],
+    )  # fmt: skip
+
+
+def kept(c: Connection, t: Tables, team: str, part: int, lane: str, after: int) -> dict[int, list[Row]]:
+    """Kept batches of a lane beyond a number, in order."""
+    dialect = c.dialect.name
+    statement = text(
+        f"SELECT o.batch, {_letter(dialect)} FROM {_name(t.sent)} o WHERE o.team = :team AND o.part = :part"
+        " AND o.lane = :lane AND o.batch > :after ORDER BY o.batch, o.seq"
+    )
+    found: dict[int, list[Row]] = {}
+    for batch, *letter in c.execute(statement, {"team": team, "part": part, "lane": lane, "after": after}):
+        found.setdefault(batch, []).append(_row(letter))
+    return found
+
+
+def renumber(c: Connection, t: Tables, team: str, part: int, lane: str, old: int, new: int) -> None:
+    """A kept batch went out again under another number."""
+    sent = t.sent
+    where = (sent.c.team == team) & (sent.c.part == part) & (sent.c.lane == lane) & (sent.c.batch == old)
+    c.execute(update(sent).where(where).values(batch=new))
+
+
+# ------------------------------------------------------------------------------------------------ lines
+def lines(c: Connection, t: Tables, team: str, parts: Collection[int] | None = None) -> list[Line]:
+    """Keys that are held back, oldest first."""
+    table = t.lines
+    query = select(
+        table.c.part, table.c.tenant, table.c.key, table.c.topic, table.c.id, table.c.seq, table.c.attempts,
+        table.c.until, table.c.reason, table.c.since,
+    ).where(table.c.team == team)  # fmt: skip
+    if parts is not None:
+        query = query.where(table.c.part.in_(sorted(parts)))
+    rows: list[tuple[Any, ...]] = [tuple(row) for row in c.execute(query.order_by(table.c.since))]
+    return [Line(*row) for row in rows]
+
+
+def hold_back(c: Connection, t: Tables, team: str, line: Line, after: float | None) -> None:
+    """Hold a key back: for `after` seconds, or until somebody says otherwise."""
+    clock = now(c.dialect.name)
+    until: ColumnElement[Any] | None = None if after is None else clock + after
+    here = (t.lines.c.team == team) & (t.lines.c.part == line.part) & (t.lines.c.line == line.name)
+    values = {
+        "attempts": line.attempts,
+        "until": until,
+        "reason": line.reason,
+        "id": line.id,
+        "seq": line.seq,
+        "topic": line.topic,
+    }
+    if not c.execute(update(t.lines).where(here).values(values)).rowcount:
+        c.execute(
+            insert(t.lines).values(
+                team=team,
+                part=line.part,
+                line=line.name,
+                tenant=line.tenant,
+                key=line.key,
+                since=clock,
+                **values,
+            )
+        )
+
+
+def let_go(c: Connection, t: Tables, team: str, part: int, names: Collection[str]) -> None:
+    """These keys flow again."""
+    if names:
+        table = t.lines
+        c.execute(
+            delete(table).where(table.c.team == team, table.c.part == part, table.c.line.in_(sorted(names)))
+        )
+
+
+def unpark(
+    c: Connection, t: Tables, team: str, *, key: str | None, tenant: str | None, identity: str | None
+) -> int:
+    """Try parked keys again, from their first message, in order; attempts start anew."""
+    table = t.lines
+    query = update(table).where(table.c.team == team).values(until=0.0, attempts=0)
+    for column, value in ((table.c.key, key), (table.c.tenant, tenant), (table.c.id, identity)):
+        if value is not None:
+            query = query.where(column == value)
+    return c.execute(query).rowcount
+
+
+# ------------------------------------------------------------------------------------------ care, counts
+def pending(c: Connection, t: Tables) -> dict[str, int]:
+    """Messages that wait, by topic."""
+    rows = c.execute(select(t.outbox.c.topic, func.count()).group_by(t.outbox.c.topic))
+    return {row[0]: row[1] for row in rows}
+
+
+def waiting(c: Connection, t: Tables, team: str, want: Want) -> bool:
+    """Whether anything could be sent now; cheap, and never a write."""
+    conditions, values = _conditions(t, team, want, c.dialect.name)
+    listed = ", ".join(str(int(part)) for part in want.parts)
+    statement = text(f"SELECT 1 FROM {_name(t.outbox)} o WHERE o.part IN ({listed}) AND {conditions} LIMIT 1")
+    return bool(want.parts) and c.execute(statement, values).first() is not None
+
+
+def oldest(c: Connection, t: Tables) -> float:
+    """The age of the oldest message that is due, in seconds."""
+    clock, outbox = now(c.dialect.name), t.outbox
+    due = or_(outbox.c.due.is_(None), outbox.c.due <= clock)
+    age = c.execute(
+        select(clock - func.min(func.coalesce(outbox.c.due, outbox.c.created))).where(due)
+    ).scalar()
+    return float(age or 0.0)
+
+
+def clean(c: Connection, t: Tables, retention: float, sink_safety: float, limit: int = 5_000) -> int:
+    """Forget ids whose message was delivered a retention ago, and kept batches; a bounded number at a time."""
+    clock, ids, sent = now(c.dialect.name), t.ids, t.sent
+    waiting_too = (
+        select(literal_column("1")).where(t.outbox.c.part == ids.c.part, t.outbox.c.seq == ids.c.seq).exists()
+    )
+    old = select(ids.c.seq).where(ids.c.at < clock - retention, ~waiting_too).order_by(ids.c.seq).limit(limit)
+    seqs = list(c.execute(old).scalars())
+    if seqs:
+        c.execute(delete(ids).where(ids.c.seq == bindparam("s")), [{"s": seq} for seq in seqs])
+    c.execute(delete(sent).where(sent.c.at < clock - sink_safety))
+    return len(seqs)
+
+
+# ------------------------------------------------------------------------------------------------ words
+def _name(table: Any) -> str:
+    return f"{table.schema}.{table.name}" if table.schema else str(table.name)
+
+
+def _quoted(name: str, dialect: str) -> str:
+    return f"`{name}`" if dialect in {"mysql", "mariadb"} else f'"{name}"'
+
+
+def _letter(dialect: str) -> str:
+    said = _LETTER.format(key=_quoted("key", dialect), schema=_quoted("schema", dialect))
+    return ", ".join(f"o.{name}" for name in said.split(", "))
+
+
+def _row(letter: Sequence[Any]) -> Row:
+    seq, identity, tenant, topic, key, type_, schema, headers, body, created, raw = letter
+    decoded = {} if headers == "{}" else _headers.decode(headers)
+    return Row(seq, identity, tenant, topic, key, type_, schema, decoded, bytes(body), created, 0, bool(raw))

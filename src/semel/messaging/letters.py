@@ -1,0 +1,164 @@
+"""Messages that a handler could not do: attempts that survive every rollback, back-off, and dead letters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, delete, insert, select, update
+
+from semel.messaging.message import Message
+from semel.messaging.tables import Tables, now
+
+__all__ = ["DeadLetter", "attempts_of", "dead", "due", "failed", "forget", "log", "purge", "revive"]
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A message that its handler could not do, with why and how often it was tried."""
+
+    consumer: str
+    message: Message
+    attempts: int
+    reason: str
+    until: float | None
+    at: float
+
+    @property
+    def id(self) -> str:
+        return self.message.id
+
+
+class Admitted(msgspec.Struct, frozen=True):
+    """A line of the consume log."""
+
+    consumer: str
+    message: str
+    tenant: str
+    topic: str
+    at: float
+    business_key: str | None
+    result: str | None
+
+
+def _where(t: Tables, consumer: str, message: Message) -> Any:
+    d = t.dead.c
+    return (d.consumer == consumer) & (d.message == message.id) & (d.tenant == message.tenant)
+
+
+def attempts_of(c: Connection, t: Tables, consumer: str, message: Message) -> tuple[int, bool]:
+    """How often it failed, and whether it is dead."""
+    row = c.execute(select(t.dead.c.attempts, t.dead.c.until).where(_where(t, consumer, message))).first()
+    return (0, False) if row is None else (row.attempts, row.until is None)
+
+
+def failed(
+    c: Connection, t: Tables, consumer: str, message: Message, reason: str, after: float | None
+) -> int:
+    """Count a failure; the next attempt is `after` seconds from now, None means dead. Returns the count."""
+    clock = now(c.dialect.name)
+    until = None if after is None else clock + after
+    here = _where(t, consumer, message)
+    done = c.execute(
+        update(t.dead)
+        .where(here)
+        .values(attempts=t.dead.c.attempts + 1, reason=reason[:4000], until=until, at=clock)
+    )
+    if not done.rowcount:
+        c.execute(
+            insert(t.dead).values(
+                consumer=consumer,
+                message=message.id,
+                tenant=message.tenant,
+                topic=message.topic,
+                key=message.key,
+                type=message.type,
+                schema=message.schema,
+                headers=json.dumps(dict(message.headers)),
+                body=message.data,
+                raw=int(message.raw),
+                attempts=1,
+                reason=reason[:4000],
+                until=until,
+                at=clock,
+            )
+        )
+    return int(c.execute(select(t.dead.c.attempts).where(here)).scalar_one())
+
+
+def forget(c: Connection, t: Tables, consumer: str, message: Message) -> None:
+    """It was done after all."""
+    c.execute(delete(t.dead).where(_where(t, consumer, message)))
+
+
+def dead(c: Connection, t: Tables, consumer: str, limit: int = 1000) -> list[DeadLetter]:
+    """Dead letters, oldest first."""
+    query = select(t.dead).where(t.dead.c.consumer == consumer, t.dead.c.until.is_(None))
+    return [_letter(row) for row in c.execute(query.order_by(t.dead.c.at).limit(limit))]
+
+
+def due(c: Connection, t: Tables, consumer: str, limit: int = 100) -> list[DeadLetter]:
+    """Messages whose next attempt is due."""
+    clock = now(c.dialect.name)
+    query = select(t.dead).where(t.dead.c.consumer == consumer, t.dead.c.until <= clock)
+    return [_letter(row) for row in c.execute(query.order_by(t.dead.c.until).limit(limit))]
+
+
+def revive(c: Connection, t: Tables, consumer: str, ids: Sequence[str] | None) -> int:
+    """Dead letters are tried again; attempts start anew."""
+    query = update(t.dead).where(t.dead.c.consumer == consumer, t.dead.c.until.is_(None))
+    if ids is not None:
+        query = query.where(t.dead.c.message.in_(list(ids)))
+    return c.execute(query.values(until=now(c.dialect.name), attempts=0)).rowcount
+
+
+def remove(c: Connection, t: Tables, consumer: str, ids: Sequence[str] | None) -> int:
+    """Dead letters go for good."""
+    query = delete(t.dead).where(t.dead.c.consumer == consumer, t.dead.c.until.is_(None))
+    if ids is not None:
+        query = query.where(t.dead.c.message.in_(list(ids)))
+    return c.execute(query).rowcount
+
+
+def log(
+    c: Connection, t: Tables, consumer: str, *, message: str | None, business_key: str | None, limit: int
+) -> list[Admitted]:
+    """Lines of the consume log, newest first."""
+    i = t.inbox.c
+    query = select(i.consumer, i.message, i.tenant, i.topic, i.at, i.business_key, i.result).where(
+        i.consumer == consumer
+    )
+    if message is not None:
+        query = query.where(i.message == message)
+    if business_key is not None:
+        query = query.where(i.business_key == business_key)
+    return [Admitted(*row) for row in c.execute(query.order_by(i.at.desc()).limit(limit))]
+
+
+def purge(c: Connection, t: Tables, consumer: str, retention: float, limit: int) -> int:
+    """Forget admissions that are older than the retention, a bounded number."""
+    i, clock = t.inbox.c, now(c.dialect.name)
+    old = select(i.message, i.tenant).where(i.consumer == consumer, i.at < clock - retention).limit(limit)
+    rows = c.execute(old).all()
+    for row in rows:
+        c.execute(
+            delete(t.inbox).where(i.consumer == consumer, i.message == row.message, i.tenant == row.tenant)
+        )
+    return len(rows)
+
+
+def _letter(row: Any) -> DeadLetter:
+    body = bytes(row.body)
+    message = Message(
+        topic=row.topic,
+        body=body if row.raw else msgspec.json.decode(body),
+        key=row.key,
+        id=row.message,
+        type=row.type,
+        schema=row.schema,
+        headers=json.loads(row.headers),
+        tenant=row.tenant,
+        delivery=row.attempts + 1,
+    )
+    return DeadLetter(row.consumer, message, row.attempts, row.reason, row.until, row.at)

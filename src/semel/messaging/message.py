@@ -1,0 +1,178 @@
+"""A message: what is said (topic, body), in which order (key), under which identity (id), with which envelope.
+
+Its identity is (tenant, id); its content is topic, type, schema and body. The same identity with the same content is one
+message however often it is added; with another content it is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final, cast
+from uuid import UUID
+
+import msgspec
+
+from semel.errors import CodecError, ConfigurationError, InvalidKey
+from semel.ids import mint
+
+__all__ = ["PARTS", "Message", "content_hash", "part_of"]
+
+PARTS: Final = 64
+_TEXT_LIMIT: Final = 255
+_ENCODER: Final = msgspec.json.Encoder(decimal_format="string")
+# Fields of the envelope that travel as headers, so that every broker and every consumer in another language sees them.
+_HEADERS: Final = {
+    "correlation": "correlation-id",
+    "causation": "causation-id",
+    "aggregate": "aggregate",
+    "version": "schema-version",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. `key` orders: messages of one key are delivered in the order of their commits.
+
+    `body` is anything JSON can say (a dict, a dataclass, a msgspec struct, a pydantic model), or bytes, which stay as they
+    are. `id` is a UUIDv7 unless given. `due` delays: an aware datetime, a timedelta, or seconds from the commit.
+    """
+
+    topic: str
+    body: Any
+    key: str | None = None
+    id: str = cast("str", None)  # None asks for a new one, a UUID is spelled out; afterwards it is a str
+    type: str | None = None
+    schema: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    due: datetime | timedelta | float | None = None
+    _: KW_ONLY
+    tenant: str = "default"
+    correlation: str | None = None
+    causation: str | None = None
+    aggregate: str | None = None
+    version: int | None = None
+    # How often it was handed out before, where a broker tells; 1 is the first time.
+    delivery: int = 1
+
+    def __post_init__(self) -> None:
+        given = cast("str | UUID | None", self.id)
+        object.__setattr__(self, "id", new_id() if given is None else str(given))
+        for name in ("topic", "id", "tenant"):
+            _check(name, getattr(self, name))
+        for name in ("key", "type", "schema", *_HEADERS):
+            value = getattr(self, name)
+            if value is not None and name != "version":
+                _check(name, value)
+        if isinstance(self.due, datetime) and self.due.tzinfo is None:
+            raise ConfigurationError(
+                "due must be an aware datetime, such as datetime.now(UTC): a naive one could mean any zone"
+            )
+        object.__setattr__(self, "headers", self._headers())
+
+    def _headers(self) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        given: dict[Any, Any] = dict(self.headers)
+        for name, value in given.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise ConfigurationError(
+                    f"headers are strings: {name!r} is {type(value).__name__}; turn it into a str"
+                )
+            headers[name] = value
+        for name, header in _HEADERS.items():
+            value = getattr(self, name)
+            if value is not None:
+                headers.setdefault(header, str(value))
+        return headers
+
+    @property
+    def raw(self) -> bool:
+        """Whether the body is bytes, to be passed on as they are."""
+        return isinstance(self.body, bytes | bytearray | memoryview)
+
+    @property
+    def data(self) -> bytes:
+        """The body as it travels: bytes as they are, everything else as JSON."""
+        if self.raw:
+            return bytes(self.body)
+        try:
+            return _ENCODER.encode(_plain(self.body))
+        except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+            raise CodecError(
+                f"the body of message {self.id} ({self.topic}) cannot be written as JSON: {error}; "
+                "give a dict, a dataclass, a model, or bytes"
+            ) from error
+
+    def cloudevent(self, source: str = "semel") -> dict[str, Any]:
+        """The message as attributes of CloudEvents 1.0, `data` included (bytes as `data_base64` is the binding's matter)."""
+        event: dict[str, Any] = {
+            "specversion": "1.0",
+            "id": self.id,
+            "source": source,
+            "type": self.type or self.topic,
+            "datacontenttype": "application/octet-stream" if self.raw else "application/json",
+            "data": self.body if self.raw else msgspec.json.decode(self.data),
+        }
+        optional = {
+            "subject": self.aggregate or self.key,
+            "dataschema": self.schema,
+            "partitionkey": self.key,
+            "correlationid": self.headers.get("correlation-id"),
+            "causationid": self.headers.get("causation-id"),
+            "traceparent": self.headers.get("traceparent"),
+            "tracestate": self.headers.get("tracestate"),
+        }
+        return event | {name: value for name, value in optional.items() if value is not None}
+
+    @classmethod
+    def from_cloudevent(cls, event: Mapping[str, Any], *, topic: str | None = None) -> Message:
+        """The message of a CloudEvent; `topic` is its type unless given."""
+        headers = {n: str(event[n]) for n in ("traceparent", "tracestate") if event.get(n) is not None}
+        return cls(
+            topic=topic or event["type"],
+            body=event.get("data"),
+            key=event.get("partitionkey") or event.get("subject"),
+            id=event["id"],
+            type=event["type"],
+            schema=event.get("dataschema"),
+            headers=headers,
+            correlation=event.get("correlationid"),
+            causation=event.get("causationid"),
+        )
+
+
+def content_hash(topic: str, type_: str | None, schema: str | None, data: bytes) -> bytes:
+    """What a conflict compares: topic, type, schema and body, each with its length in front."""
+    digest = hashlib.sha256()
+    for part in (topic.encode(), (type_ or "").encode(), (schema or "").encode(), data):
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.digest()
+
+
+def part_of(tenant: str, key: str | None, identity: str, parts: int = PARTS) -> int:
+    """Messages of one tenant and key share a part and so an order; without a key each goes where its id says."""
+    text = f"k{len(tenant)}:{tenant}{key}" if key is not None else f"i{len(tenant)}:{tenant}{identity}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % parts
+
+
+def new_id() -> str:
+    """A UUIDv7: sorts by time, so that the table of known ids grows at its end."""
+    return str(mint("msg", time.time_ns() // 1_000_000, os.urandom(10)).uuid)
+
+
+def _plain(body: Any) -> Any:
+    dump = getattr(body, "model_dump", None)  # pydantic
+    return dump(mode="json") if callable(dump) else body
+
+
+def _check(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value or len(value) > _TEXT_LIMIT or not value.isprintable():
+        shown = value if not isinstance(value, str) or len(value) < 60 else value[:57] + "…"
+        raise InvalidKey(
+            f"{name} of a message must be 1 to {_TEXT_LIMIT} printable characters, not {shown!r}"
+        )

@@ -1,0 +1,230 @@
+"""One part in the hands of a relay: which rows go out under which number, and what comes of it. No I/O in here."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from semel.messaging.ledger import Lane, Line, State, line_of
+from semel.messaging.routes import Router, Target
+from semel.messaging.sink import Rejected, Row
+
+__all__ = ["Outcome", "Part", "Shipment"]
+
+_LOOK_BACK = 30.0
+_SWEEP = 60.0
+_CONDITION = 30.0  # a condition that raises is tried again after so long
+
+
+@dataclass(slots=True)
+class Shipment:
+    """A batch of one lane that is under way."""
+
+    part: int
+    epoch: int
+    lane: str
+    no: int
+    rows: list[Row]
+    target: Target | None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the next transaction has to write for a part."""
+
+    gone: list[Row] = field(default_factory=list)
+    kept: list[tuple[str, int, list[Row]]] = field(default_factory=list)
+    held: list[tuple[Line, float | None]] = field(default_factory=list)
+    free: set[str] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        return bool(self.gone or self.kept or self.held or self.free)
+
+
+class Part:
+    """A part that this relay owns."""
+
+    def __init__(self, number: int, epoch: int, state: State) -> None:
+        self.number = number
+        self.epoch = epoch
+        self.state = state
+        self.rows: dict[int, Row] = {}
+        self.lines: dict[str, Line] = {}
+        self.outcome = Outcome()
+        self.dirty = False
+        self.leaving = False
+        # Lanes whose batch may have been sent already, by us or by whom we took the part from.
+        self._tried = {name for name, lane in state.lanes.items() if lane.open}
+        self._seen: deque[tuple[float, int]] = deque()
+        self._swept = float("-inf")
+
+    # ------------------------------------------------------------------------------------- choosing rows
+    @property
+    def open(self) -> list[int]:
+        """Rows that are under way and must not be chosen again."""
+        return sorted({seq for lane in self.state.lanes.values() for seq in lane.open})
+
+    def floor(self, clock: float) -> int:
+        """Where to begin looking: below it were only rows that are gone. Now and then everything is looked at, because a
+        transaction that took long may commit a row with a low number."""
+        if clock - self._swept >= _SWEEP:
+            self._swept = clock
+            return 0
+        while self._seen and clock - self._seen[0][0] > _LOOK_BACK:
+            self._seen.popleft()
+        return min((seq for _, seq in self._seen), default=0)
+
+    def accept(self, rows: Sequence[Row], router: Router, clock: float) -> set[str]:
+        """Put chosen rows into the next batches. Returns topics that no route knows; their rows are left alone."""
+        unknown: set[str] = set()
+        if rows:
+            self._seen.append((clock, rows[0].seq))
+        frozen = {name for name, lane in self.state.lanes.items() if lane.open}
+        behind: set[str] = set()  # lines of which a row stays: what comes after it stays too
+        for row in rows:
+            try:
+                targets = router.of(row)
+            except Exception as error:  # noqa: BLE001 - the user's condition
+                self.outcome.held.append(
+                    (self._failed(row, f"a route's condition failed: {error!r}"), _CONDITION)
+                )
+                continue
+            if targets is None:
+                unknown.add(row.topic)
+                continue
+            owed = self.state.owed.get(row.seq)
+            lanes = owed if owed is not None else [target.lane(row) for target in targets]
+            line = line_of(row.tenant, row.key, row.seq) if frozen else ""
+            if frozen and (line in behind or frozen.intersection(lanes)):
+                behind.add(line)  # a batch that has a number never changes
+                continue
+            self._assign(row, lanes)
+        return unknown
+
+    def _assign(self, row: Row, lanes: Sequence[str]) -> None:
+        self.state.owed.pop(row.seq, None)
+        self.dirty = True
+        if not lanes:  # its conditions let it go nowhere
+            self.outcome.gone.append(row)
+            return
+        self.rows[row.seq] = row
+        for name in lanes:
+            lane = self.state.lanes.setdefault(name, Lane())
+            if not lane.open:
+                lane.no += 1
+            lane.open.append(row.seq)
+
+    # ------------------------------------------------------------------------------------------ shipping
+    def shipments(self, router: Router) -> list[Shipment]:
+        """The batches that are under way, as they stand in the database."""
+        found = []
+        for name, lane in self.state.lanes.items():
+            rows = [self._sent(seq) for seq in lane.open if seq in self.rows]
+            if rows:
+                found.append(Shipment(self.number, self.epoch, name, lane.no, rows, router.by_lane(name)))
+        return found
+
+    def try_lane(self, name: str) -> bool:
+        """About to send the lane's batch: whether nobody can have sent it before."""
+        fresh = name not in self._tried
+        self._tried.add(name)
+        return fresh
+
+    def _sent(self, seq: int) -> Row:
+        row = self.rows[seq]
+        line = self.lines.get(line_of(row.tenant, row.key, row.seq))
+        if line is None or line.seq != seq or line.attempts == row.attempts:
+            return row
+        return msgspec.structs.replace(row, attempts=line.attempts)
+
+    def delivered(self, shipment: Shipment, *, keep: bool) -> None:
+        """The sink has the batch."""
+        lane = self._close(shipment)
+        if keep:
+            self.outcome.kept.append((shipment.lane, lane.no, shipment.rows))
+        lane.resend = []
+        for row in shipment.rows:
+            self._freed(row)
+        self._sweep(shipment.rows)
+
+    def rejected(
+        self, shipment: Shipment, error: Rejected, *, attempts: int, backoff: tuple[float, float], keeps: bool
+    ) -> list[Line]:
+        """The sink will not have some rows: their keys are held back. Returns those that are parked now."""
+        lane = self._close(shipment)
+        if keeps:  # nothing of the batch was written: its number is still free
+            lane.no -= 1
+        parked = []
+        for row in shipment.rows:
+            if row.id in error.delivered:
+                self._freed(row)
+                continue
+            self.state.owed.setdefault(row.seq, []).append(shipment.lane)
+            if row.id in error.reasons:
+                line = self._failed(row, error.reasons[row.id])
+                final = row.id in error.final or line.attempts >= attempts
+                self.outcome.held.append((line, None if final else _after(line.attempts, backoff)))
+                if final:
+                    parked.append(line)
+        self._sweep(shipment.rows)
+        return parked
+
+    def _freed(self, row: Row) -> None:
+        name = line_of(row.tenant, row.key, row.seq)
+        line = self.lines.get(name)
+        if line is not None and line.seq == row.seq and row.seq not in self.state.owed:
+            del self.lines[name]
+            self.outcome.free.add(name)
+
+    def _failed(self, row: Row, reason: str) -> Line:
+        name = line_of(row.tenant, row.key, row.seq)
+        known = self.lines.get(name)
+        before = known.attempts if known is not None and known.seq == row.seq else 0
+        line = Line(
+            self.number, row.tenant, row.key, row.topic, row.id, row.seq, before + 1, 0.0, reason[:2000]
+        )
+        self.lines[name] = line
+        self.outcome.free.discard(name)
+        return line
+
+    def _close(self, shipment: Shipment) -> Lane:
+        lane = self.state.lanes[shipment.lane]
+        lane.open = []
+        self._tried.discard(shipment.lane)
+        self.dirty = True
+        return lane
+
+    def _sweep(self, rows: Sequence[Row]) -> None:
+        """Rows that no lane has under way any more: gone if nothing is owed, back into the outbox otherwise."""
+        still = {seq for lane in self.state.lanes.values() for seq in lane.open}
+        for row in rows:
+            if row.seq in still:
+                continue
+            known = self.rows.pop(row.seq, None)
+            if known is not None and row.seq not in self.state.owed:
+                self.outcome.gone.append(known)
+
+    def lost_tail(self, lane: str, found: int, kept: int) -> None:
+        """The sink holds less than it had confirmed: go on from what it holds, with the kept batches first."""
+        known = self.state.lanes[lane]
+        known.resend = list(range(found + 1, found + 1 + kept))
+        known.no = found + 1 + kept
+
+    def ahead(self, lane: str, found: int) -> None:
+        """The sink holds a higher number than was ever given here: the database was set back. Go on beyond it."""
+        self.state.lanes[lane].no = found + 1
+
+    def taken(self) -> Outcome:
+        """What is to be written; the slate is clean afterwards."""
+        outcome, self.outcome = self.outcome, Outcome()
+        return outcome
+
+
+def _after(attempt: int, backoff: tuple[float, float]) -> float:
+    """Twice as long each time, with jitter, so that keys that failed together do not come back together."""
+    first, most = backoff
+    return float(min(most, first * 2 ** min(attempt - 1, 40)) * random.uniform(0.5, 1.0))  # noqa: S311 - a delay

@@ -1,0 +1,367 @@
+"""The relay: carries messages from the outbox to their sinks, each once where the sink allows it, in order per key.
+
+    hold parts ──▶ delete what was delivered, choose rows, write the manifest ──▶ commit ──▶ publish ──▶ again
+                    └ one transaction, under the part's epoch ┘                     └ under the batch's number and epoch
+
+A relay that dies leaves a manifest; its heir sends it again under the same number, and the sink knows whether it has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, Self
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from semel.errors import ConfigurationError, StoreUnavailable
+from semel.messaging import ledger
+from semel.messaging.carrier import Carrier, Limits, Report
+from semel.messaging.events import Alarm, RelayEvent, log_event, teller
+from semel.messaging.ledger import Line
+from semel.messaging.outbox import Outbox
+from semel.messaging.parts import Part
+from semel.messaging.routes import Router
+
+__all__ = ["Relay", "Report"]
+
+_POLL: Final = (0.005, 0.25)
+_CLEANING: Final = 10.0
+_TRIES: Final = 3  # of a sink that is away, before drain() gives it up
+_SHORTEST: Final = 0.05
+
+
+class Relay:
+    """`Relay(outbox, {"orders": "redis://…?stream=orders"})`, then `await relay.run()` or `await relay.drain()`.
+
+    Routes map topic patterns to a sink, a sink's URL, a function, a Route, or a list of them. Any number of relays share the
+    parts of an outbox: each part has one owner at a time, for as long as it says so within `lease` seconds. `batch` is how
+    many rows travel in one publish, `max_attempts` after how many rejections a message parks its key, `backoff` the first and
+    longest delay between them. `sink_safety` keeps delivered batches for so many seconds, to send them again if a sink turns
+    out to have lost them. `topics` and `tenants` limit the relay; `name` sets teams apart that share an outbox.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        routes: Mapping[str, Any],
+        *,
+        lease: float = 10,
+        batch: int = 500,
+        max_attempts: int = 10,
+        backoff: tuple[float, float] = (1, 300),
+        sink_safety: float = 0,
+        topics: Collection[str] = (),
+        tenants: Collection[str] = (),
+        name: str | None = None,
+        loops: int = 2,
+        poll: tuple[float, float] = _POLL,
+        hooks: Collection[Callable[[RelayEvent], None]] = (log_event,),
+    ) -> None:
+        _check(lease=lease, batch=batch, max_attempts=max_attempts, loops=loops)
+        for option, (least, most) in (("backoff", backoff), ("poll", poll)):
+            if not 0 < least <= most:
+                raise ConfigurationError(f"{option} is (first, longest) in seconds, not {(least, most)}")
+        self.outbox = outbox
+        self.lease = float(lease)
+        self.id = secrets.token_hex(8)
+        self.team = name or _team(topics, tenants)
+        self._poll = poll
+        self._loops = loops
+        self._emit = teller(tuple(hooks))
+        limits = Limits(batch, max_attempts, backoff, float(sink_safety), tuple(topics), tuple(tenants))
+        self.router = Router(routes)
+        self._carrier = Carrier(outbox, self.router, self.team, limits, self._emit)
+        self._wake = asyncio.Event()
+        self._about = f"{socket.gethostname()}:{os.getpid()}"
+        self._bound = False
+
+    @property
+    def report(self) -> Report:
+        """Counts since the relay was made, or since `drain` began."""
+        return self._carrier.report
+
+    @property
+    def horizon(self) -> float:
+        """How long after its first attempt a message may still be sent by itself, in seconds."""
+        limits = self._carrier.limits
+        first, most = limits.backoff
+        delays = sum(min(most, first * 2 ** min(n, 40)) for n in range(limits.max_attempts - 1))
+        return float(delays + limits.sink_safety + self.lease)
+
+    @property
+    def parts(self) -> list[int]:
+        """The parts that this relay owns now."""
+        return sorted(self._carrier.parts)
+
+    # ---------------------------------------------------------------------------------------------- run
+    async def run(self) -> None:
+        """Carry until cancelled. Then what is under way is finished, and the parts are given back."""
+        loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        waker = self.outbox.on_wake(lambda: loop.call_soon_threadsafe(self._wake.set))
+        stopping = asyncio.Event()
+        workers: list[asyncio.Task[None]] = []
+        try:
+            await self._start()
+            workers = [loop.create_task(self._work(number, stopping)) for number in range(self._loops)]
+            others = [loop.create_task(self._heartbeats()), loop.create_task(self._cleaning())]
+            try:
+                await asyncio.gather(*workers, *others)
+            finally:
+                for task in others:
+                    task.cancel()
+                await asyncio.gather(*others, return_exceptions=True)
+        finally:
+            del waker
+            stopping.set()
+            self._wake.set()
+            await asyncio.shield(self._finish(workers))
+
+    async def _finish(self, workers: list[asyncio.Task[None]]) -> None:
+        """A round that is under way ends by itself; then the parts go back."""
+        if workers:
+            await asyncio.wait(workers, timeout=self.lease)
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+        await self._stop()
+
+    async def drain(self) -> Report:
+        """Send what is due and return what was done. Parts of a relay that died are waited for, at most its lease.
+
+        A sink that is away is tried a few times and then left; keys that back off are not waited for.
+        """
+        self._carrier.report = Report()
+        self._carrier.unknown.clear()
+        try:
+            await self._start()
+            await self._drain()
+        finally:
+            await asyncio.shield(self._stop())
+        report = self._carrier.report
+        report.pending = await self.outbox.database.read(ledger.pending, self.outbox.database.tables)
+        report.parked = len(await self.parked())
+        report.unroutable = tuple(sorted(self._carrier.unknown))
+        report.unavailable = tuple(sorted(self._carrier.pauses))
+        return report
+
+    async def _drain(self) -> None:
+        beat = asyncio.get_running_loop().create_task(self._heartbeats())
+        try:
+            patience = await self._until_others_end()
+            while True:
+                await asyncio.gather(*(self._empty(number) for number in range(self._loops)))
+                left = patience - time.monotonic()
+                if left <= 0 or not await self._others_have_something():
+                    return
+                await asyncio.sleep(min(left + 0.01, 0.05))
+                await self._rebalance()
+        finally:
+            beat.cancel()
+            await asyncio.gather(beat, return_exceptions=True)
+
+    async def _empty(self, number: int) -> None:
+        """Rounds until nothing moves, and no sink that is away is worth another try."""
+        carrier = self._carrier
+        while True:
+            if await carrier.round(self._mine(number)):
+                continue
+            waiting = [pause for pause in carrier.pauses.values() if pause.times < _TRIES]
+            if not waiting or not carrier.parts:
+                return
+            await asyncio.sleep(max(0.01, min(pause.until for pause in waiting) - time.monotonic()))
+
+    async def _until_others_end(self) -> float:
+        """When the leases end that other relays hold now: those that are dead do not renew them."""
+        living = await self._run(ledger.alive)
+        return time.monotonic() + max(
+            (left for name, (left, _) in living.items() if name != self.id), default=0.0
+        )
+
+    async def _others_have_something(self) -> bool:
+        others = [part for part in range(self.outbox.parts) if part not in self._carrier.parts]
+        database = self.outbox.database
+        return await database.read(ledger.waiting, database.tables, self.team, self._carrier.want(others))
+
+    # ---------------------------------------------------------------------------------- start and stop
+    async def _start(self) -> None:
+        await self._join()
+        if not self._bound:
+            for target in self.router.targets:
+                bind = getattr(target.sink, "bind", None)
+                if bind is not None:
+                    bind(f"{self.outbox.database.identity[:16]}:{self.team}:{target.way}")
+            self._bound = True
+        await self._rebalance()
+
+    async def _join(self) -> None:
+        database = self.outbox.database
+        await database.run(
+            ledger.join, database.tables, self.team, self.id, self.lease, self._about, self.outbox.parts
+        )
+
+    async def _stop(self) -> None:
+        carrier = self._carrier
+        parts = [part for part in carrier.parts.values() if part.outcome or part.dirty]
+        try:
+            if parts:
+                await self.outbox.database.run(carrier.settle, parts)
+            await self._run(ledger.leave, self.id)
+        except (
+            StoreUnavailable,
+            DBAPIError,
+        ) as error:  # the lease ends by itself, and the manifest is written
+            self._emit(Alarm("database", f"the parts could not be given back: {error}"))
+        carrier.parts.clear()
+
+    async def _run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        database = self.outbox.database
+        return await database.run(fn, database.tables, self.team, *args)
+
+    async def aclose(self) -> None:
+        """Close the sinks that were opened here."""
+        await self.router.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    # ------------------------------------------------------------------------------------- who owns what
+    async def _heartbeats(self) -> None:
+        while True:
+            await asyncio.sleep(self.lease / 3)
+            try:
+                await self._join()
+                await self._rebalance()
+            except (StoreUnavailable, DBAPIError) as error:
+                self._emit(Alarm("database", str(error)))
+
+    async def _rebalance(self) -> None:
+        """Take free parts that are ours by the draw; give back those that are another living relay's."""
+        living = await self._run(ledger.alive)
+        names = sorted({*living, self.id})
+        free = []
+        for member in await self._run(ledger.members):
+            if member.part >= self.outbox.parts:
+                continue
+            mine = _draw(member.part, names) == self.id
+            held = self._carrier.parts.get(member.part)
+            if member.owner == self.id and held is not None:
+                held.leaving = not mine
+            elif mine and (member.owner in {None, self.id} or member.owner not in living):
+                free.append(member)
+        if free:
+            for part in await self.outbox.database.run(self._take, free):
+                self._carrier.parts[part.number] = part
+
+    def _take(self, connection: Connection, free: list[ledger.Member]) -> list[Part]:
+        """Own the parts from now on, with what their last owner left under way."""
+        tables = self.outbox.database.tables
+        taken = {}
+        for member, state in ledger.take(connection, tables, self.team, self.id, free):
+            part = taken[member.part] = Part(member.part, member.epoch + 1, state)
+            if part.open:
+                part.rows = ledger.fetch(connection, tables, part.number, part.open)
+        for line in ledger.lines(connection, tables, self.team, list(taken)):
+            taken[line.part].lines[line.name] = line
+        return list(taken.values())
+
+    # ------------------------------------------------------------------------------------------ working
+    def _mine(self, number: int) -> list[Part]:
+        return [part for part in self._carrier.parts.values() if part.number % self._loops == number]
+
+    async def _work(self, number: int, stopping: asyncio.Event) -> None:
+        idle = self._poll[0]
+        while not stopping.is_set():
+            try:
+                await self._hand_over(number)
+                moved = await self._carrier.round(self._mine(number))
+            except (StoreUnavailable, DBAPIError) as error:
+                self._emit(Alarm("database", str(error)))
+                moved, idle = False, self._poll[1]
+            if moved:
+                idle = self._poll[0]
+                continue
+            self._wake.clear()
+            try:
+                await asyncio.wait_for(self._wake.wait(), idle)
+                idle = self._poll[0]
+            except TimeoutError:
+                idle = min(self._poll[1], idle * 1.5)
+
+    async def _hand_over(self, number: int) -> None:
+        leaving = [part for part in self._mine(number) if part.leaving]
+        if leaving:
+            await self.outbox.database.run(self._give_back, leaving)
+
+    def _give_back(self, connection: Connection, leaving: list[Part]) -> None:
+        for part in self._carrier.settle(connection, leaving):
+            ledger.release(connection, self.outbox.database.tables, self.team, part.number, part.epoch)
+            self._carrier.drop(part)
+
+    async def _cleaning(self) -> None:
+        """Ids that were delivered a retention ago, and kept batches: a bounded number at a time."""
+        database = self.outbox.database
+        safety = self._carrier.limits.sink_safety
+        while True:
+            with contextlib.suppress(StoreUnavailable, DBAPIError):  # the next one does it
+                await database.run(ledger.clean, database.tables, self.outbox.retention, safety)
+            await asyncio.sleep(_CLEANING)
+
+    # ------------------------------------------------------------------------------------ for operators
+    async def parked(self) -> list[Line]:
+        """Keys that are parked, with the message at their head and the reason, oldest first."""
+        return [line for line in await self._run(ledger.lines) if line.until is None]
+
+    async def backing_off(self) -> list[Line]:
+        """Keys that wait for their next attempt."""
+        return [line for line in await self._run(ledger.lines) if line.until is not None]
+
+    async def replay(
+        self,
+        *,
+        key: str | None = None,
+        tenant: str | None = None,
+        id: str | None = None,  # noqa: A002
+    ) -> int:
+        """Try parked keys again from their first message, in order: all, or those of a key, tenant or message id."""
+        count = await self.outbox.database.run(
+            ledger.unpark, self.outbox.database.tables, self.team, key=key, tenant=tenant, identity=id
+        )
+        self._wake.set()
+        return int(count)
+
+
+def _draw(part: int, names: list[str]) -> str:
+    """Rendezvous: every relay draws the same winner, and one that joins or leaves moves only its own share."""
+    return max(names, key=lambda name: hashlib.blake2b(f"{part}/{name}".encode(), digest_size=8).digest())
+
+
+def _team(topics: Collection[str], tenants: Collection[str]) -> str:
+    """Relays that look at different messages must not share a part's state."""
+    if not topics and not tenants:
+        return "relay"
+    said = "\0".join(["t", *sorted(topics), "n", *sorted(tenants)])
+    return f"relay-{hashlib.blake2b(said.encode(), digest_size=6).hexdigest()}"
+
+
+def _check(*, lease: float, batch: int, max_attempts: int, loops: int) -> None:
+    if lease < _SHORTEST:
+        raise ConfigurationError(f"lease must be at least {_SHORTEST} seconds, not {lease}")
+    for name, value, most in (
+        ("batch", batch, 5000),
+        ("max_attempts", max_attempts, 10_000),
+        ("loops", loops, 16),
+    ):
+        if not 1 <= value <= most:
+            raise ConfigurationError(f"{name} must be 1 to {most}, not {value}")

@@ -1,0 +1,142 @@
+"""Which message goes where: topic patterns to sinks, with conditions, transforms and samples."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any, cast
+
+import msgspec
+
+from semel.errors import ConfigurationError
+from semel.messaging.sink import Row, Sink
+from semel.messaging.sinks import open_sink
+
+__all__ = ["Route", "Router", "Target"]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One way out: a sink (or its URL), and which messages take it.
+
+    `when(row)` says whether, `transform(row)` gives the row that is sent instead (its id stays), `sample` lets a share of the
+    keys through, always the same ones. `name` is remembered in the database while a batch is under way: keep it.
+    """
+
+    sink: Sink | str | Callable[..., Any]
+    name: str = ""
+    when: Callable[[Row], bool] | None = None
+    transform: Callable[[Row], Row] | None = None
+    sample: float = 1.0
+
+    def takes(self, row: Row) -> bool:
+        """Whether this message takes this way."""
+        if self.sample < 1.0 and _share(row) >= self.sample:
+            return False
+        return self.when is None or bool(self.when(row))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A route with its sink opened."""
+
+    name: str
+    pattern: str
+    route: Route
+    sink: Sink
+    owned: bool
+    way: str  # routes that lead to the same sink share their numbers: it may have one frontier for them all
+
+    def lane(self, row: Row) -> str:
+        """Rows of one lane share a frontier at the sink."""
+        split = getattr(self.sink, "lane", None)
+        inner = split(row) if split is not None else ""
+        return f"{self.way}/{inner}" if inner else self.way
+
+    def shaped(self, row: Row) -> Row:
+        """The row as it is sent."""
+        if self.route.transform is None:
+            return row
+        sent = self.route.transform(row)
+        return sent if sent.id == row.id else msgspec.structs.replace(sent, id=row.id)
+
+
+class Router:
+    """All routes of a relay. A topic may match several patterns: the message goes to each."""
+
+    def __init__(self, routes: Mapping[str, Any]) -> None:
+        if not routes:
+            raise ConfigurationError(
+                'a relay needs routes, such as {"orders": "redis://localhost/0?stream=orders"}'
+            )
+        self.targets: list[Target] = []
+        for pattern, given in routes.items():
+            many = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+            for number, one in enumerate(many):
+                target = _target(pattern, one, number if len(many) > 1 else None)
+                first = next((t for t in self.targets if t.sink is target.sink), None)
+                self.targets.append(target if first is None else replace(target, way=first.way))
+        names = [target.name for target in self.targets]
+        if len(set(names)) < len(names):
+            raise ConfigurationError(f"two routes have the same name: {sorted(names)}; give each its own")
+
+    def of(self, row: Row) -> list[Target] | None:
+        """Where the row goes; None if no pattern knows its topic (an empty list: conditions let it go nowhere)."""
+        matching = [target for target in self.targets if fnmatchcase(row.topic, target.pattern)]
+        if not matching:
+            return None
+        return [target for target in matching if target.route.takes(row)]
+
+    def ways(self, topic: str) -> set[str]:
+        """The ways that messages of a topic may go."""
+        return {target.way for target in self.targets if fnmatchcase(topic, target.pattern)}
+
+    def shaped(self, way: str, row: Row) -> Row:
+        """The row as it is sent that way."""
+        for target in self.targets:
+            if target.way == way and fnmatchcase(row.topic, target.pattern) and target.route.takes(row):
+                return target.shaped(row)
+        return row
+
+    def by_lane(self, lane: str) -> Target | None:
+        """The target of a lane that was named by an earlier run."""
+        return next((t for t in self.targets if lane == t.way or lane.startswith(t.way + "/")), None)
+
+    async def aclose(self) -> None:
+        """Close the sinks that were opened here."""
+        for target in self.targets:
+            close = getattr(target.sink, "aclose", None)
+            if target.owned and close is not None:
+                await close()
+
+
+def _target(pattern: str, given: Any, number: int | None) -> Target:
+    route = given if isinstance(given, Route) else Route(given)
+    if not 0 < route.sample <= 1:
+        raise ConfigurationError(f"sample must be above 0 and at most 1, not {route.sample}")
+    name = route.name or (pattern if number is None else f"{pattern}#{number}")
+    sink = route.sink
+    if isinstance(sink, str):
+        return Target(name, pattern, route, open_sink(sink), owned=True, way=name)
+    if hasattr(sink, "publish"):
+        if getattr(sink, "guarantee", None) not in {"exact", "window", "at-least-once"}:
+            raise ConfigurationError(
+                f"the sink for {pattern!r} must declare guarantee = 'exact', 'window' or 'at-least-once'"
+            )
+        return Target(name, pattern, route, cast("Sink", sink), owned=False, way=name)
+    if callable(sink):
+        from semel.messaging.sinks.handler import HandlerSink
+
+        return Target(name, pattern, route, HandlerSink(sink), owned=True, way=name)
+    raise ConfigurationError(
+        f"the route for {pattern!r} must be a sink URL, a sink (with publish), a Route or a function, not "
+        f"{type(sink).__name__}"
+    )
+
+
+def _share(row: Row) -> float:
+    """Where a message's key stands between 0 and 1: messages of one key are kept or left together."""
+    text = f"{row.tenant}\0{row.key if row.key is not None else row.id}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big") / (1 << 56)

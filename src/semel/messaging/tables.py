@@ -1,0 +1,260 @@
+"""The tables of messaging, for PostgreSQL, MariaDB/MySQL and SQLite alike. Times are Unix seconds of the server's clock."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    literal_column,
+)
+from sqlalchemy.dialects.mysql import LONGBLOB, LONGTEXT, VARCHAR
+from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy.sql.elements import ColumnClause
+
+__all__ = ["NOW", "VERSION", "Tables", "ddl", "messaging_tables", "now"]
+
+VERSION: Final = 1
+_BINARY: Final = "utf8mb4_bin"
+
+
+class Tables(NamedTuple):
+    """Everything messaging keeps in a database. Read them as you like; write through semel only."""
+
+    outbox: Table  # messages that wait
+    ids: Table  # ids that are known, delivered or not: a message added twice is one message
+    sent: Table  # messages kept for a while after delivery, when `sink_safety` asks for it
+    parts: Table  # who owns a part, and the batches that are under way
+    lines: Table  # keys that back off or are parked
+    relays: Table  # relays that are alive
+    inbox: Table  # messages that were admitted
+    dead: Table  # messages that a handler could not do
+    meta: Table  # version and identity
+
+
+def messaging_tables(metadata: MetaData, table: str = "semel") -> Tables:
+    """Declare the tables in `metadata` (again: the ones declared before), for your own migrations and queries."""
+    schema, _, prefix = table.rpartition(".")
+    home = schema or None
+    full = f"{home}.{prefix}_outbox" if home else f"{prefix}_outbox"
+    if full in metadata.tables:
+        names = (full.removesuffix("_outbox") + suffix for suffix in _SUFFIXES)
+        return Tables._make(metadata.tables[name] for name in names)
+    options: dict[str, Any] = {"schema": home, "mysql_engine": "InnoDB", "mysql_charset": "utf8mb4"}
+    outgoing = _outgoing(metadata, prefix, options)
+    incoming = _incoming(metadata, prefix, options)
+    return Tables._make([*outgoing, *incoming, _meta(metadata, prefix, options)])
+
+
+_SUFFIXES: Final = (
+    "_outbox",
+    "_outbox_ids",
+    "_outbox_sent",
+    "_outbox_parts",
+    "_outbox_lines",
+    "_outbox_relays",
+    "_inbox",
+    "_inbox_dead",
+    "_messaging",
+)
+
+
+def _text(length: int = 255) -> String:
+    """Compared byte by byte everywhere: MariaDB's default would call "A" and "a" the same key."""
+    return String(length).with_variant(
+        VARCHAR(length, charset="utf8mb4", collation=_BINARY), "mysql", "mariadb"
+    )
+
+
+def _long() -> Text:
+    return Text().with_variant(LONGTEXT(charset="utf8mb4", collation=_BINARY), "mysql", "mariadb")
+
+
+def _blob() -> LargeBinary:
+    return LargeBinary().with_variant(LONGBLOB(), "mysql", "mariadb")
+
+
+def _letter() -> list[Column[Any]]:
+    """The columns that a waiting and a kept message have in common."""
+    return [
+        Column("id", _text(), nullable=False),
+        Column("tenant", _text(), nullable=False),
+        Column("topic", _text(), nullable=False),
+        Column("key", _text()),
+        Column("type", _text()),
+        Column("schema", _text()),
+        Column("headers", _long(), nullable=False),
+        Column("body", _blob(), nullable=False),
+        Column("raw", SmallInteger, nullable=False),
+        Column("created", Double, nullable=False),
+    ]
+
+
+def _outgoing(metadata: MetaData, prefix: str, options: dict[str, Any]) -> list[Table]:
+    outbox = Table(
+        f"{prefix}_outbox",
+        metadata,
+        Column("part", SmallInteger, primary_key=True, autoincrement=False),
+        Column("seq", BigInteger, primary_key=True, autoincrement=False),
+        *_letter(),
+        Column("due", Double),
+        # Rows come and go all day: vacuum by their number, soon and at full speed, or dead ones slow every look.
+        postgresql_with={
+            "autovacuum_vacuum_scale_factor": 0,
+            "autovacuum_vacuum_threshold": 10_000,
+            "autovacuum_vacuum_cost_delay": 0,
+        },
+        **options,
+    )
+    ids = Table(
+        f"{prefix}_outbox_ids",
+        metadata,
+        Column("seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+        Column("id", _text(), nullable=False),
+        Column("tenant", _text(), nullable=False),
+        Column("part", SmallInteger, nullable=False),
+        Column("hash", LargeBinary(32), nullable=False),
+        Column("at", Double, nullable=False),
+        UniqueConstraint("id", "tenant", name=f"{prefix}_outbox_ids_id"),
+        sqlite_autoincrement=True,  # a number that was used is never used again
+        **options,
+    )
+    sent = Table(
+        f"{prefix}_outbox_sent",
+        metadata,
+        Column("team", _text(120), primary_key=True),
+        Column("part", SmallInteger, primary_key=True, autoincrement=False),
+        Column("lane", _text(200), primary_key=True),
+        Column("batch", BigInteger, primary_key=True, autoincrement=False),
+        Column("seq", BigInteger, primary_key=True, autoincrement=False),
+        *_letter(),
+        Column("at", Double, nullable=False),
+        Index(f"{prefix}_outbox_sent_at", "at"),
+        **options,
+    )
+    parts = Table(
+        f"{prefix}_outbox_parts",
+        metadata,
+        Column("team", _text(120), primary_key=True),
+        Column("part", SmallInteger, primary_key=True, autoincrement=False),
+        Column("epoch", BigInteger, nullable=False),
+        Column("owner", _text(64)),
+        Column("state", _long(), nullable=False),
+        **options,
+    )
+    lines = Table(
+        f"{prefix}_outbox_lines",
+        metadata,
+        Column("team", _text(120), primary_key=True),
+        Column("part", SmallInteger, primary_key=True, autoincrement=False),
+        Column("line", _text(64), primary_key=True),
+        Column("tenant", _text(), nullable=False),
+        Column("key", _text()),
+        Column("topic", _text(), nullable=False),
+        Column("id", _text(), nullable=False),
+        Column("seq", BigInteger, nullable=False),
+        Column("attempts", Integer, nullable=False),
+        Column("until", Double),  # NULL: parked until somebody says otherwise
+        Column("reason", _long(), nullable=False),
+        Column("since", Double, nullable=False),
+        **options,
+    )
+    relays = Table(
+        f"{prefix}_outbox_relays",
+        metadata,
+        Column("team", _text(120), primary_key=True),
+        Column("relay", _text(64), primary_key=True),
+        Column("until", Double, nullable=False),
+        Column("since", Double, nullable=False),
+        Column("about", _long(), nullable=False),
+        **options,
+    )
+    return [outbox, ids, sent, parts, lines, relays]
+
+
+def _incoming(metadata: MetaData, prefix: str, options: dict[str, Any]) -> list[Table]:
+    inbox = Table(
+        f"{prefix}_inbox",
+        metadata,
+        Column("consumer", _text(120), primary_key=True),
+        Column("message", _text(), primary_key=True),
+        Column("tenant", _text(), primary_key=True),
+        Column("hash", LargeBinary(32), nullable=False),
+        Column("at", Double, nullable=False),
+        Column("topic", _text(), nullable=False),
+        Column("business_key", _text()),
+        Column("result", _long()),
+        Index(f"{prefix}_inbox_at", "at"),
+        Index(f"{prefix}_inbox_key", "business_key"),
+        **options,
+    )
+    dead = Table(
+        f"{prefix}_inbox_dead",
+        metadata,
+        Column("consumer", _text(120), primary_key=True),
+        Column("message", _text(), primary_key=True),
+        Column("tenant", _text(), primary_key=True),
+        Column("topic", _text(), nullable=False),
+        Column("key", _text()),
+        Column("type", _text()),
+        Column("schema", _text()),
+        Column("headers", _long(), nullable=False),
+        Column("body", _blob(), nullable=False),
+        Column("raw", SmallInteger, nullable=False),
+        Column("attempts", Integer, nullable=False),
+        Column("reason", _long(), nullable=False),
+        Column(
+            "until", Double
+        ),  # NULL: dead until somebody says otherwise; else the time of the next attempt
+        Column("at", Double, nullable=False),
+        **options,
+    )
+    return [inbox, dead]
+
+
+def _meta(metadata: MetaData, prefix: str, options: dict[str, Any]) -> Table:
+    return Table(
+        f"{prefix}_messaging",
+        metadata,
+        Column("name", _text(40), primary_key=True),
+        Column("value", _text(), nullable=False),
+        **options,
+    )
+
+
+NOW: Final = {
+    "postgresql": "extract(epoch from clock_timestamp())::float8",
+    "mysql": "unix_timestamp(now(6)) + 0e0",
+    "mariadb": "unix_timestamp(now(6)) + 0e0",
+    "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
+}
+
+
+def now(dialect: str) -> ColumnClause[float]:
+    """The server's clock, in Unix seconds."""
+    return literal_column(NOW[dialect], Double)
+
+
+def ddl(connection: Connection, tables: Tables) -> list[str]:
+    """The statements that make the tables, for those who may not or do not want to have them made."""
+    dialect = connection.dialect
+    found: list[str] = []
+    for table in tables:
+        found.append(str(CreateTable(table, if_not_exists=True).compile(dialect=dialect)).strip())
+        found += [
+            str(CreateIndex(index).compile(dialect=dialect))
+            for index in sorted(table.indexes, key=lambda i: str(i.name))
+        ]
+    return found
