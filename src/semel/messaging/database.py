@@ -101,6 +101,11 @@ class Database:
         return engine.url.render_as_string(hide_password=True)  # type: ignore[union-attr]
 
     @property
+    def any_engine(self) -> Engine | AsyncEngine:
+        """The engine, of whichever colour."""
+        return self._async or self._engine  # type: ignore[return-value]
+
+    @property
     def engine(self) -> Engine | None:
         """The sync engine, if there is one."""
         return self._engine

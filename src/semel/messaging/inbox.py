@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Self, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
 import msgspec
 
 from semel.errors import ConfigurationError
 from semel.messaging import letters
 from semel.messaging.admitting import admit, admit_many, remember
+from semel.messaging.consumer import Consumer, Entry, Middleware
 from semel.messaging.database import Database
+from semel.messaging.events import RelayEvent, log_event, teller
 from semel.messaging.letters import Admitted, DeadLetter
 from semel.messaging.message import Message
+from semel.messaging.sources import Source, open_source
 from semel.messaging.windows import Windows, check_windows
 from semel.runtime import run_sync
 from semel.within import port_of
@@ -24,9 +28,12 @@ from semel.within.ports import Port
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
+    from semel.once import AsyncSemel, Semel
+
 __all__ = ["Inbox"]
 
 Handler = Callable[..., Any]
+H = TypeVar("H", bound=Callable[..., Any])
 _WEEK: Final = 7 * 86_400
 
 
@@ -47,6 +54,7 @@ class Inbox:
         retention: float | timedelta = _WEEK,
         windows: Windows | None = None,
         create: bool = True,
+        hooks: Collection[Callable[[RelayEvent], None]] = (log_event,),
     ) -> None:
         if not consumer or len(consumer) > 120 or not consumer.isprintable():
             raise ConfigurationError(f"consumer must be 1 to 120 printable characters, not {consumer!r}")
@@ -56,6 +64,9 @@ class Inbox:
         self.retention = retention.total_seconds() if isinstance(retention, timedelta) else float(retention)
         if windows is not None:
             check_windows(self.retention, windows)
+        self._entries: list[Entry] = []
+        self._middlewares: list[Middleware] = []
+        self._emit = teller(tuple(hooks))
 
     # ------------------------------------------------------------------------------------------ process
     @overload
@@ -142,6 +153,61 @@ class Inbox:
         await self.database.look(port)
         if port.dialect == "sqlite" and not port.begun:
             await port.run("BEGIN IMMEDIATE")
+
+    # -------------------------------------------------------------------------------------------- run
+    def handler(
+        self,
+        topic: str,
+        *,
+        max_attempts: int = 10,
+        backoff: tuple[float, float] = (0.5, 60.0),
+        once: AsyncSemel | Semel | None = None,
+        business_key: Callable[[Message], str | None] | None = None,
+        **options: Any,
+    ) -> Callable[[H], H]:
+        """Register a handler for a topic (or a pattern, as `orders.*`), for `run`.
+
+        It gets `message`, or `(session, message)`: what it writes in that session commits with the admission. With `once=` it
+        is for effects outside of the database: it runs through `once.consume`, and options such as `on_unknown="hold"` and
+        `lease=` are passed on. A failure is tried again after a while, `max_attempts` times, and is then a dead letter.
+        """
+        if max_attempts < 1:
+            raise ConfigurationError(f"max_attempts must be at least 1, not {max_attempts}")
+        if options and once is None:
+            raise ConfigurationError(
+                f"{', '.join(sorted(options))}: only a handler with once= takes these options"
+            )
+
+        def register(fn: H) -> H:
+            self._entries.append(Entry(topic, fn, max_attempts, backoff, once, options, business_key))
+            return fn
+
+        return register
+
+    def use(self, middleware: Middleware) -> Middleware:
+        """Put `async def middleware(message, call_next)` around every handler, the first one outermost."""
+        self._middlewares.append(middleware)
+        return middleware
+
+    def consuming(self, source: Source | str, **options: Any) -> Consumer:
+        """The consumer that `run` runs, to watch its `counts`."""
+        opened = open_source(source, group=self.consumer) if isinstance(source, str) else source
+        return Consumer(
+            self, opened, self._entries, middlewares=self._middlewares, emit=self._emit, **options
+        )
+
+    async def run(self, source: Source | str, **options: Any) -> None:
+        """Consume until cancelled: `source` is a URL (`redis://…?stream=orders`, `amqp://…?queue=…`, `nats://…?stream=…`).
+
+        Options: `concurrency` (16), `grace` (30 s to end what is under way), `sessions` (a sessionmaker; by default sessions on
+        the inbox's own engine).
+        """
+        consumer = self.consuming(source, **options)
+        try:
+            await consumer.run()
+        finally:
+            if isinstance(source, str):
+                await asyncio.shield(consumer.source.aclose())
 
     # ----------------------------------------------------------------------------------- for operators
     async def dead_letters(self, limit: int = 1000) -> list[DeadLetter]:

@@ -1,0 +1,401 @@
+"""A running consumer: messages from a broker to handlers, each admitted once, in order per key.
+
+receive ──▶ wait for the key's turn ──▶ [middlewares ──▶ session, admit, handler, commit] ──▶ ack
+                                             └ fails: counted, tried again after a while, at last a dead letter ┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.orm import sessionmaker
+
+from semel.errors import ConfigurationError, KeyMismatch, OutcomeUnknown, PreviousFailure, StoreUnavailable
+from semel.messaging import letters
+from semel.messaging.events import Alarm, DeadLettered, Emit, Handled
+from semel.messaging.message import Message
+from semel.messaging.sources import PROBLEM
+from semel.points import reach
+
+if TYPE_CHECKING:
+    from semel.messaging.inbox import Inbox
+    from semel.messaging.sources import Delivery, Source
+    from semel.once import AsyncSemel, Semel
+
+__all__ = ["Consumer", "Counts", "Entry", "Middleware"]
+
+Next = Callable[[Message], Awaitable[bool]]
+Middleware = Callable[[Message, Next], Awaitable[bool]]
+_RETRY_POLL: Final = 0.5
+_PURGE: Final = 60.0
+# What will not go away by trying again.
+_FINAL: Final = (KeyMismatch, OutcomeUnknown, PreviousFailure, ConfigurationError)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A handler and how it is run. With `once` it is not transactional: it runs through `once.consume`."""
+
+    pattern: str
+    handler: Callable[..., Any]
+    max_attempts: int = 10
+    backoff: tuple[float, float] = (0.5, 60.0)
+    once: AsyncSemel | Semel | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    business_key: Callable[[Message], str | None] | None = None
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a consumer did since it began."""
+
+    received: int = 0
+    handled: int = 0
+    duplicates: int = 0
+    failed: int = 0
+    dead: int = 0
+    unhandled: int = 0
+
+
+class Consumer:
+    """Runs the handlers of an inbox on what its source hands out, `concurrency` at a time, one at a time per key."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        source: Source,
+        entries: Sequence[Entry],
+        *,
+        sessions: Any = None,
+        concurrency: int = 16,
+        grace: float = 30.0,
+        middlewares: Sequence[Middleware] = (),
+        emit: Emit,
+    ) -> None:
+        if not entries:
+            raise ConfigurationError(
+                'this inbox has no handlers: decorate a function with @inbox.handler("topic")'
+            )
+        if not 1 <= concurrency <= 10_000:
+            raise ConfigurationError(f"concurrency must be 1 to 10000, not {concurrency}")
+        self.inbox = inbox
+        self.source = source
+        self.counts = Counts()
+        self._entries = list(entries)
+        self._sessions = _Sessions(sessions or _engine_of(inbox))
+        for entry in entries:
+            self._sessions.check(entry)
+        self._slots = asyncio.Semaphore(concurrency)
+        self._concurrency = concurrency
+        self._grace = grace
+        self._emit = emit
+        self._tails: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
+        self._retrying: set[tuple[str, str]] = set()
+        self._chain: Next = self._handle
+        for middleware in reversed(middlewares):
+            self._chain = _wrapped(middleware, self._chain)
+
+    # ---------------------------------------------------------------------------------------------- run
+    async def run(self) -> None:
+        """Until cancelled: then no more is received, and what is being handled has `grace` seconds to end."""
+        others = [asyncio.create_task(self._revive()), asyncio.create_task(self._purge())]
+        try:
+            while True:
+                await self._receive()
+        finally:
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            await asyncio.shield(self._drain())
+
+    async def _receive(self) -> None:
+        free = self._concurrency * 2 - len(self._tasks)
+        if free <= 0:  # back-pressure: what cannot be handled soon stays with the broker
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            return
+        try:
+            deliveries = await self.source.receive(free)
+        except StoreUnavailable as error:
+            self._emit(Alarm("source", str(error)))
+            await asyncio.sleep(random.uniform(0.2, 1.0))  # noqa: S311 - a delay
+            return
+        for delivery in deliveries:
+            self.counts.received += 1
+            self._begin(delivery)
+
+    def _begin(self, delivery: Delivery) -> None:
+        """Behind the message of its key that came before it, if that is still under way."""
+        message = delivery.message
+        line = (message.tenant, message.key if message.key is not None else f"\0{message.id}")
+        before = self._tails.get(line)
+        task = asyncio.create_task(self._after(before, delivery))
+        self._tails[line] = task
+        self._tasks.add(task)
+
+        def ended(done: asyncio.Task[None]) -> None:
+            self._tasks.discard(done)
+            if self._tails.get(line) is done:
+                del self._tails[line]
+
+        task.add_done_callback(ended)
+
+    async def _after(self, before: asyncio.Task[None] | None, delivery: Delivery) -> None:
+        keeper = asyncio.create_task(self._keep(delivery))
+        try:
+            if before is not None:
+                await asyncio.wait([before])
+            if self._stopping.is_set():
+                await delivery.nack()
+                return
+            await self._deliver(delivery)
+        except StoreUnavailable as error:  # the broker or the database is away: it comes again
+            self._emit(Alarm("consumer", f"message {delivery.message.id} comes again: {error}"))
+        finally:
+            keeper.cancel()
+
+    async def _keep(self, delivery: Delivery) -> None:
+        """As long as it is waited for or handled, nobody else is to get it."""
+        while True:
+            await asyncio.sleep(self.source.extends_every)
+            with contextlib.suppress(StoreUnavailable):  # the inbox admits it once anyway
+                await delivery.extend()
+
+    # ------------------------------------------------------------------------------------------- handle
+    async def _deliver(self, delivery: Delivery) -> None:
+        message = delivery.message
+        entry = self._entry(message.topic)
+        problem = message.headers.get(PROBLEM)
+        if entry is None or problem is not None:
+            self.counts.unhandled += 1
+            await self._bury(message, problem or f"no handler knows topic {message.topic!r}")
+            await delivery.ack()
+            return
+        if await self._try(entry, message):
+            reach("consumer.committed")
+            await delivery.ack()
+        elif self._stopping.is_set():
+            await delivery.nack()
+        else:
+            await delivery.ack()  # among the dead letters
+
+    async def _try(self, entry: Entry, message: Message) -> bool:
+        """Until it is done (True), dead (False), or the consumer stops (False)."""
+        database = self.inbox.database
+        attempts, dead = await database.read(
+            letters.attempts_of, database.tables, self.inbox.consumer, message
+        )
+        if dead:
+            return False
+        failed_before = attempts > 0
+        while True:
+            start = time.monotonic()
+            try:
+                async with self._slots:  # not while it waits for its next attempt
+                    admitted = await self._chain(message)
+            except StoreUnavailable:
+                raise
+            except Exception as error:  # noqa: BLE001 - the user's handler
+                attempts = await self._failed(entry, message, error, attempts)
+                if attempts < 0:
+                    return False
+                failed_before = True
+                if await self._pause(entry, attempts):
+                    return False
+                continue
+            if failed_before:
+                await database.run(letters.forget, database.tables, self.inbox.consumer, message)
+            self.counts.handled += admitted
+            self.counts.duplicates += not admitted
+            seconds = time.monotonic() - start
+            self._emit(Handled(self.inbox.consumer, message.topic, message.id, admitted, seconds))
+            return True
+
+    async def _failed(self, entry: Entry, message: Message, error: Exception, attempts: int) -> int:
+        """Count it where no rollback reaches; -1 when it is a dead letter now."""
+        self.counts.failed += 1
+        final = attempts + 1 >= entry.max_attempts or isinstance(error, _FINAL)
+        after = None if final else _delay(entry.backoff, attempts)
+        database = self.inbox.database
+        reason = f"{type(error).__name__}: {error}"
+        count = await database.run(
+            letters.failed, database.tables, self.inbox.consumer, message, reason, after
+        )
+        if not final:
+            return count
+        self.counts.dead += 1
+        self._emit(DeadLettered(self.inbox.consumer, message.topic, message.id, count, reason))
+        return -1
+
+    async def _pause(self, entry: Entry, attempts: int) -> bool:
+        """Before the next attempt; True when the consumer stops meanwhile."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), _delay(entry.backoff, attempts - 1))
+        return self._stopping.is_set()
+
+    async def _bury(self, message: Message, reason: str) -> None:
+        database = self.inbox.database
+        count = await database.run(
+            letters.failed, database.tables, self.inbox.consumer, message, reason, None
+        )
+        self.counts.dead += 1
+        self._emit(DeadLettered(self.inbox.consumer, message.topic, message.id, count, reason))
+
+    async def _handle(self, message: Message) -> bool:
+        """The innermost: admission and handler in one transaction, or through `once`."""
+        entry = self._entry(message.topic)
+        if entry is None:
+            raise ConfigurationError(f"no handler knows topic {message.topic!r}")
+        if entry.once is not None:
+            return await self._consume(entry, message)
+        key = entry.business_key(message) if entry.business_key is not None else None
+        async with self._sessions.of() as session:
+            answer = self.inbox.process
+            if isinstance(session, AsyncSession):
+                async with session.begin():
+                    done = bool(await answer(session, message, entry.handler, business_key=key))
+                    reach("consumer.handled")
+                return done
+
+            def blocking() -> bool:
+                with session.begin():
+                    found = bool(answer(session, message, entry.handler, business_key=key))
+                    reach("consumer.handled")
+                    return found
+
+            return await asyncio.to_thread(blocking)
+
+    async def _consume(self, entry: Entry, message: Message) -> bool:
+        """Outside effects: a lease, and `on_unknown` for what is lost in the middle."""
+        once: Any = entry.once
+        options: dict[str, Any] = {
+            "operation": f"{self.inbox.consumer}/{message.topic}"[:255],
+            "tenant": message.tenant,
+            "request": [message.topic, message.type, message.schema, message.body],
+            "retention": self.inbox.retention,
+            **entry.options,
+        }
+        answer = once.consume
+        if inspect.iscoroutinefunction(answer):
+            return bool(await answer(message.id, entry.handler, message, **options))
+        return bool(await asyncio.to_thread(answer, message.id, entry.handler, message, **options))
+
+    def _entry(self, topic: str) -> Entry | None:
+        return next((entry for entry in self._entries if fnmatchcase(topic, entry.pattern)), None)
+
+    # ----------------------------------------------------------------------------- revived, and the rest
+    async def _revive(self) -> None:
+        """Dead letters that somebody asked to try again, and attempts that a consumer died over."""
+        database = self.inbox.database
+        while True:
+            await asyncio.sleep(_RETRY_POLL)
+            try:
+                due = await database.read(letters.due, database.tables, self.inbox.consumer)
+            except (StoreUnavailable, DBAPIError) as error:
+                self._emit(Alarm("database", str(error)))
+                continue
+            for letter in due:
+                name = (letter.message.tenant, letter.message.id)
+                line = (name[0], letter.message.key if letter.message.key is not None else f"\0{name[1]}")
+                if name not in self._retrying and line not in self._tails:
+                    self._retrying.add(name)
+                    self._begin(_Letter(self, letter.message, name))
+
+    async def _purge(self) -> None:
+        while True:
+            with contextlib.suppress(StoreUnavailable, DBAPIError):  # the next one does it
+                await self.inbox.purge()
+            await asyncio.sleep(_PURGE)
+
+    async def _drain(self) -> None:
+        self._stopping.set()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=self._grace)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+
+class _Letter:
+    """A dead letter that is tried again: the broker knows nothing of it any more."""
+
+    def __init__(self, consumer: Consumer, message: Message, name: tuple[str, str]) -> None:
+        self._consumer = consumer
+        self._name = name
+        self.message = message
+
+    async def ack(self) -> None:
+        self._consumer._retrying.discard(self._name)  # noqa: SLF001 - our own
+
+    async def nack(self) -> None:
+        self._consumer._retrying.discard(self._name)  # noqa: SLF001 - our own
+
+    async def extend(self) -> None:
+        """It is in our own table."""
+
+
+class _Sessions:
+    """A session for each message, of the colour that the handler has."""
+
+    def __init__(self, given: Any) -> None:
+        self._make: Callable[[], Any]
+        if isinstance(given, AsyncEngine):
+            self._make, self.is_async = async_sessionmaker(given), True
+        elif isinstance(given, Engine):
+            self._make, self.is_async = sessionmaker(given), False
+        elif isinstance(given, async_sessionmaker):
+            self._make, self.is_async = given, True
+        elif isinstance(given, sessionmaker):
+            self._make, self.is_async = given, False
+        else:
+            raise ConfigurationError(
+                f"sessions= takes an engine or a sessionmaker of SQLAlchemy, not {type(given).__name__}"
+            )
+
+    def check(self, entry: Entry) -> None:
+        """A coroutine needs an async session; told when the consumer is made, not at the first message."""
+        if entry.once is None and inspect.iscoroutinefunction(entry.handler) and not self.is_async:
+            raise ConfigurationError(
+                f"the handler for {entry.pattern!r} is a coroutine function and the sessions are sync: give the inbox an "
+                "AsyncEngine, or sessions=async_sessionmaker(…); or once=AsyncSemel(…) if it writes to no database"
+            )
+
+    @contextlib.asynccontextmanager
+    async def of(self) -> AsyncIterator[Any]:
+        """A new session, closed afterwards."""
+        session = self._make()
+        try:
+            yield session
+        finally:
+            if isinstance(session, AsyncSession):
+                await session.close()
+            else:
+                await asyncio.to_thread(session.close)
+
+
+def _engine_of(inbox: Inbox) -> Any:
+    return inbox.database.any_engine
+
+
+def _wrapped(middleware: Middleware, inner: Next) -> Next:
+    async def call(message: Message) -> bool:
+        return await middleware(message, inner)
+
+    return call
+
+
+def _delay(backoff: tuple[float, float], attempts: int) -> float:
+    first, most = backoff
+    return float(min(most, first * 2 ** min(max(attempts, 0), 40)) * random.uniform(0.5, 1.0))  # noqa: S311

@@ -1,0 +1,91 @@
+"""Consumers on RabbitMQ and NATS JetStream: handled once, acknowledged after the commit, handed out again after a death."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from semel.messaging import Inbox, Message, Relay
+from semel.messaging.consumer import Consumer
+from semel.testing import services
+from tests.messaging.conftest import Home, awaited
+
+
+@pytest.fixture(params=["rabbitmq", "nats"])
+def broker(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """The URL of a sink, and of the source behind it."""
+    name = f"q{secrets.token_hex(4)}"
+    if request.param == "rabbitmq":
+        server: services.RabbitServer = request.getfixturevalue("rabbitmq_server")
+        return f"{server.url}?routing_key={name}", f"{server.url}?queue={name}"
+    nats: services.NatsServer = request.getfixturevalue("nats_server")
+    return f"{nats.url}?stream={name}&subject={name}.{{topic}}", f"{nats.url}?stream={name}&idle=0.5"
+
+
+def _prepare(home: Home) -> None:
+    home.outbox().close()
+    with home.engine.begin() as connection:
+        connection.execute(text("CREATE TABLE effects (id varchar(60), n int)"))
+
+
+async def _send(home: Home, sink: str, messages: list[Message]) -> None:
+    outbox = home.outbox()
+    with Session(home.engine) as session, session.begin():
+        outbox.add(session, *messages)
+    async with Relay(outbox, {"*": sink}) as relay:
+        report = await relay.drain()
+    assert report.pending == {}, report
+    outbox.close()
+
+
+def _handle(session: Session, message: Message) -> None:
+    session.execute(text("INSERT INTO effects VALUES (:id, :n)"), {"id": message.id, "n": message.body["n"]})
+
+
+@awaited
+async def test_from_outbox_to_handler(sqlite_home: Home, broker: tuple[str, str]) -> None:
+    sink, source = broker
+    _prepare(sqlite_home)
+    inbox = Inbox(sqlite_home.url, consumer="shipping", table=sqlite_home.table)
+    inbox.handler("orders")(_handle)
+    first = inbox.consuming(source)
+    await first.source.receive(1) if "amqp" in source else None  # the queue is made by who reads it
+    messages = [
+        Message("orders", {"n": n}, key=f"k{n % 2}", id=f"m{n}", headers={"x": "ü"}, tenant="acme")
+        for n in range(10)
+    ]
+    await _send(sqlite_home, sink, messages)
+    got = list(await _some(first))
+    assert got[0].message.tenant == "acme"
+    assert got[0].message.headers["x"] == "ü"
+    assert await first._handle(got[0].message) is True  # committed, not acknowledged: then it dies
+    await first.source.aclose()
+    consumer = inbox.consuming(source)
+    task = asyncio.create_task(consumer.run())
+    async with asyncio.timeout(20):
+        while consumer.counts.handled + consumer.counts.duplicates < 10:
+            await asyncio.sleep(0.02)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await consumer.source.aclose()
+    with sqlite_home.engine.connect() as connection:
+        found = sorted(connection.execute(text("SELECT n FROM effects")).scalars())
+    assert found == list(range(10))
+    assert consumer.counts.duplicates >= 1
+    last = inbox.consuming(source)
+    assert list(await last.source.receive(10)) == [], "something was not acknowledged"
+    await last.source.aclose()
+    inbox.close()
+
+
+async def _some(consumer: Consumer) -> list[Any]:
+    async with asyncio.timeout(10):
+        while True:
+            found = list(await consumer.source.receive(5))
+            if found:
+                return found
