@@ -185,6 +185,7 @@ class Carrier:
         ledger.save(
             connection, self._tables, self.team, {part.number: part.state for part in ours if part.dirty}
         )
+        reach("relay.chosen")
         for part in ours:
             part.dirty = False
 
