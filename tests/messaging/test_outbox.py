@@ -402,3 +402,17 @@ def test_wrong_places_are_refused() -> None:
         Outbox("oracle://x/y")
     with pytest.raises(ConfigurationError, match="not int"):
         Outbox("sqlite:///x.db").add(object(), 5)  # type: ignore[arg-type]
+
+
+def test_the_number_of_parts_is_remembered(fresh_home: Home) -> None:
+    first = Outbox(fresh_home.url, table=fresh_home.table, parts=8)
+    with Session(fresh_home.engine) as session, session.begin():
+        first.add(session, Message("t", 1))
+    again = Outbox(fresh_home.url, table=fresh_home.table)
+    again.create()
+    assert again.parts == 8
+    other = Outbox(fresh_home.url, table=fresh_home.table, parts=16)
+    with pytest.raises(ConfigurationError, match="divided into 8 parts"):
+        other.create()
+    for outbox in (first, again, other):
+        outbox.close()

@@ -24,7 +24,8 @@ try:
     from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModuleError, OperationalError
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from semel.messaging.tables import VERSION, Tables, messaging_tables
+    from semel.messaging.message import PARTS
+    from semel.messaging.tables import VERSION, Tables, ddl, messaging_tables
     from semel.within.ports import Port
 except ModuleNotFoundError as missing:  # pragma: no cover - needs an environment without it
     raise ConfigurationError(
@@ -59,7 +60,9 @@ _forked: weakref.WeakSet[Database] = weakref.WeakSet()
 class Database:
     """An engine and semel's messaging tables. `given` is a URL, an Engine or an AsyncEngine."""
 
-    def __init__(self, given: object, *, table: str = "semel", create: bool = True) -> None:
+    def __init__(
+        self, given: object, *, table: str = "semel", create: bool = True, parts: int | None = None
+    ) -> None:
         self._engine: Engine | None = None
         self._async: AsyncEngine | None = None
         self._owned = isinstance(given, str | URL)
@@ -80,6 +83,8 @@ class Database:
             )
         self.tables: Tables = messaging_tables(MetaData(), table)
         self.identity = ""
+        self.parts = parts or PARTS
+        self._parts_given = parts is not None
         self._may_create = create
         self._ready = False
         self._reset()
@@ -240,7 +245,8 @@ class Database:
                 raise
         meta = self.tables.meta
         known = {row.name: row.value for row in connection.execute(select(meta))}
-        for name, value in (("version", str(VERSION)), ("identity", uuid.uuid4().hex)):
+        fresh = {"version": str(VERSION), "identity": uuid.uuid4().hex, "parts": str(self.parts)}
+        for name, value in fresh.items():
             if name not in known:
                 connection.execute(meta.insert().values(name=name, value=value))
 
@@ -253,7 +259,23 @@ class Database:
                 "update semel here before it writes there"
             )
         self.identity = known.get("identity", "")
+        stored = int(known.get("parts", PARTS))
+        if self._parts_given and stored != self.parts:
+            self._divide_anew(connection, stored)
+        self.parts = stored if not self._parts_given else self.parts
         self._ready = True
+
+    def _divide_anew(self, connection: Connection, stored: int) -> None:
+        """Another number of parts is possible as long as nothing was ever divided."""
+        t = self.tables
+        used = connection.execute(select(t.parts.c.part).limit(1)).first()
+        waiting = connection.execute(select(t.outbox.c.seq).limit(1)).first()
+        if used is not None or waiting is not None:
+            raise ConfigurationError(
+                f"this outbox is divided into {stored} parts, and parts={self.parts} was given: messages of one key would go two "
+                f"ways. Leave parts= out, or give {stored}"
+            )
+        connection.execute(t.meta.update().where(t.meta.c.name == "parts").values(value=str(self.parts)))
 
     def _missing(self, why: str) -> ConfigurationError:
         names = ", ".join(table.name for table in self.tables[:2])
@@ -261,6 +283,22 @@ class Database:
             f"this database has no messaging tables ({names}, …), and {why}. Call create() once at start-up, outside a "
             "transaction, or run what `semel schema sql URL` prints"
         )
+
+    def ddl(self) -> str:
+        """The statements that make the tables, for those who may not let a program do it."""
+        dialect = (self._async or self._engine).dialect  # type: ignore[union-attr]
+        identity = uuid.uuid4().hex
+        name = (
+            self.tables.meta.name
+            if self.tables.meta.schema is None
+            else f"{self.tables.meta.schema}.{self.tables.meta.name}"
+        )
+        rows = [
+            f"INSERT INTO {name} (name, value) VALUES ('version', '{VERSION}')",
+            f"INSERT INTO {name} (name, value) VALUES ('identity', '{identity}')",
+            f"INSERT INTO {name} (name, value) VALUES ('parts', '{self.parts}')",
+        ]
+        return "\n\n".join(f"{statement};" for statement in [*ddl(dialect, self.tables), *rows])
 
     # ------------------------------------------------------------------------------------------ close
     def close(self) -> None:

@@ -58,7 +58,7 @@ class Inbox:
     ) -> None:
         if not consumer or len(consumer) > 120 or not consumer.isprintable():
             raise ConfigurationError(f"consumer must be 1 to 120 printable characters, not {consumer!r}")
-        self.database = where if isinstance(where, Database) else Database(where, table=table, create=create)
+        self.database = Database(where, table=table, create=create)
         self.consumer = consumer
         self.table = table
         self.retention = retention.total_seconds() if isinstance(retention, timedelta) else float(retention)

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 from semel.errors import ConfigurationError
 from semel.messaging.collecting import collect, is_collectable
 from semel.messaging.database import Database
-from semel.messaging.message import PARTS, Message
+from semel.messaging.message import Message
 from semel.messaging.writing import Prepared, prepare, write
 from semel.run import Run
 from semel.runtime import run_sync
@@ -33,7 +33,7 @@ class Outbox:
     """`outbox.add(session, message)`: the message is sent if, and only if, the session's transaction commits.
 
     `where` is a URL or an SQLAlchemy engine of the database that holds the caller's rows. `parts` is how many ways the
-    messages are divided for relays (fixed once there are messages), `retention` how long a delivered id stays known.
+    messages are divided for relays (64 unless given; fixed from the first message on), `retention` how long a delivered id stays known.
     """
 
     def __init__(
@@ -41,18 +41,17 @@ class Outbox:
         where: object,
         *,
         table: str = "semel",
-        parts: int = PARTS,
+        parts: int | None = None,
         retention: float | timedelta = 86_400,
         max_body: int = _MAX_BODY,
         create: bool = True,
         tenant: str | None = None,
         trace: Callable[[], Mapping[str, str]] | None = None,
     ) -> None:
-        if not 1 <= parts <= 1024:
+        if parts is not None and not 1 <= parts <= 1024:
             raise ConfigurationError(f"parts must be 1 to 1024, not {parts}")
-        self.database = where if isinstance(where, Database) else Database(where, table=table, create=create)
+        self.database = Database(where, table=table, create=create, parts=parts)
         self.table = table
-        self.parts = parts
         self.retention = retention.total_seconds() if isinstance(retention, timedelta) else float(retention)
         self.max_body = max_body
         self._tenant = tenant
@@ -91,7 +90,7 @@ class Outbox:
     async def _insert(self, port: Port, items: Sequence[Prepared]) -> int:
         await port.prepare()
         await self.database.look(port)
-        count = await write(port, self.table, items)
+        count = await write(port, self.table, items, self.parts)
         port.after_end(self.wake)
         return count
 
@@ -103,7 +102,12 @@ class Outbox:
             object.__setattr__(message, "tenant", self._tenant)
         if "traceparent" not in message.headers and (trace := self._trace()):
             object.__setattr__(message, "headers", {**message.headers, **trace})
-        return prepare(message, parts=self.parts, max_body=self.max_body)
+        return prepare(message, max_body=self.max_body)
+
+    @property
+    def parts(self) -> int:
+        """How many ways the messages are divided; read from the database once it was looked at."""
+        return self.database.parts
 
     def _write(self, connection: Any, items: Sequence[Prepared]) -> None:
         self.database.check(connection)
@@ -111,7 +115,7 @@ class Outbox:
 
     async def _on(self, port: ConnectionPort, items: Sequence[Prepared]) -> None:
         await port.prepare()
-        await write(port, self.table, items)
+        await write(port, self.table, items, self.parts)
 
     # ------------------------------------------------------------------------------------------- wake
     def wake(self) -> None:

@@ -114,7 +114,10 @@ class Relay:
             workers = [loop.create_task(self._work(number, stopping)) for number in range(self._loops)]
             others = [loop.create_task(self._heartbeats()), loop.create_task(self._cleaning())]
             try:
-                await asyncio.gather(*workers, *others)
+                # Not gather: that would cancel a worker in the middle of its round when this is cancelled.
+                done, _ = await asyncio.wait([*workers, *others], return_when=asyncio.FIRST_EXCEPTION)
+                for task in done:
+                    task.result()
             finally:
                 for task in others:
                     task.cancel()
@@ -159,11 +162,15 @@ class Relay:
             patience = await self._until_others_end()
             while True:
                 await asyncio.gather(*(self._empty(number) for number in range(self._loops)))
-                left = patience - time.monotonic()
-                if left <= 0 or not await self._others_have_something():
+                if not await self._others_have_something():
                     return
-                await asyncio.sleep(min(left + 0.01, 0.05))
+                held = len(self._carrier.parts)
                 await self._rebalance()
+                if len(self._carrier.parts) > held:
+                    continue
+                if time.monotonic() > patience:  # they live: what they hold is theirs to send
+                    return
+                await asyncio.sleep(0.05)
         finally:
             beat.cancel()
             await asyncio.gather(beat, return_exceptions=True)

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import (
     BigInteger,
     Column,
-    Connection,
+    Dialect,
     Double,
     Index,
     Integer,
@@ -247,9 +247,8 @@ def now(dialect: str) -> ColumnClause[float]:
     return literal_column(NOW[dialect], Double)
 
 
-def ddl(connection: Connection, tables: Tables) -> list[str]:
-    """The statements that make the tables, for those who may not or do not want to have them made."""
-    dialect = connection.dialect
+def ddl(dialect: Dialect, tables: Tables) -> list[str]:
+    """The statements that make the tables."""
     found: list[str] = []
     for table in tables:
         found.append(str(CreateTable(table, if_not_exists=True).compile(dialect=dialect)).strip())

@@ -59,13 +59,12 @@ class Prepared:
 
     __slots__ = ("columns", "hash", "identity", "part")
 
-    def __init__(self, message: Message, data: bytes, parts: int) -> None:
+    def __init__(self, message: Message, data: bytes) -> None:
         self.identity = (message.id, message.tenant)
-        self.part = part_of(message.tenant, message.key, message.id, parts)
+        self.part = -1
         self.hash = content_hash(message.topic, message.type, message.schema, data)
         after, at = _due(message.due)
         self.columns: dict[str, Any] = {
-            "part": self.part,
             "id": message.id,
             "tenant": message.tenant,
             "topic": message.topic,
@@ -79,8 +78,13 @@ class Prepared:
             "due_at": at,
         }
 
+    def divide(self, parts: int) -> None:
+        """Find its part, now that the number of parts is known."""
+        columns = self.columns
+        self.part = columns["part"] = part_of(columns["tenant"], columns["key"], columns["id"], parts)
 
-def prepare(message: Message, *, parts: int, max_body: int) -> Prepared:
+
+def prepare(message: Message, *, max_body: int) -> Prepared:
     """Check and encode; what is wrong with a message is told where it is added, not at the commit."""
     data = message.data
     if len(data) > max_body:
@@ -88,7 +92,7 @@ def prepare(message: Message, *, parts: int, max_body: int) -> Prepared:
             f"the body of message {message.id} ({message.topic}) has {len(data)} bytes, more than max_body={max_body}: "
             "keep it elsewhere and send a reference (claims= does that), or raise max_body"
         )
-    return Prepared(message, data, parts)
+    return Prepared(message, data)
 
 
 def prepared(messages: Iterable[Prepared]) -> list[Prepared]:
@@ -101,12 +105,14 @@ def prepared(messages: Iterable[Prepared]) -> list[Prepared]:
     return list(known.values())
 
 
-async def write(port: Port, table: str, messages: Sequence[Prepared]) -> int:
+async def write(port: Port, table: str, messages: Sequence[Prepared], parts: int) -> int:
     """Insert what is not known yet; returns how many. KeyMismatch for a known id with another content.
 
     A twin in another transaction is waited for: it commits, and this one is known, or it rolls back, and this one counts.
     """
     unique = prepared(messages)
+    for item in unique:
+        item.divide(parts)
     if port.dialect == "postgresql":
         fresh = await _write_postgres(port, table, unique)
     else:
