@@ -127,6 +127,10 @@ async def test_a_relay_that_dies_around_the_publish(home: Home, point: str) -> N
     outbox.close()
 
 
+async def _pausing(stopping: asyncio.Event) -> None:
+    await stopping.wait()
+
+
 async def _nothing() -> None:
     return None
 
@@ -146,7 +150,7 @@ async def test_a_relay_that_was_overtaken_is_fenced_at_the_sink(home: Home) -> N
             return await book.publish(part, epoch, batch, rows)
 
     zombie = Relay(outbox, {"orders": Sleeper()}, lease=0.2, batch=5, hooks=(told.append,))
-    zombie._heartbeats = asyncio.Event().wait  # type: ignore[method-assign, assignment]  # paused: nothing beats
+    zombie._heartbeats = _pausing  # type: ignore[method-assign]  # stopped: nothing beats
     task = asyncio.create_task(zombie.drain())
     await asleep.wait()
     await asyncio.sleep(0.25)

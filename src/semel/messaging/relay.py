@@ -79,7 +79,7 @@ class Relay:
         limits = Limits(batch, max_attempts, backoff, float(sink_safety), tuple(topics), tuple(tenants))
         self.router = Router(routes)
         self._carrier = Carrier(outbox, self.router, self.team, limits, self._emit)
-        self._wake = asyncio.Event()
+        self._wakes: list[asyncio.Event] = []
         self._about = f"{socket.gethostname()}:{os.getpid()}"
         self._bound = False
 
@@ -105,36 +105,38 @@ class Relay:
     async def run(self) -> None:
         """Carry until cancelled. Then what is under way is finished, and the parts are given back."""
         loop = asyncio.get_running_loop()
-        self._wake = asyncio.Event()
-        waker = self.outbox.on_wake(lambda: loop.call_soon_threadsafe(self._wake.set))
         stopping = asyncio.Event()
-        workers: list[asyncio.Task[None]] = []
+        self._wakes = [asyncio.Event() for _ in range(self._loops)]
+        waker = self.outbox.on_wake(lambda: loop.call_soon_threadsafe(self._wake_up))
+        tasks: list[asyncio.Task[None]] = []
         try:
             await self._start()
-            workers = [loop.create_task(self._work(number, stopping)) for number in range(self._loops)]
-            others = [loop.create_task(self._heartbeats()), loop.create_task(self._cleaning())]
-            try:
-                # Not gather: that would cancel a worker in the middle of its round when this is cancelled.
-                done, _ = await asyncio.wait([*workers, *others], return_when=asyncio.FIRST_EXCEPTION)
-                for task in done:
-                    task.result()
-            finally:
-                for task in others:
-                    task.cancel()
-                await asyncio.gather(*others, return_exceptions=True)
+            tasks = [loop.create_task(self._work(number, stopping)) for number in range(self._loops)]
+            tasks += [
+                loop.create_task(self._heartbeats(stopping)),
+                loop.create_task(self._cleaning(stopping)),
+            ]
+            # Not gather: that would cancel a worker in the middle of its round when this is cancelled.
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
         finally:
             del waker
             stopping.set()
-            self._wake.set()
-            await asyncio.shield(self._finish(workers))
+            self._wake_up()
+            await asyncio.shield(self._finish(tasks))
 
-    async def _finish(self, workers: list[asyncio.Task[None]]) -> None:
-        """A round that is under way ends by itself; then the parts go back."""
-        if workers:
-            await asyncio.wait(workers, timeout=self.lease)
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    def _wake_up(self) -> None:
+        for event in self._wakes:
+            event.set()
+
+    async def _finish(self, tasks: list[asyncio.Task[None]]) -> None:
+        """What is under way ends by itself, what it writes included; then the parts go back."""
+        if tasks:
+            await asyncio.wait(tasks, timeout=self.lease)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._stop()
 
     async def drain(self) -> Report:
@@ -157,22 +159,24 @@ class Relay:
         return report
 
     async def _drain(self) -> None:
-        beat = asyncio.get_running_loop().create_task(self._heartbeats())
+        stopping = asyncio.Event()
+        beat = asyncio.get_running_loop().create_task(self._heartbeats(stopping))
         try:
             patience = await self._until_others_end()
             while True:
                 await asyncio.gather(*(self._empty(number) for number in range(self._loops)))
                 if not await self._others_have_something():
                     return
+                over = time.monotonic() > patience  # then, and not before, it shows whether they live
                 held = len(self._carrier.parts)
                 await self._rebalance()
                 if len(self._carrier.parts) > held:
                     continue
-                if time.monotonic() > patience:  # they live: what they hold is theirs to send
+                if over:  # they do: what they hold is theirs to send
                     return
                 await asyncio.sleep(0.05)
         finally:
-            beat.cancel()
+            stopping.set()
             await asyncio.gather(beat, return_exceptions=True)
 
     async def _empty(self, number: int) -> None:
@@ -244,9 +248,8 @@ class Relay:
         await self.aclose()
 
     # ------------------------------------------------------------------------------------- who owns what
-    async def _heartbeats(self) -> None:
-        while True:
-            await asyncio.sleep(self.lease / 3)
+    async def _heartbeats(self, stopping: asyncio.Event) -> None:
+        while not await _waited(stopping, self.lease / 3):
             try:
                 await self._join()
                 await self._rebalance()
@@ -288,8 +291,9 @@ class Relay:
         return [part for part in self._carrier.parts.values() if part.number % self._loops == number]
 
     async def _work(self, number: int, stopping: asyncio.Event) -> None:
-        idle = self._poll[0]
+        idle, wake = self._poll[0], self._wakes[number]
         while not stopping.is_set():
+            wake.clear()  # before the look: what is committed during it is not slept over
             try:
                 await self._hand_over(number)
                 moved = await self._carrier.round(self._mine(number))
@@ -299,12 +303,7 @@ class Relay:
             if moved:
                 idle = self._poll[0]
                 continue
-            self._wake.clear()
-            try:
-                await asyncio.wait_for(self._wake.wait(), idle)
-                idle = self._poll[0]
-            except TimeoutError:
-                idle = min(self._poll[1], idle * 1.5)
+            idle = self._poll[0] if await _waited(wake, idle) else min(self._poll[1], idle * 1.5)
 
     async def _hand_over(self, number: int) -> None:
         leaving = [part for part in self._mine(number) if part.leaving]
@@ -316,14 +315,15 @@ class Relay:
             ledger.release(connection, self.outbox.database.tables, self.team, part.number, part.epoch)
             self._carrier.drop(part)
 
-    async def _cleaning(self) -> None:
+    async def _cleaning(self, stopping: asyncio.Event) -> None:
         """Ids that were delivered a retention ago, and kept batches: a bounded number at a time."""
         database = self.outbox.database
         safety = self._carrier.limits.sink_safety
         while True:
             with contextlib.suppress(StoreUnavailable, DBAPIError):  # the next one does it
                 await database.run(ledger.clean, database.tables, self.outbox.retention, safety)
-            await asyncio.sleep(_CLEANING)
+            if await _waited(stopping, _CLEANING):
+                return
 
     # ------------------------------------------------------------------------------------ for operators
     async def parked(self) -> list[Line]:
@@ -345,8 +345,19 @@ class Relay:
         count = await self.outbox.database.run(
             ledger.unpark, self.outbox.database.tables, self.team, key=key, tenant=tenant, identity=id
         )
-        self._wake.set()
+        self._wake_up()
         return int(count)
+
+
+async def _waited(event: asyncio.Event, seconds: float) -> bool:
+    """Whether it came within so many seconds."""
+    if event.is_set():
+        return True
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True
 
 
 def _draw(part: int, names: list[str]) -> str:
