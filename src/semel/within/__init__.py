@@ -56,10 +56,11 @@ def bind(face: Semel | AsyncSemel, transaction: Any) -> Any:
     transaction = _registered(transaction)
     engine: Engine = face._engine()  # noqa: SLF001 - our own face
     bound = Within if face._colour == "sync" else AsyncWithin  # noqa: SLF001
-    names = _names(type(transaction))
+    kind: type = type(transaction)
+    names = _names(kind)
     if not _PIPELINES.isdisjoint(names):
         return bound(face, _pipeline(face, engine, transaction, cluster=_CLUSTER in names))
-    port_class = _port_class(type(transaction))
+    port_class = _port_class(kind)
     if port_class.colour != face._colour:  # noqa: SLF001
         raise _wrong_face(face, transaction, port_class.colour)
     table = face._settings.table  # noqa: SLF001
@@ -70,13 +71,15 @@ def bind(face: Semel | AsyncSemel, transaction: Any) -> Any:
 def port_of(transaction: Any) -> Port:
     """The port on a caller's transaction, of whichever library and colour it is."""
     transaction = _registered(transaction)
-    port: Port = _port_class(type(transaction))(transaction)
+    kind: type = type(transaction)
+    port: Port = _port_class(kind)(transaction)
     return port
 
 
 def _registered(transaction: Any) -> Any:
     """The session that a `scoped_session` stands for at this place; everything else is itself."""
-    return transaction if _REGISTRIES.isdisjoint(_names(type(transaction))) else transaction.registry()
+    kind: type = type(transaction)
+    return transaction if _REGISTRIES.isdisjoint(_names(kind)) else transaction.registry()
 
 
 # A class is looked at once: its bases and a module's import cost as much as the rest of `bind`.
@@ -104,7 +107,7 @@ def _pipeline(face: Any, engine: Engine, pipe: Any, *, cluster: bool) -> Engine:
     colour = "async" if any(".asyncio." in f"{kind.__module__}." for kind in type(pipe).__mro__) else "sync"
     if colour != face._colour:  # noqa: SLF001
         raise _wrong_face(face, pipe, colour)
-    store = face._store  # noqa: SLF001
+    store: Store = face._store  # noqa: SLF001
     if _home(type(store)) != "Redis":
         raise ConfigurationError(
             f"the records of this face live in {type(store).__name__}: a Redis pipeline can commit a record only where it is. "
@@ -114,7 +117,7 @@ def _pipeline(face: Any, engine: Engine, pipe: Any, *, cluster: bool) -> Engine:
         raise ConfigurationError(
             "within() needs pipeline(transaction=True), so that MULTI/EXEC makes one unit of it"
         )
-    capture = Capture(face._colour, store.capabilities)  # noqa: SLF001
+    capture = Capture(store)
     return PipelineEngine(engine, Queue(pipe, cluster=cluster), store, _layered(face, capture), capture)
 
 

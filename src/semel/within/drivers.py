@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
@@ -22,7 +23,7 @@ _IN_TRANSACTION: Final = 1  # SERVER_STATUS_IN_TRANS
 _BEGIN: Final = "Begin one first: connection.begin(), or open the connection with autocommit off"
 
 
-class _DriverPort:
+class _DriverPort(ABC):
     colour: Literal["sync", "async"] = "sync"
     dialect: Dialect
     style: Style = "format"
@@ -38,11 +39,11 @@ class _DriverPort:
     def inside(self) -> bool:
         return True
 
-    async def prepare(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def prepare(self) -> None: ...
 
-    async def run(self, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]:
-        raise NotImplementedError
+    @abstractmethod
+    async def run(self, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]: ...
 
     async def savepoint(self, name: str) -> Savepoint:
         return await SqlSavepoint.begin(self, name)

@@ -12,7 +12,7 @@ Rule 2: serialization failures and deadlocks are the caller's to retry: they pas
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -21,7 +21,7 @@ from semel.calls import Call, failure_of
 from semel.errors import ConfigurationError, SemelError, StoreUnavailable
 from semel.flow import Engine, _decide, done_of
 from semel.hooks import Executed, Failed, TakenOver
-from semel.model import Answer, Ask, Busy, Kind, Policy, Record, Settle, Unknown, Verdict, Won
+from semel.model import Answer, Ask, Busy, Kind, Policy, Record, Replay, Settle, Unknown, Verdict, Won
 from semel.options import Release, seconds
 from semel.points import reach
 from semel.run import Outcome, Run, _current
@@ -47,10 +47,10 @@ class TxEngine(Engine):
         self.outer = outer
         self.bound = bound
         self.store = layered
-        self.stepper = _NoSteps(layered, outer.runtime, outer.debts, settle_timeout=outer.settle_timeout)
-        self.bench = self._bench = _TxBench(outer.bench)
+        self.stepper = _NO_STEPS
         self._home = home
         self._looks = False
+        self._until = 0.0
 
     # ------------------------------------------------------------------------------------- a whole call
     async def execute(self, call: Call) -> Outcome[Any]:
@@ -114,9 +114,14 @@ class TxEngine(Engine):
                 f"the records of this face live in a {self._home} store, and this transaction is of a {port.dialect} database: "
                 "a key would have two records. Give the face the URL of the database that the transaction is in"
             )
-        self._bench.until = self.runtime.now() + max(call.options.wait, _LEAST_WAIT)
+        self._until = self.runtime.now() + max(call.options.wait, _LEAST_WAIT)
         self._looks = port.dialect != "postgresql"
-        return await super().ask_once(call)
+        ask = self._ask(call)
+        return ask, await self.claim(ask)
+
+    async def _contend(self, call: Call, ask: Ask, verdict: Verdict) -> tuple[Ask, Won | Replay]:
+        self.bench = _TxBench(self.outer.bench, self._until)
+        return await super()._contend(call, ask, verdict)
 
     async def claim(self, ask: Ask) -> Verdict:
         reach("claim.sent")
@@ -124,7 +129,7 @@ class TxEngine(Engine):
         if self._looks:
             verdict = await self._look(ask)
         if verdict is None:
-            self.bound.patience = max(_LEAST_WAIT, self._bench.until - self.runtime.now())
+            self.bound.patience = max(_LEAST_WAIT, self._until - self.runtime.now())
             try:
                 verdict = (await self.store.claim((ask,)))[0]
             except MissingTables:
@@ -225,19 +230,22 @@ class TxEngine(Engine):
 class _TxBench(Bench):
     """The bench of the face's own store: leased runs are settled there, and its wake-ups come from there."""
 
-    def __init__(self, outer: Bench) -> None:
+    def __init__(self, outer: Bench, until: float) -> None:
         super().__init__(outer.store, outer.runtime, outer._emit)  # noqa: SLF001 - our own parent
         self._waiting = outer._waiting  # noqa: SLF001 - one count for all
-        self.until = 0.0
+        self._until = until
 
     async def sit(self, call: Call, busy: Busy) -> Seat:
         seat = await super().sit(call, busy)
-        seat._until = self.until  # noqa: SLF001 - a row lock was waited for already
+        seat._until = self._until  # noqa: SLF001 - a row lock was waited for already
         return seat
 
 
 class _NoSteps(Stepper):
     """A step or an id must be durable when it returns, and nothing is before the caller's commit."""
+
+    def __init__(self) -> None:
+        """It refuses, so it needs nothing."""
 
     async def step(
         self,
@@ -256,6 +264,9 @@ class _NoSteps(Stepper):
     async def new_id(self, run: Run, kind: str, name: str) -> NoReturn:
         del run, kind, name
         raise _no_steps("run.new_id")
+
+
+_NO_STEPS: Final = _NoSteps()
 
 
 def _no_steps(what: str) -> ConfigurationError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
@@ -51,11 +51,11 @@ class _Bound:
         # The session belongs to this thread or loop: neither the function nor a probe may run in another thread.
         return msgspec.structs.replace(call, options=msgspec.structs.replace(call.options, inline=True))
 
-    async def _run(self, call: Call) -> Outcome[Any]:
+    def _run(self, call: Call) -> Coroutine[Any, Any, Outcome[Any]]:
         if self._face.enabled:
-            return await self._tx.execute(call)
+            return self._tx.execute(call)
         engine: Engine = self._face._engine()  # noqa: SLF001
-        return await engine.execute(self._face._unprotected(call))  # noqa: SLF001
+        return engine.execute(self._face._unprotected(call))  # noqa: SLF001
 
 
 class Within(_Bound):

@@ -8,9 +8,8 @@ from inspect import isawaitable
 from typing import Any
 
 from semel.errors import ConfigurationError, StoreUnavailable
-from semel.keys import Scope
-from semel.model import Answer, Ask, Note, Record, Renewal, Settle, Verdict
-from semel.store import Capabilities, Colour, Facts, Page, Query, Unwatch
+from semel.layers.layer import Layer
+from semel.model import Answer, Settle
 
 __all__ = ["Capture", "Queue", "waited"]
 
@@ -85,44 +84,14 @@ class Queue:
             await sender.connection_pool.aclose()
 
 
-class Capture:
-    """A store at the bottom of the layers that keeps what they made of a settle: sealed, and in its namespace."""
+class Capture(Layer):
+    """The bottom of the layers: it keeps what they made of a settle, sealed and in its namespace, instead of sending it."""
 
-    def __init__(self, colour: Colour, capabilities: Capabilities) -> None:
-        self.colour: Colour = colour
-        self.capabilities = capabilities
-        self.end: Any = None
+    end: Any = None
 
     async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
         (self.end,) = ends
         return [Answer.OK]
-
-    async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
-        raise NotImplementedError
-
-    async def renew(self, renewals: Sequence[Renewal]) -> list[Answer | Exception]:
-        raise NotImplementedError
-
-    async def note(self, note: Note) -> Answer:
-        raise NotImplementedError
-
-    async def peek(self, scope: Scope) -> tuple[Record | None, float]:
-        raise NotImplementedError
-
-    async def watch(self, scope: Scope, wake: Any) -> Unwatch:
-        raise NotImplementedError
-
-    async def scan(self, query: Query) -> Page:
-        raise NotImplementedError
-
-    async def purge(self, limit: int) -> int:
-        raise NotImplementedError
-
-    async def facts(self) -> Facts:
-        raise NotImplementedError
-
-    async def aclose(self) -> None:
-        """Nothing was opened."""
 
 
 async def waited(thing: Any) -> Any:

@@ -123,10 +123,11 @@ def not_open(what: str, remedy: str) -> ConfigurationError:
 
 
 @cache
-def bound(sql: str, style: Style) -> tuple[str, tuple[int, ...]]:
-    """A statement written with $1, $2 … (each as often as needed) for a driver's style, and which arguments go where."""
+def bound(sql: str, style: Style) -> tuple[str, tuple[int, ...] | None]:
+    """A statement written with $1, $2 … (each as often as needed) for a driver's style, and which arguments go where;
+    None: all of them, as they are."""
     if style == "dollar":
-        return sql, tuple(range(max((int(number) for number in _PARAMETER.findall(sql)), default=0)))
+        return sql, None
     order: list[int] = []
 
     def mark(found: re.Match[str]) -> str:

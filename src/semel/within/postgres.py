@@ -68,15 +68,14 @@ left join (select {row} from {table} where scope = $1::bytea) held on true
 
 # $3 and $4: seconds from now, NULL for never and none. $10: the claim's transaction; a function that ended it and began
 # another has torn the record from its rows. Waiters that marked the row are told when the caller commits. Why the state
-# is compared in this way: see `running` in stores/sql/postgres.sql.
+# is compared in this way, and why time is the statement's: see `running` and `moment` in stores/sql/postgres.sql.
 _FINISH: Final = """
 update {table} r
-set state = 'done', updated = now, settled = now, lease_until = now,
-    expires = to_timestamp(date_part('epoch', now) + $3::float8),
-    tombstone = to_timestamp(date_part('epoch', now) + $4::float8),
+set state = 'done', updated = statement_timestamp(), settled = statement_timestamp(),
+    lease_until = statement_timestamp(), expires = statement_timestamp() + make_interval(secs => $3::float8),
+    tombstone = statement_timestamp() + make_interval(secs => $4::float8),
     policy = coalesce($5::text, r.policy), marker = $6::text, result = $7::bytea,
     ref = coalesce($8::text, r.ref), steps = coalesce($9::bytea, r.steps)
-from (select clock_timestamp() as now) clock
 where r.scope = $1::bytea and r.nonce = $2::bytea and r.state || '' = 'running'
   and txid_current_if_assigned() = $10::bigint
 returning case when r.waited then pg_notify('{name}', encode(r.scope, 'hex')) is not null end

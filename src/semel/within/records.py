@@ -129,7 +129,7 @@ async def peek(words: Words, port: Port, scope: Scope) -> tuple[Record | None, f
 
 async def query(port: Port, sql: str, args: Sequence[Any]) -> Sequence[Row]:
     text, order = bound(sql, port.style)
-    return await port.run(text, [args[at] for at in order])
+    return await port.run(text, args if order is None else [args[at] for at in order])
 
 
 def record_of(row: Sequence[Any]) -> Record:

@@ -103,6 +103,8 @@ class PipelineEngine(Engine):
     async def complete(self, run: Run, value: Any) -> Outcome[Any]:
         data, marker, problem = self._encode(run.call, value)
         end = done_of(run, data, marker)
+        # From here on the guard tells of a lost lease: the heartbeat must not cancel the caller.
+        run.settling = True
         try:
             await self.runtime.protect(self._commit(run, end))
         except _NothingApplied as refused:
@@ -125,6 +127,7 @@ class PipelineEngine(Engine):
             while True:
                 try:
                     if await self._try(run, sealed, sender, queued):
+                        await self._tell(end)
                         break
                 except (OSError, StoreUnavailable, _lost()) as error:
                     failure = error
@@ -134,7 +137,6 @@ class PipelineEngine(Engine):
         finally:
             self.heart.remove(run)
             await self._queue.done_with(sender)
-        await self._tell(end)
 
     async def _try(self, run: Run, end: Settle, pipe: Any, queued: tuple[list[Any], set[Any]]) -> bool:
         """One guarded EXEC; False when it was aborted and the reason must be looked at."""
@@ -215,11 +217,17 @@ class PipelineEngine(Engine):
         raise error
 
     async def _tell(self, end: Settle) -> None:
-        """The same settle through the layers: the store has it already; callers that wait in this process hear of it."""
+        """The same settle through the layers: the store has it already; callers that wait in this process hear of it.
+
+        With acks= it waits for the replicas, which an EXEC cannot do: what too few of them have is not recorded yet.
+        """
         try:
-            await self.store.settle((end,))
-        except StoreUnavailable:
-            return  # it is recorded; waiters look again by themselves
+            answer = (await self.store.settle((end,)))[0]
+        except StoreUnavailable as error:
+            answer = error
+        if isinstance(answer, StoreUnavailable) and self._raw._acks:  # noqa: SLF001 - our own store
+            raise answer
+        # Without acks= it is recorded, and waiters look again by themselves.
 
     def _undecided(self, run: Run, failure: Exception | None) -> StoreUnavailable:
         error = StoreUnavailable(

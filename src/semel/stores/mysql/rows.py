@@ -86,6 +86,7 @@ class Statements:
             "row": _packed_sql(now),
             "names": ", ".join(f"`{name}`" for name in rows.COLUMNS),
             "changes": ", ".join(f"`{name}` = %s" for name in rows.COLUMNS[1:]),
+            "labels": f"_utf8mb4 X'{rows.LABELS.encode().hex()}'",  # no sql_mode reads backslashes in this
         }
         self._texts = {name: text.format(**words) for name, text in _texts().items()}
         self._row = f"({', '.join(['%s'] * len(rows.COLUMNS))})"

@@ -30,11 +30,18 @@ _VARIABLES: Final = (
     "wsrep_provider",
     "rpl_semi_sync_master_enabled",
     "rpl_semi_sync_source_enabled",
+    "rpl_semi_sync_master_timeout",
+    "rpl_semi_sync_source_timeout",
+    "rpl_semi_sync_master_wait_point",
+    "rpl_semi_sync_source_wait_point",
+    "rpl_semi_sync_master_wait_no_slave",
+    "rpl_semi_sync_source_wait_no_replica",
     "max_allowed_packet",
     "wait_timeout",
 )
 _REPLICAS: Final = ("Slaves_connected", "Rpl_semi_sync_master_clients", "Rpl_semi_sync_source_clients")
 _ON: Final = frozenset({"ON", "1", "YES"})
+_A_DAY: Final = 86_400_000
 
 
 def schema_sql(table: str = "semel") -> str:
@@ -147,13 +154,37 @@ def _durability(settings: Mapping[str, str]) -> list[str]:
 
 def _failover(settings: Mapping[str, str]) -> list[str]:
     replicas = settings.get("replicas", "0")
-    if replicas == "0" or _on(settings, "rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled"):
+    if replicas == "0":
         return []
+    if _on(settings, "rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled"):
+        return _semi_sync(settings)
     text = (
         f"{replicas} replica(s) follow asynchronously: a failover forgets acknowledged writes; set "
-        "rpl_semi_sync_master_enabled=ON (MySQL: rpl_semi_sync_source_enabled) and a long rpl_semi_sync_master_timeout"
+        "rpl_semi_sync_master_enabled=ON (MySQL: rpl_semi_sync_source_enabled), rpl_semi_sync_master_timeout=86400000 and "
+        "rpl_semi_sync_master_wait_point=AFTER_SYNC"
     )
     return [text]
+
+
+def _semi_sync(settings: Mapping[str, str]) -> list[str]:
+    """Semi-synchronous, but: what lets a commit be acknowledged, or seen, that no replica has (the matrix shows it)."""
+    found: list[str] = []
+    for role, nobody in (("master", "wait_no_slave"), ("source", "wait_no_replica")):
+        prefix = f"rpl_semi_sync_{role}"
+        timeout, point = settings.get(f"{prefix}_timeout"), settings.get(f"{prefix}_wait_point")
+        if timeout is not None and int(timeout) < _A_DAY:
+            found.append(
+                f"{prefix}_timeout={timeout}: after so many milliseconds a commit is acknowledged although no replica has "
+                f"it; set it to {_A_DAY} or more"
+            )
+        if point is not None and point.upper() != "AFTER_SYNC":
+            found.append(
+                f"{prefix}_wait_point={point}: a commit that no replica has can be seen, and is taken for recorded when "
+                "its settle is repeated; set it to AFTER_SYNC"
+            )
+        if settings.get(f"{prefix}_{nobody}", "ON").upper() not in _ON:
+            found.append(f"{prefix}_{nobody}=OFF: without a replica nothing is waited for; set it to ON")
+    return found
 
 
 def _warnings(settings: Mapping[str, str]) -> Sequence[str]:

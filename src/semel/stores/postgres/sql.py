@@ -65,8 +65,16 @@ def statements(table: str) -> Mapping[str, str]:
         "{nulls}": ", ".join(["null"] * (WIDTH - 1)),
     }
     parts = dict(_parts(_text()))
-    for part in ("filter", "viewed", "buriable", "running"):  # in this order: the first uses the second
+    for part in (
+        "filter",
+        "viewed",
+        "buriable",
+        "readable",
+        "running",
+        "moment",
+    ):  # the first uses the second
         words[f"{{{part}}}"] = parts[part]
+    words["{labels}"] = rows.LABELS  # last: `readable` uses it
     return {title: _filled(body, words) for title, body in parts.items()}
 
 

@@ -136,19 +136,24 @@ class PostgresStore:
             # One key, one statement, as few steps as can be; what that does not decide is decided below.
             ask = asks[0]
             try:
-                row = (await self._talk.run("claim_one", (self._skew, *ask_args(ask)), deadline))[0]
+                verdict = await self._claim_one(ask, deadline)
             except Locked:
                 return [_LOCKED]
             except (Trouble, CodecError, ValueError):
-                pass
-            else:
-                if row[1]:
-                    return [model.claim(None, ask, row[0])[0]]
-                if row[2] is not None:
-                    verdict, changed = _judge(row, ask, row[0])
-                    if changed is None and (row[3] or ask.scope.hash not in self._talk.watchers):
-                        return [verdict]
+                verdict = None
+            if verdict is not None:
+                return [verdict]
         return await in_turns(asks, self._claim, deadline, self._where)
+
+    async def _claim_one(self, ask: Ask, deadline: float) -> Verdict | None:
+        """The verdict on one key where nothing but its insertion is to be written; None: not decided."""
+        row = (await self._talk.run("claim_one", (self._skew, *ask_args(ask)), deadline))[0]
+        if row[1]:
+            return model.claim(None, ask, row[0])[0]
+        if row[2] is None:
+            return None
+        verdict, changed = _judge(row, ask, row[0])
+        return verdict if changed is None and (row[3] or ask.scope.hash not in self._talk.watchers) else None
 
     async def _claim(self, asks: list[Ask], deadline: float) -> list[Verdict | Exception]:
         """Each scope once, in order."""

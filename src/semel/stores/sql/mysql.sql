@@ -110,10 +110,13 @@ ORDER BY r.`scope` LIMIT %(limit)s
 SELECT {now}
 
 -- name: due
--- What purge has to do: records that read as absent, and tombstones (last column 1) that still have a body.
+-- What purge has to do: records that read as absent, and tombstones (last column 1) that still have a body. A row that
+-- cannot be read stays as it is; {labels} is what labels look like.
 SELECT r.`scope`, r.`nonce`, r.`version`, r.`state` IN ('done', 'failed') AND COALESCE(r.`tombstone` > {now}, FALSE)
 FROM {table} AS r
-WHERE r.`purge_after` <= {now} ORDER BY r.`purge_after` LIMIT %s
+WHERE r.`purge_after` <= {now} AND r.`policy` IN ('retry', 'probe', 'hold')
+  AND (r.`labels` IS NULL OR r.`labels` REGEXP {labels})
+ORDER BY r.`purge_after` LIMIT %s
 
 -- name: purge
 -- Drop exactly the versions that were seen dead: one that was claimed meanwhile is another version and stays.
@@ -121,11 +124,12 @@ DELETE r FROM :values {table} AS r
 WHERE r.`scope` = v.scope AND r.`nonce` = v.nonce AND r.`version` = v.version
 
 -- name: bury
--- What model.bury leaves of a tombstone: that the key was used.
+-- What model.bury leaves of a tombstone: that the key was used. The time of expiry goes too: a clock that is set back must
+-- not make an outcome without a body of it again.
 UPDATE :values {table} AS r
 SET r.`result` = NULL, r.`ref` = NULL, r.`marker` = NULL, r.`labels` = NULL, r.`steps` = NULL,
     r.`error_type` = NULL, r.`error_code` = NULL, r.`error_message` = NULL,
-    r.`buried` = 1, r.`version` = r.`version` + 1
+    r.`expires` = TIMESTAMP'1970-01-01 00:00:00', r.`buried` = 1, r.`version` = r.`version` + 1
 WHERE r.`scope` = v.scope AND r.`nonce` = v.nonce AND r.`version` = v.version
 
 -- name: stale
