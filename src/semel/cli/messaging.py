@@ -202,10 +202,13 @@ def _revive(url: Url, consumer: Consumer, ids: Ids = None, table: Table = "semel
 
 @inbox.command("delete")
 def _delete(
-    url: Url, consumer: Consumer, ids: Annotated[list[str], typer.Argument(help="Message ids.")]
+    url: Url,
+    consumer: Consumer,
+    ids: Annotated[list[str], typer.Argument(help="Message ids.")],
+    table: Table = "semel",
 ) -> None:
     """Give dead letters up for good."""
-    count = _with_inbox(url, "semel", consumer, lambda i: i.delete(ids))
+    count = _with_inbox(url, table, consumer, lambda i: i.delete(ids))
     _out.print(f"{count} letters deleted", highlight=False)
 
 

@@ -161,8 +161,10 @@ class Consumer:
                 await delivery.nack()
                 return
             await self._deliver(delivery)
-        except StoreUnavailable as error:  # the broker or the database is away: it comes again
+        except (StoreUnavailable, DBAPIError) as error:  # the broker or the database is away: it comes again
             self._emit(Alarm("consumer", f"message {delivery.message.id} comes again: {error}"))
+            with contextlib.suppress(StoreUnavailable):
+                await delivery.nack()
         finally:
             keeper.cancel()
 
@@ -205,9 +207,9 @@ class Consumer:
             try:
                 async with self._slots:  # not while it waits for its next attempt
                     admitted = await self._chain(message)
-            except StoreUnavailable:
-                raise
-            except Exception as error:  # noqa: BLE001 - the user's handler
+            except Exception as error:
+                if database.is_away(error):  # not the message's fault: no attempt is counted
+                    raise StoreUnavailable(str(error)) from error
                 attempts = await self._failed(entry, message, error, attempts)
                 if attempts < 0:
                     return False

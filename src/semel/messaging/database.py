@@ -51,7 +51,7 @@ _SYNC: Final = {
     "sqlite+aiosqlite": "sqlite",
 }
 _KNOWN: Final = frozenset({"postgresql", "mysql", "mariadb", "sqlite"})
-_GONE: Final = ("closed", "terminat", "lost", "gone away", "refused", "shut", "starting up", "recovery mode")
+_GONE: Final = ("database is locked", "deadlock", "lock wait timeout", "closed", "terminat", "lost", "gone away", "refused", "shut", "starting up", "recovery mode")
 _LOCK: Final = 0x73656D656C  # "semel": two processes that make the tables at once take turns
 
 _forked: weakref.WeakSet[Database] = weakref.WeakSet()
@@ -169,11 +169,18 @@ class Database:
             raise self._unavailable(error) from error
 
     def _unavailable(self, error: DBAPIError) -> Exception:
-        text = str(error.orig or error)
-        lost = error.connection_invalidated or isinstance(error, InterfaceError)
-        if lost or any(word in text.lower() for word in _GONE):
+        if self.is_away(error):
+            text = str(error.orig or error)
             return StoreUnavailable(f"the database {self.where} did not answer: {text.splitlines()[0]}")
         return error
+
+    def is_away(self, error: BaseException) -> bool:
+        """Whether it says that the database cannot be had now, which is nobody's fault and passes."""
+        if not isinstance(error, DBAPIError):
+            return isinstance(error, StoreUnavailable)
+        text = str(error.orig or error).lower()
+        lost = error.connection_invalidated or isinstance(error, InterfaceError)
+        return lost or any(word in text for word in _GONE)
 
     def _pool(self) -> ThreadPoolExecutor:
         with self._lock:
@@ -294,9 +301,9 @@ class Database:
             else f"{self.tables.meta.schema}.{self.tables.meta.name}"
         )
         rows = [
-            f"INSERT INTO {name} (name, value) VALUES ('version', '{VERSION}')",
-            f"INSERT INTO {name} (name, value) VALUES ('identity', '{identity}')",
-            f"INSERT INTO {name} (name, value) VALUES ('parts', '{self.parts}')",
+            f"INSERT INTO {name} (name, value) SELECT '{what}', '{value}'"
+            f" WHERE NOT EXISTS (SELECT 1 FROM {name} AS known WHERE known.name = '{what}')"
+            for what, value in (("version", VERSION), ("identity", identity), ("parts", self.parts))
         ]
         return "\n\n".join(f"{statement};" for statement in [*ddl(dialect, self.tables), *rows])
 

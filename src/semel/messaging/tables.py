@@ -253,7 +253,7 @@ def ddl(dialect: Dialect, tables: Tables) -> list[str]:
     for table in tables:
         found.append(str(CreateTable(table, if_not_exists=True).compile(dialect=dialect)).strip())
         found += [
-            str(CreateIndex(index).compile(dialect=dialect))
+            str(CreateIndex(index, if_not_exists=True).compile(dialect=dialect))
             for index in sorted(table.indexes, key=lambda i: str(i.name))
         ]
     return found

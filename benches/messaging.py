@@ -1,0 +1,91 @@
+"""./bench messaging [drain|latency|storm|inbox …] [--quick] [--write] [--into FOLDER]
+
+drain: a backlog from PostgreSQL to a Redis stream, beside the database's own limit and a loop written by hand. latency: from
+commit to visible under a steady load. storm: relays are killed while a writer writes. inbox: what admission adds to a handler.
+Without a section all run; `--write` writes docs/bench/messaging.*, keeping the figures of a section that was not run. `--quick`
+shows in seconds that the program works: its figures mean nothing. The exit code does not depend on the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import os
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from benches.core_parts import page
+from benches.core_parts.measure import Figure, say
+from benches.messaging_parts import drain, inbox, steady
+
+_HEAD = """\
+# Speed of messaging
+
+Written by `./bench messaging`; do not edit it by hand.
+
+Outbox in PostgreSQL (fsync on), sink a Redis stream, bodies of about 256 bytes, everything on one machine. Each figure is a ratio of
+two terms that were measured in turns in one run, or a count. What a goal was missed by is told, not hidden.
+
+![Each figure as a share of its goal](messaging.svg)
+"""
+SECTIONS: dict[str, tuple[str, Callable[..., list[Figure]]]] = {
+    "drain": ("Draining a backlog", drain.bench),
+    "latency": ("From commit to visible", steady.latency),
+    "storm": ("Relays killed", steady.storm),
+    "inbox": ("The inbox", inbox.bench),
+}
+
+
+def main() -> int:
+    options = _options()
+    file = options.into / "messaging.json"
+    report = msgspec.json.decode(file.read_bytes(), type=page.Report) if file.exists() else page.Report()
+    for name in options.section or SECTIONS:
+        say(f"== {name}")
+        report.sections[name] = _section(name, quick=options.quick)
+    if options.write or options.into != page.FOLDER:
+        titles = {name: title for name, (title, _) in SECTIONS.items()}
+        page.write(report, options.into, "messaging", _HEAD, titles)
+        say(f"written: {options.into}")
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="./bench messaging", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("section", nargs="*", help=f"{', '.join(SECTIONS)}; default: all")
+    parser.add_argument(
+        "--quick", action="store_true", help="seconds instead of minutes; figures mean nothing"
+    )
+    parser.add_argument("--write", action="store_true", help="write docs/bench/messaging.*")
+    parser.add_argument("--into", type=Path, default=page.FOLDER, help="write there instead of docs/bench")
+    options = parser.parse_args()
+    if unknown := [name for name in options.section if name not in SECTIONS]:
+        parser.error(f"there is no section {', '.join(unknown)}; the sections are {', '.join(SECTIONS)}")
+    return options
+
+
+def _section(name: str, *, quick: bool) -> page.Section:
+    before = os.getloadavg()[0]
+    figures = SECTIONS[name][1](quick=quick)
+    for figure in figures:
+        print(figure, flush=True)
+    return page.Section(
+        date=dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d"),
+        command=f"./bench messaging {name}{' --quick' if quick else ''}",
+        load=f"{before:.1f} before, {os.getloadavg()[0]:.1f} after, {os.cpu_count()} cores",
+        versions={
+            "Python": platform.python_version(),
+            **page.versions("semel", "sqlalchemy", "psycopg", "redis"),
+        },
+        figures=figures,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
