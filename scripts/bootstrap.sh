@@ -1,8 +1,8 @@
 # Sourced by ./test, ./demo and ./bench (bash, in the repository's root). It makes .venv from a hashed lock and installs
 # the servers that the tests use. Nothing here downloads from anywhere but PyPI and the distribution's own packages.
 #   ensure_venv dev|demo    .venv holds requirements/NAME.txt and semel itself (editable)
-#   ensure_servers          redis-server, mariadbd, postgres and pgbouncer, as far as this user may install packages;
-#                           sets SERVERS_COMPLETE to 1 or 0
+#   ensure_servers          redis-server, mariadbd, postgres, pgbouncer, rabbitmq and nats, as far as this user may
+#                           install packages; sets SERVERS_COMPLETE to 1 or 0
 
 export UV_PYTHON_DOWNLOADS=never   # uv would fetch an interpreter of its own; the machine's is used or we say so
 export PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -113,6 +113,8 @@ missing_packages() {
   has my_print_defaults || echo mariadb-client-core  # mariadb-install-db needs it
   has postgres || echo postgresql
   has pgbouncer || echo pgbouncer
+  has rabbitmq-server || echo rabbitmq-server        # its stream plugin is in the same package
+  has nats-server || echo nats-server
 }
 
 ensure_servers() {

@@ -21,15 +21,17 @@ from semel.testing.services.topology import Group
 MODE = os.environ.get("SEMEL_TEST", "full")
 SERVER_FIXTURES = {
     "mariadb_server",
+    "nats_server",
     "pgbouncer",
     "postgres_server",
+    "rabbitmq_server",
     "redis_cluster",
     "redis_sentinel",
     "redis_server",
     "valkey_server",
 }
-# Two seconds each to start: with xdist one worker does, the tests that use it follow.
-GROUPED_FIXTURES = {"redis_cluster", "redis_sentinel"}
+# Two seconds and more to start: with xdist one worker does, the tests that use it follow.
+GROUPED_FIXTURES = {"rabbitmq_server", "redis_cluster", "redis_sentinel"}
 
 # No deadline: this suite shares two cores with the servers. Fixed examples, but for the long run, which looks for new ones.
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=30)
@@ -117,6 +119,16 @@ def postgres_server() -> Iterator[services.PostgresServer]:
 @pytest.fixture(scope="session")
 def mariadb_server() -> Iterator[services.MariaServer]:
     yield from _serve(services.mariadb)
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_server() -> Iterator[services.RabbitServer]:
+    yield from _serve(services.rabbitmq)
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[services.NatsServer]:
+    yield from _serve(services.nats)
 
 
 @pytest.fixture(scope="session")

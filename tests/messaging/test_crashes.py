@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -68,12 +69,12 @@ class Lab:
 
     def check(self, wanted: list[str]) -> None:
         """Everything once, and in order per key."""
-        entries = self.client.xrange(self.stream)
-        ids = [fields[b"id"].decode() for _, fields in entries]  # type: ignore[union-attr]
+        entries: Any = self.client.xrange(self.stream)
+        ids = [fields[b"id"].decode() for _, fields in entries]
         lost, doubled = set(wanted) - set(ids), len(ids) - len(set(ids))
         last: dict[bytes, int] = {}
         inverted = 0
-        for _, fields in entries:  # type: ignore[union-attr]
+        for _, fields in entries:
             number = json.loads(fields[b"data"])["n"]
             inverted += number <= last.get(fields[b"key"], -1)
             last[fields[b"key"]] = number
@@ -138,7 +139,7 @@ def test_a_consumer_killed_around_its_commit(
     victim = lab.start("consume", "--fault", f"kill:{point}:4")
     assert victim.wait(30) == -signal.SIGKILL
     heir = lab.start("consume")
-    until = time.monotonic() + 20
+    until, found = time.monotonic() + 20, list[str]()
     while time.monotonic() < until:
         with sqlite_home.engine.connect() as connection:
             found = sorted(connection.execute(text("SELECT id FROM effects")).scalars())

@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
@@ -92,4 +91,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -22,10 +23,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import aio_pika
+import nats
 import psycopg
 import pymysql
 import pytest
 import redis
+import rstream.client
 from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
 from redis.retry import Retry
@@ -92,6 +96,42 @@ def test_mariadb_gives_fresh_databases(mariadb_server: services.MariaServer) -> 
         cursor.execute("CREATE TABLE t (x int) ENGINE=InnoDB")
         cursor.execute("SHOW TABLES")
         assert cursor.fetchall() == (("t",),)
+
+
+def test_rabbitmq_has_queues_and_streams(rabbitmq_server: services.RabbitServer) -> None:
+    async def use() -> tuple[object, bool]:
+        async with await aio_pika.connect(rabbitmq_server.url) as connection:
+            channel = await connection.channel()
+            queue = await channel.declare_queue("here", durable=True)
+            await channel.default_exchange.publish(aio_pika.Message(b"1"), "here")
+            message = await queue.get(no_ack=True)
+        client = rstream.client.Client(
+            rabbitmq_server.host, rabbitmq_server.stream_port, frame_max=1 << 20, heartbeat=60
+        )
+        await client.start()
+        await client.authenticate("/", rabbitmq_server.user, rabbitmq_server.password)
+        await client.create_stream("there")
+        there = await client.stream_exists("there")
+        leader, _ = await client.query_leader_and_replicas("there")
+        await client.close()
+        assert (leader.host, leader.port) == (rabbitmq_server.host, rabbitmq_server.stream_port)
+        return message.body, there
+
+    assert asyncio.run(use()) == (b"1", True)
+
+
+def test_nats_has_jetstream(nats_server: services.NatsServer) -> None:
+    async def use() -> bytes | None:
+        connection = await nats.connect(nats_server.url)
+        js = connection.jetstream()
+        await js.add_stream(name="here", subjects=["here.>"])
+        await js.publish("here.a", b"1")
+        found = (await js.get_last_msg("here", "here.a")).data
+        await connection.close()
+        return found
+
+    assert nats_server.info()["jetstream"] is True
+    assert asyncio.run(use()) == b"1"
 
 
 def test_pgbouncer_shares_server_connections_by_transaction(
@@ -178,6 +218,56 @@ def test_sql_servers_keep_committed_rows_across_kill(
         assert list(server.execute("SELECT x FROM t", database=name)) == [(1,)]
 
 
+def test_nats_keeps_streams_across_kill_and_asks_for_its_password() -> None:
+    async def on(url: str, work: Callable[[Any], Any]) -> Any:
+        connection = await nats.connect(url, allow_reconnect=False)
+        try:
+            return await work(connection.jetstream())
+        finally:
+            await connection.close()
+
+    with services.nats(password="secret") as server:
+        asyncio.run(on(server.url, lambda js: js.add_stream(name="s", subjects=["s"])))
+        asyncio.run(on(server.url, lambda js: js.publish("s", b"1")))
+        server.kill()
+        server.restart()
+        info = asyncio.run(on(server.url, lambda js: js.stream_info("s")))
+        assert info.state.messages == 1
+        server.password = "another"
+        with pytest.raises(ConnectionError, match="uthorization"):
+            server.info()
+
+
+def test_rabbitmq_keeps_a_stream_that_was_declared_just_before_it_was_killed() -> None:
+    async def declare(server: services.RabbitServer, *, passive: bool) -> int:
+        async with await aio_pika.connect(server.url) as connection:
+            channel = await connection.channel(publisher_confirms=True)
+            kind: Any = {"x-queue-type": "stream"}
+            queue = await channel.declare_queue("s", durable=True, arguments=kind, passive=passive)
+            await channel.default_exchange.publish(aio_pika.Message(b"1"), "s")
+            return queue.declaration_result.message_count or 0
+
+    with services.rabbitmq() as server:
+        asyncio.run(declare(server, passive=False))
+        owner = Path(f"/proc/{server.pid}").stat().st_uid
+        assert owner == server.folder.stat().st_uid != 0
+        ports, family = (server.port, server.stream_port), set(watchdog.inhabitants(server.folder))
+        assert {"beam.smp", "epmd"} <= {Path(f"/proc/{pid}/comm").read_text().strip() for pid in family}
+        server.kill()
+        assert not set(watchdog.inhabitants(server.folder))
+        server.restart()
+        assert (server.port, server.stream_port) == ports
+
+        def back() -> bool:  # its leader is elected a moment after the node is up
+            with contextlib.suppress(aio_pika.exceptions.AMQPError):
+                asyncio.run(declare(server, passive=True))
+                return True
+            return False
+
+        wait_until(back, timeout=30, what="the stream is back")
+    assert not server.folder.exists()
+
+
 def test_a_killed_postgres_leaves_no_shared_memory_behind() -> None:
     before = set(Path("/proc/sysvipc/shm").read_text("utf-8").splitlines())
     with services.postgres() as server:
@@ -256,7 +346,7 @@ def test_a_missing_program_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(services.ServerMissing, match="apt-get install postgresql"):
         services.postgres()
     absent = services.missing()
-    assert {"postgres", "mariadb", "pgbouncer"} <= set(absent)
+    assert {"postgres", "mariadb", "pgbouncer", "nats"} <= set(absent)
     assert "redis" not in absent  # the Valkey in the wheel stands in for it
 
 
@@ -271,8 +361,8 @@ def test_redis_is_served_by_the_valkey_wheel_when_it_is_not_installed(
 # -- who runs them ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "start",
-    [services.redis, services.valkey, services.postgres, services.mariadb],
-    ids=["redis", "valkey", "postgres", "mariadb"],
+    [services.redis, services.valkey, services.postgres, services.mariadb, services.nats],
+    ids=["redis", "valkey", "postgres", "mariadb", "nats"],
 )
 def test_servers_never_run_as_root(start: Callable[[], services.Server]) -> None:
     with start() as server:
@@ -326,8 +416,12 @@ def _open_to_all(path: Path) -> bool:
 LAUNCHER = """
     import json, os, sys, time
     from semel.testing import services
-    servers = [services.redis(), services.valkey(), services.postgres(), services.mariadb()]
-    servers.append(services.pgbouncer(servers[2]))
+    servers = [services.redis(), services.valkey(), services.nats()]
+    if "sql" in sys.argv:
+        servers += [services.mariadb(), services.postgres()]
+        servers.append(services.pgbouncer(servers[-1]))
+    if "rabbitmq" in sys.argv:
+        servers.append(services.rabbitmq())
     servers[0].pause()
     if "fork" in sys.argv and os.fork() == 0:
         time.sleep(60)  # a child that outlives its parent and holds every descriptor
@@ -380,7 +474,8 @@ def launcher(apart: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str],
 def test_no_server_outlives_a_launcher_ended_by(
     how: signal.Signals, launcher: Callable[..., tuple[subprocess.Popen[str], list[int], Path]]
 ) -> None:
-    process, pids, folder = launcher()
+    every_kind = ["sql", "rabbitmq"] if how == signal.SIGKILL else []  # they are slow: once is enough
+    process, pids, folder = launcher(*every_kind)
     assert not any(map(gone, pids))
     process.send_signal(how)
     process.wait(10)
@@ -392,7 +487,7 @@ def test_no_server_outlives_a_launcher_ended_by(
 def test_no_server_outlives_a_launcher_that_forgot_to_close(
     launcher: Callable[..., tuple[subprocess.Popen[str], list[int], Path]],
 ) -> None:
-    process, pids, folder = launcher("exit")
+    process, pids, folder = launcher("exit", "sql")
     process.wait(10)
     wait_until(
         lambda: all(map(gone, pids)) and not folder.exists(), timeout=10, what="servers and data are gone"

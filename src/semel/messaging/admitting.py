@@ -11,7 +11,7 @@ from semel.messaging.tables import NOW
 from semel.within.ports import Port
 from semel.within.records import query
 
-__all__ = ["admit", "admit_many", "remember"]
+__all__ = ["admit", "admit_many", "hash_of", "remember"]
 
 _POSTGRES: Final = """
 INSERT INTO {table}_inbox (consumer, message, tenant, hash, topic, at, business_key)

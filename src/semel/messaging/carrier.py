@@ -11,7 +11,7 @@ from typing import Any, Final
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from semel.errors import StoreUnavailable
+from semel.errors import ConfigurationError, StoreUnavailable
 from semel.messaging import ledger
 from semel.messaging.events import Alarm, Delivered, Emit, Overtaken, Parked, SinkBack, SinkPaused
 from semel.messaging.ledger import Want
@@ -246,6 +246,12 @@ class Carrier:
             return
         except (StoreUnavailable, DBAPIError):
             raise
+        except (
+            ConfigurationError
+        ) as error:  # wrong credentials, a place that is not there: somebody has to act
+            self._alarm_once("configuration", str(error))
+            self._pause(target.way, str(error), None)
+            return
         except Exception as error:  # noqa: BLE001 - a sink's bug pauses the sink, never loses or stops the rest
             self._alarm_once("error", f"sink {target.way!r} failed in an unforeseen way: {error!r}")
             self._pause(target.way, repr(error), None)

@@ -84,7 +84,7 @@ def collect(target: Any, message: Prepared, write: Write, committed: Committed) 
 def _collect_in_session(session: Session, message: Prepared, write: Write, committed: Committed) -> None:
     if not session.in_transaction():
         raise ConfigurationError(f"this session has no transaction: {_HINT}")
-    refuse_autocommit(session.get_bind())
+    _refuse_autocommit(session.get_bind())
     found = _sessions.get(session)
     if found is None:
         found = _sessions[session] = _Collected()
@@ -101,7 +101,7 @@ def _session_commits(session: Session) -> None:
         return  # a savepoint's release commits nothing
     session.flush()  # the rows first: what they violate is told before any message is written
     connection = session.connection()
-    refuse_autocommit(connection)
+    _refuse_autocommit(connection)
     found.flush(connection)
 
 
@@ -135,7 +135,7 @@ def _collect_in_connection(
 ) -> None:
     if not connection.in_transaction():
         raise ConfigurationError(f"this connection has no transaction: {_HINT}")
-    refuse_autocommit(connection)
+    _refuse_autocommit(connection)
     found = _connections.get(connection)
     if found is None:
         found = _connections[connection] = _Collected()
@@ -173,7 +173,7 @@ def _savepoint_rolled_back(connection: Connection, name: str, context: object) -
         found.entries = [entry for entry in found.entries if name not in entry[0]]
 
 
-def refuse_autocommit(bind: Any) -> None:
+def _refuse_autocommit(bind: Any) -> None:
     """A statement that commits by itself is no transaction."""
     options = bind.get_execution_options()
     level = options.get("isolation_level", getattr(bind.dialect, "_on_connect_isolation_level", None))

@@ -51,7 +51,19 @@ _SYNC: Final = {
     "sqlite+aiosqlite": "sqlite",
 }
 _KNOWN: Final = frozenset({"postgresql", "mysql", "mariadb", "sqlite"})
-_GONE: Final = ("database is locked", "deadlock", "lock wait timeout", "closed", "terminat", "lost", "gone away", "refused", "shut", "starting up", "recovery mode")
+_GONE: Final = (
+    "database is locked",
+    "deadlock",
+    "lock wait timeout",
+    "closed",
+    "terminat",
+    "lost",
+    "gone away",
+    "refused",
+    "shut",
+    "starting up",
+    "recovery mode",
+)
 _LOCK: Final = 0x73656D656C  # "semel": two processes that make the tables at once take turns
 
 _forked: weakref.WeakSet[Database] = weakref.WeakSet()

@@ -83,7 +83,8 @@ class Overtaken(RelayEvent):
 
 @dataclass(frozen=True, slots=True)
 class Alarm(RelayEvent):
-    """Something that a person should look at: `what` is lost-tail, sink-ahead, route, unroutable, database or error."""
+    """Something that a person should look at: `what` is lost-tail, sink-ahead, route, unroutable,
+    configuration, database, source, consumer or error."""
 
     what: str
     message: str

@@ -273,7 +273,7 @@ class Inbox:
 
 
 async def _call(handler: Handler, session: Any, what: Any, awaits: bool) -> Any:
-    result = handler(session, what) if takes_two(handler) else handler(what)
+    result = handler(session, what) if _takes_two(handler) else handler(what)
     if inspect.isawaitable(result):
         if not awaits:
             if inspect.iscoroutine(result):
@@ -286,7 +286,7 @@ async def _call(handler: Handler, session: Any, what: Any, awaits: bool) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def takes_two(handler: Handler) -> bool:
+def _takes_two(handler: Handler) -> bool:
     """Whether the handler wants the session too."""
     try:
         parameters = inspect.signature(handler).parameters.values()

@@ -18,7 +18,37 @@ from sqlalchemy.sql.elements import ColumnElement
 from semel.messaging.sink import Row
 from semel.messaging.tables import NOW, Tables, now
 
-__all__ = ["Lane", "Line", "Member", "State", "Want"]
+__all__ = [
+    "Lane",
+    "Line",
+    "Member",
+    "State",
+    "Want",
+    "alive",
+    "choose",
+    "clean",
+    "fetch",
+    "hold",
+    "hold_back",
+    "join",
+    "keep",
+    "kept",
+    "leave",
+    "let_go",
+    "line_of",
+    "lines",
+    "members",
+    "oldest",
+    "pending",
+    "refresh_ids",
+    "release",
+    "remove",
+    "renumber",
+    "save",
+    "take",
+    "unpark",
+    "waiting",
+]
 
 _LETTER: Final = "seq, id, tenant, topic, {key}, type, {schema}, headers, body, created, raw"
 _headers: Final = msgspec.json.Decoder(dict[str, str])

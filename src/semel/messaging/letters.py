@@ -12,7 +12,19 @@ from sqlalchemy import Connection, delete, insert, select, update
 from semel.messaging.message import Message
 from semel.messaging.tables import Tables, now
 
-__all__ = ["DeadLetter", "attempts_of", "dead", "due", "failed", "forget", "log", "purge", "revive"]
+__all__ = [
+    "Admitted",
+    "DeadLetter",
+    "attempts_of",
+    "dead",
+    "due",
+    "failed",
+    "forget",
+    "log",
+    "purge",
+    "remove",
+    "revive",
+]
 
 
 class DeadLetter(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ import msgspec
 from semel.errors import CodecError, ConfigurationError, InvalidKey
 from semel.ids import mint
 
-__all__ = ["PARTS", "Message", "content_hash", "part_of"]
+__all__ = ["PARTS", "Message", "content_hash", "new_id", "part_of"]
 
 PARTS: Final = 64
 _TEXT_LIMIT: Final = 255

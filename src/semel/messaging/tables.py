@@ -102,8 +102,8 @@ def _letter() -> list[Column[Any]]:
     ]
 
 
-def _outgoing(metadata: MetaData, prefix: str, options: dict[str, Any]) -> list[Table]:
-    outbox = Table(
+def _outbox(metadata: MetaData, prefix: str, options: dict[str, Any]) -> Table:
+    return Table(
         f"{prefix}_outbox",
         metadata,
         Column("part", SmallInteger, primary_key=True, autoincrement=False),
@@ -118,7 +118,10 @@ def _outgoing(metadata: MetaData, prefix: str, options: dict[str, Any]) -> list[
         },
         **options,
     )
-    ids = Table(
+
+
+def _ids(metadata: MetaData, prefix: str, options: dict[str, Any]) -> Table:
+    return Table(
         f"{prefix}_outbox_ids",
         metadata,
         Column("seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
@@ -131,7 +134,10 @@ def _outgoing(metadata: MetaData, prefix: str, options: dict[str, Any]) -> list[
         sqlite_autoincrement=True,  # a number that was used is never used again
         **options,
     )
-    sent = Table(
+
+
+def _sent(metadata: MetaData, prefix: str, options: dict[str, Any]) -> Table:
+    return Table(
         f"{prefix}_outbox_sent",
         metadata,
         Column("team", _text(120), primary_key=True),
@@ -144,7 +150,10 @@ def _outgoing(metadata: MetaData, prefix: str, options: dict[str, Any]) -> list[
         Index(f"{prefix}_outbox_sent_at", "at"),
         **options,
     )
-    parts = Table(
+
+
+def _parts(metadata: MetaData, prefix: str, options: dict[str, Any]) -> Table:
+    return Table(
         f"{prefix}_outbox_parts",
         metadata,
         Column("team", _text(120), primary_key=True),
@@ -154,7 +163,10 @@ def _outgoing(metadata: MetaData, prefix: str, options: dict[str, Any]) -> list[
         Column("state", _long(), nullable=False),
         **options,
     )
-    lines = Table(
+
+
+def _lines(metadata: MetaData, prefix: str, options: dict[str, Any]) -> Table:
+    return Table(
         f"{prefix}_outbox_lines",
         metadata,
         Column("team", _text(120), primary_key=True),
@@ -171,7 +183,10 @@ def _outgoing(metadata: MetaData, prefix: str, options: dict[str, Any]) -> list[
         Column("since", Double, nullable=False),
         **options,
     )
-    relays = Table(
+
+
+def _relays(metadata: MetaData, prefix: str, options: dict[str, Any]) -> Table:
+    return Table(
         f"{prefix}_outbox_relays",
         metadata,
         Column("team", _text(120), primary_key=True),
@@ -181,7 +196,11 @@ def _outgoing(metadata: MetaData, prefix: str, options: dict[str, Any]) -> list[
         Column("about", _long(), nullable=False),
         **options,
     )
-    return [outbox, ids, sent, parts, lines, relays]
+
+
+def _outgoing(metadata: MetaData, prefix: str, options: dict[str, Any]) -> list[Table]:
+    makers = (_outbox, _ids, _sent, _parts, _lines, _relays)
+    return [make(metadata, prefix, options) for make in makers]
 
 
 def _incoming(metadata: MetaData, prefix: str, options: dict[str, Any]) -> list[Table]:

@@ -27,13 +27,14 @@ _SCHEMES: Final[dict[str, tuple[str, str]]] = {
     "kafkas": ("kafka", "KafkaSink"),
     "http": ("webhook", "WebhookSink"),
     "https": ("webhook", "WebhookSink"),
+    "outbox+": ("outbox", "OutboxSink"),
 }
 
 
 def open_sink(url: str) -> Sink:
     """The sink that a URL names. Nothing is connected yet; what the URL alone shows to be wrong raises now."""
     scheme = urlsplit(url).scheme
-    known = _SCHEMES.get(scheme)
+    known = _SCHEMES.get("outbox+" if scheme.startswith("outbox+") else scheme)
     if known is None:
         raise ConfigurationError(
             f"no sink answers to the URL scheme {scheme!r}; known are {', '.join(sorted(_SCHEMES))}"

@@ -17,6 +17,7 @@ try:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.errors import Error
+    from nats.errors import TimeoutError as NatsTimeout
     from nats.js.api import AckPolicy, ConsumerConfig
     from nats.js.errors import NotFoundError
 except ModuleNotFoundError as missing:  # pragma: no cover - needs an environment without it
@@ -95,7 +96,7 @@ class NatsSource:
         try:
             await self._connected()
             found = await self._pull.fetch(limit, timeout=1)
-        except (nats.errors.TimeoutError, TimeoutError):
+        except (NatsTimeout, TimeoutError):
             return []
         except NotFoundError as error:
             await self.aclose()

@@ -20,15 +20,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from semel.testing.services.mariadb import MariaServer, mariadb_program
+from semel.testing.services.nats import NatsServer, nats_program
 from semel.testing.services.postgres import PgBouncer, PostgresServer, pgbouncer_program, postgres_program
+from semel.testing.services.rabbitmq import RabbitServer, rabbitmq_program
 from semel.testing.services.redis import Appendonly, RedisServer, Setting, redis_program, valkey_program
 from semel.testing.services.server import Server, ServerFailed, ServerMissing
 from semel.testing.services.topology import RedisCluster, RedisSentinel
 
 __all__ = [
     "MariaServer",
+    "NatsServer",
     "PgBouncer",
     "PostgresServer",
+    "RabbitServer",
     "RedisCluster",
     "RedisSentinel",
     "RedisServer",
@@ -37,8 +41,10 @@ __all__ = [
     "ServerMissing",
     "mariadb",
     "missing",
+    "nats",
     "pgbouncer",
     "postgres",
+    "rabbitmq",
     "redis",
     "redis_cluster",
     "redis_sentinel",
@@ -95,6 +101,16 @@ def mariadb(*, fsync: bool = False, config: Mapping[str, Setting] | None = None)
     return MariaServer(fsync=fsync, config=config).open()
 
 
+def rabbitmq(*, config: Mapping[str, Setting] | None = None) -> RabbitServer:
+    """A RabbitMQ server with streams: two to four seconds, which is Erlang's own floor."""
+    return RabbitServer(config=config).open()
+
+
+def nats(*, password: str | None = None, config: Mapping[str, Setting] | None = None) -> NatsServer:
+    """A NATS server with JetStream."""
+    return NatsServer(password=password, config=config).open()
+
+
 def missing() -> dict[str, str]:
     """What is not installed: the server's name and the remedy. Empty when everything is there."""
     programs: dict[str, Callable[[], str]] = {
@@ -103,6 +119,8 @@ def missing() -> dict[str, str]:
         "postgres": postgres_program,
         "pgbouncer": pgbouncer_program,
         "mariadb": mariadb_program,
+        "rabbitmq": rabbitmq_program,
+        "nats": nats_program,
     }
     found = {}
     for name, program in programs.items():

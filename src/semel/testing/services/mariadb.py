@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from semel.testing.services import home, template
-from semel.testing.services.server import Server, find_program
+from semel.testing.services.server import Server, ServerFailed, find_program
 
 Setting = str | int
 
@@ -79,7 +79,11 @@ class MariaServer(Server):
             **self.config,
             "port": self.port,
         }
-        flags = ["--no-defaults", "--skip-name-resolve", "--skip-log-bin"]
+        flags = [
+            "--no-defaults",
+            "--skip-name-resolve",
+            *(() if "log-bin" in self.config else ("--skip-log-bin",)),
+        ]
         return [self.program, *flags, *(f"--{key}={value}" for key, value in settings.items())]
 
     def ping(self) -> None:
@@ -89,9 +93,14 @@ class MariaServer(Server):
 
     def execute(self, sql: str, *, database: str = "mysql") -> tuple[tuple[Any, ...], ...]:
         """Run one statement on a connection of its own, committed, and return its rows."""
+        with self._connected(database) as connection, connection.cursor() as cursor:
+            cursor.execute(sql)
+            return tuple(cursor.fetchall())
+
+    def _connected(self, database: str) -> Any:
         import pymysql
 
-        connection = pymysql.connect(
+        return pymysql.connect(
             host=self.host,
             port=self.port,
             user=self.user,
@@ -99,9 +108,45 @@ class MariaServer(Server):
             connect_timeout=5,
             autocommit=True,
         )
-        with connection, connection.cursor() as cursor:
-            cursor.execute(sql)
-            return tuple(cursor.fetchall())
+
+    def follow(self, primary: MariaServer, *, semi_sync: bool = False) -> None:
+        """Become a replica of `primary` and have all that it has written.
+
+        Both need ``{"log-bin": "binlog", "server-id": N}``. With `semi_sync` the primary acknowledges a commit when this
+        replica has received it.
+        """
+        if semi_sync:
+            self.execute("SET GLOBAL rpl_semi_sync_slave_enabled = ON")
+            primary.execute("SET GLOBAL rpl_semi_sync_master_enabled = ON")
+        place = (
+            f"MASTER_HOST = '{primary.host}', MASTER_PORT = {primary.port}, MASTER_USER = '{primary.user}'"
+        )
+        self.execute(f"CHANGE MASTER TO {place}, MASTER_USE_GTID = slave_pos")
+        self.execute("START SLAVE")
+        ((position,),) = primary.execute("SELECT @@gtid_binlog_pos")
+        if self.execute(f"SELECT MASTER_GTID_WAIT('{position}', 20)") != ((0,),):
+            raise ServerFailed(
+                f"the replica has not followed its primary to {position} within 20 s\n{self.log()}"
+            )
+
+    def promote(self) -> None:
+        """Apply what was received, and follow nobody any more."""
+        self.execute("STOP SLAVE IO_THREAD")
+        # Read from it, not from its log: what is received and not applied yet counts.
+        position = self.slave_status()["Gtid_IO_Pos"]
+        if self.execute(f"SELECT MASTER_GTID_WAIT('{position}', 20)") != ((0,),):
+            raise ServerFailed(f"the replica has not applied what it has received within 20 s\n{self.log()}")
+        self.execute("STOP SLAVE")
+        self.execute("RESET SLAVE ALL")
+
+    def slave_status(self) -> dict[str, Any]:
+        """SHOW SLAVE STATUS by column."""
+        import pymysql.cursors
+
+        kind: Any = pymysql.cursors.DictCursor
+        with self._connected("mysql") as connection, connection.cursor(kind) as cursor:
+            cursor.execute("SHOW SLAVE STATUS")
+            return dict(cursor.fetchone() or {})
 
     def terminate_connections(self) -> int:
         """Cut the connections of every client: what a fail-over looks like. Returns how many."""

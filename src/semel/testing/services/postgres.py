@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from semel.testing.services import home, template
-from semel.testing.services.server import Server, find_program
+from semel.testing.services.server import Server, ServerFailed, find_program, wait_until
 
 Setting = str | int
 
@@ -107,6 +107,15 @@ class PostgresServer(Server):
         )
         return len(rows)
 
+    def wait_for_standby(self) -> None:
+        """From now on a commit waits until a standby has it on disk."""
+        self.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        self.execute("SELECT pg_reload_conf()")
+        sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+        wait_until(
+            lambda: self.execute(sql) == [(1,)], timeout=20, what="the standby is synchronous", step=0.02
+        )
+
     def close(self) -> None:
         self.stop()
         self._remove_shared_memory()
@@ -117,6 +126,42 @@ class PostgresServer(Server):
         with contextlib.suppress(OSError, IndexError):
             segment = (self._data / "postmaster.pid").read_text("utf-8").splitlines()[6].split()[1]
             subprocess.run(["ipcrm", "-m", segment], check=False, capture_output=True)
+
+
+class PostgresStandby(PostgresServer):
+    """A streaming standby of `primary`, which it must find running. It takes reads until `promote()`.
+
+    Asynchronous, unless the primary is told to wait for it: `primary.wait_for_standby()`.
+    """
+
+    def __init__(self, primary: PostgresServer) -> None:
+        # Without its primary it looks for more to read every five seconds, and a promotion waits for that.
+        super().__init__(config=primary.config | {"wal_retrieve_retry_interval": "20ms"})
+        self.config["unix_socket_directories"] = str(self.folder)
+        self.primary = primary
+
+    def prepare(self) -> None:
+        program = postgres_program("pg_basebackup")
+        place = ["-h", self.primary.host, "-p", str(self.primary.port), "-U", self.user]
+        words = [program, "-D", str(self._data), *place, "-X", "stream", "-c", "fast", "-R", "-N"]
+        log = self.folder / "backup.log"
+        if home.spawn(words, folder=self.folder, log=log).wait() != 0:
+            raise ServerFailed(f"pg_basebackup failed:\n{log.read_text('utf-8', 'replace')}")
+        self._data.chmod(0o700)
+
+    def wait_linked(self, *, timeout: float = 20.0) -> None:
+        """Wait until the primary streams to it and it has all that the primary has written."""
+        sql = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming' AND flush_lsn >= pg_current_wal_lsn()"
+        wait_until(
+            lambda: self.primary.execute(sql) == [(1,)],
+            timeout=timeout,
+            what="the standby follows",
+            step=0.02,
+        )
+
+    def promote(self) -> None:
+        """Become a primary with what it has received."""
+        self.execute("SELECT pg_promote(true, 30)")
 
 
 class PgBouncer(Server):

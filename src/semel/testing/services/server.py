@@ -63,15 +63,16 @@ class Server:
 
     name: ClassVar[str]
     stop_signal: ClassVar[int] = signal.SIGTERM
+    start_timeout: ClassVar[float] = START_TIMEOUT
 
     host = "127.0.0.1"
 
     def __init__(self, *, bus: bool = False) -> None:
         self.folder = home.new_folder(self.name)
-        self.port = home.free_port(bus=bus)
         self._bus = bus
         self._process: subprocess.Popen[bytes] | None = None
         self._last_error: Exception | None = None
+        self.choose_ports()
 
     # -- what each kind of server says ---------------------------------------------------------------------------
     def argv(self) -> list[str]:
@@ -84,6 +85,10 @@ class Server:
 
     def prepare(self) -> None:
         """Make the data folder; called once, before the first start."""
+
+    def choose_ports(self) -> None:
+        """Take free ports; called again when another process was quicker to listen on one of them."""
+        self.port = home.free_port(bus=self._bus)
 
     # -- life ------------------------------------------------------------------------------------------------------
     @property
@@ -105,7 +110,7 @@ class Server:
             for _ in range(4):
                 with contextlib.suppress(_PortTaken):
                     return self.start()
-                self.port = home.free_port(bus=self._bus)
+                self.choose_ports()
             return self.start()
         except BaseException:
             self.close()
@@ -117,7 +122,7 @@ class Server:
             return self
         self._log_path.write_bytes(b"")
         self._process = home.spawn(self.argv(), folder=self.folder, log=self._log_path)
-        wait_until(self._answers, timeout=START_TIMEOUT, what=f"{self.name} start", log=self._why)
+        wait_until(self._answers, timeout=self.start_timeout, what=f"{self.name} start", log=self._why)
         return self
 
     def stop(self) -> None:
@@ -179,7 +184,7 @@ class Server:
     def _answers(self) -> bool:
         if not self.running:
             text = self.log()
-            if "ddress already in use" in text:
+            if "ddress already in use" in text or "eaddrinuse" in text:
                 raise _PortTaken(self.port)
             raise ServerFailed(f"{self.name} ended at once:\n{text}")
         try:

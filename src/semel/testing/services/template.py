@@ -1,4 +1,4 @@
-"""Fresh data folders for SQL servers, made once and copied afterwards: 0.2 s instead of 0.8 s a server."""
+"""Fresh data folders for servers, made once and copied afterwards: 0.2 s instead of 0.8 s an SQL server."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from semel.testing.services import home
@@ -20,11 +21,16 @@ def fill(target: Path, *, program: str, argv: list[str]) -> None:
     the version of `program` and the command; without a writable cache the command runs every time.
     """
     version = subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout
-    digest = hashlib.sha256("\0".join((version, *argv)).encode()).hexdigest()[:16]
+    recall(target, Path(program).name, (version, *argv), lambda: _initialise(target, argv))
+
+
+def recall(target: Path, name: str, facts: Iterable[str], make: Callable[[], None]) -> None:
+    """Fill `target` with a copy of what `make` put there the first time, on this machine, with the same `facts`."""
+    digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
     cache = _cache()
-    kept = cache / f"{Path(program).name}-{digest}" if cache else None
+    kept = cache / f"{name}-{digest}" if cache else None
     if kept is None or not kept.is_dir():
-        _initialise(target, argv)
+        make()
         if kept is not None:
             _keep(target, kept)
         return

@@ -51,10 +51,18 @@ def _open_all(servers: list[Server]) -> None:
 
 
 class RedisCluster(Group):
-    """Three masters, each with one replica. `nodes[0:3]` begin as masters, `nodes[3:6]` as their replicas."""
+    """Three masters, each with one replica. `nodes[0:3]` begin as masters, `nodes[3:6]` as their replicas.
+
+    With `replicas=False` there are the masters only.
+    """
 
     def __init__(
-        self, *, program: str, appendonly: Appendonly = "no", config: Mapping[str, Setting] | None = None
+        self,
+        *,
+        program: str,
+        appendonly: Appendonly = "no",
+        config: Mapping[str, Setting] | None = None,
+        replicas: bool = True,
     ) -> None:
         super().__init__()
         settings = {
@@ -65,7 +73,8 @@ class RedisCluster(Group):
             **(config or {}),
         }
         self.nodes = [
-            RedisServer(program=program, appendonly=appendonly, config=settings, bus=True) for _ in range(6)
+            RedisServer(program=program, appendonly=appendonly, config=settings, bus=True)
+            for _ in range(6 if replicas else 3)
         ]
         self.members = list(self.nodes)
 
@@ -103,6 +112,15 @@ class RedisCluster(Group):
                 return next(node for node in self.nodes if node.port == int(owner[1]))
         raise LookupError(f"no node serves slot {slot}; the cluster is down")
 
+    def replica_of(self, master: RedisServer) -> RedisServer:
+        """The running node that follows `master` now."""
+        for node in self.nodes:
+            if node.running and node is not master:
+                facts = node.info("replication")
+                if facts["role"] == "slave" and int(facts["master_port"]) == master.port:
+                    return node
+        raise LookupError(f"no node follows {master!r}")
+
     def wait_healthy(self, *, timeout: float = 20.0) -> None:
         """Wait until every running node says that all slots are served, for example after a fail-over."""
         wait_until(self._healthy, timeout=timeout, what="every node says cluster_state:ok", step=0.05)
@@ -121,7 +139,7 @@ class RedisCluster(Group):
         for node in self.nodes[1:]:
             self.nodes[0].command("CLUSTER", "MEET", node.host, node.port)
         wait_until(self._all_known, timeout=20, what="the nodes know each other", step=0.02)
-        for master, replica in zip(masters, replicas, strict=True):
+        for master, replica in zip(masters, replicas, strict=bool(replicas)):
             replica.command("CLUSTER", "REPLICATE", master.command("CLUSTER", "MYID"))
         wait_until(self._replicas_linked, timeout=20, what="the replicas follow their masters", step=0.02)
         self.wait_healthy()
