@@ -19,11 +19,9 @@ from benches.core_parts.measure import Effort, Figure, say
 from benches.core_parts.on_postgres import durable_server
 from semel.testing import services
 
-__all__ = ["LEFT_OUT", "VERSIONS", "Result", "bench"]
+__all__ = ["LEFT_OUT", "VERSIONS", "Result", "bench", "environment"]
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCK = ROOT / "requirements" / "bench.txt"
-HOME = ROOT / ".venv" / "peers"
 
 # Filled by `bench`: what the page tells beside the figures.
 LEFT_OUT: dict[str, str] = {}
@@ -39,7 +37,7 @@ class Result(msgspec.Struct):
 
 
 def bench(effort: Effort) -> list[Figure]:
-    python = _environment()
+    python = environment("bench", "peers")
     with services.redis() as server, durable_server() as database, tempfile.TemporaryDirectory() as folder:
         databases = [database.database() for _ in range(3)]
         command = [
@@ -53,22 +51,24 @@ def bench(effort: Effort) -> list[Figure]:
     return result.figures
 
 
-def _environment() -> Path:
-    """The environment's Python; made anew when the lock has changed."""
-    python, stamp = HOME / "bin" / "python", HOME / "stamp"
-    digest = hashlib.sha256(LOCK.read_bytes()).hexdigest()
+def environment(lock: str, name: str) -> Path:
+    """The Python of .venv/NAME, which holds requirements/LOCK.txt and semel; made anew when the lock has changed."""
+    home, locked = ROOT / ".venv" / name, ROOT / "requirements" / f"{lock}.txt"
+    python, stamp = home / "bin" / "python", home / "stamp"
+    digest = hashlib.sha256(locked.read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text("utf-8") == digest:
         return python
-    say("installing requirements/bench.txt into .venv/peers")
+    say(f"installing requirements/{lock}.txt into .venv/{name}")
     uv = Path(sys.executable).parent / "uv"
-    environment = {**os.environ, "UV_PYTHON_DOWNLOADS": "never"}
-    install: list[str | Path] = [uv, "pip", "install", "-q", "-p", python]
+    variables = {**os.environ, "UV_PYTHON_DOWNLOADS": "never"}
+    # The lock is complete: what it overrides must not be looked into again.
+    install: list[str | Path] = [uv, "pip", "install", "-q", "-p", python, "--no-deps"]
     steps: list[list[str | Path]] = [
-        [uv, "venv", "-q", "--clear", "-p", sys.executable, HOME],
-        [*install, "--require-hashes", "-r", LOCK],
-        [*install, "--no-deps", "--no-build-isolation", "-e", ROOT],
+        [uv, "venv", "-q", "--clear", "-p", sys.executable, home],
+        [*install, "--require-hashes", "-r", locked],
+        [*install, "--no-build-isolation", "-e", ROOT],
     ]
     for command in steps:
-        subprocess.run(command, check=True, env=environment)
+        subprocess.run(command, check=True, env=variables)
     stamp.write_text(digest, "utf-8")
     return python

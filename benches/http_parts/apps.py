@@ -1,6 +1,7 @@
 """The applications that `./bench http` measures, made by uvicorn's --factory from the environment.
 
-SEMEL_BENCH_KIND: fastapi or starlette. SEMEL_BENCH_STORE: the URL of a store, or empty for the bare application.
+SEMEL_BENCH_KIND: fastapi, starlette, or a name of `peers`. SEMEL_BENCH_STORE: the URL of a store, or empty for the bare
+application. GET /runs tells how often the handler ran.
 """
 
 from __future__ import annotations
@@ -9,6 +10,10 @@ import os
 from typing import Any
 
 from pydantic import BaseModel
+
+__all__ = ["Accepted", "Order", "count", "fastapi", "guarded", "make"]
+
+RUNS = [0]
 
 
 class Order(BaseModel):
@@ -24,11 +29,21 @@ class Accepted(BaseModel):
     currency: str
 
 
+def count() -> None:
+    RUNS[0] += 1
+
+
 def make() -> Any:
-    app = _fastapi() if os.environ["SEMEL_BENCH_KIND"] == "fastapi" else _starlette()
-    url = os.environ.get("SEMEL_BENCH_STORE", "")
-    if not url:
-        return app
+    kind, url = os.environ["SEMEL_BENCH_KIND"], os.environ.get("SEMEL_BENCH_STORE", "")
+    if kind not in ("fastapi", "starlette"):
+        from benches.http_parts import peer_apps
+
+        return peer_apps.APPS[kind](url)
+    app = fastapi() if kind == "fastapi" else _starlette()
+    return app if not url else guarded(app, url)
+
+
+def guarded(app: Any, url: str) -> Any:
     from semel import AsyncSemel
     from semel.http.asgi import IdempotencyMiddleware
 
@@ -38,13 +53,21 @@ def make() -> Any:
     return IdempotencyMiddleware(app, once=AsyncSemel(url), principal=principal, authenticated_outside=True)
 
 
-def _fastapi() -> Any:
+def fastapi(*, without_route: bool = False) -> Any:
     from fastapi import FastAPI
 
     app = FastAPI()
 
+    @app.get("/runs")
+    async def runs() -> int:
+        return RUNS[0]
+
+    if without_route:
+        return app
+
     @app.post("/orders", status_code=201)
     async def orders(order: Order) -> Accepted:
+        count()
         return Accepted(id="ord_1", state="accepted", amount=order.amount, currency=order.currency)
 
     return app
@@ -57,7 +80,11 @@ def _starlette() -> Any:
     from starlette.routing import Route
 
     async def orders(request: Request) -> Response:
+        count()
         order = await request.json()
         return JSONResponse({"id": "ord_1", "state": "accepted", "amount": order["amount"]}, 201)
 
-    return Starlette(routes=[Route("/orders", orders, methods=["POST"])])
+    async def runs(_: Request) -> Response:
+        return JSONResponse(RUNS[0])
+
+    return Starlette(routes=[Route("/orders", orders, methods=["POST"]), Route("/runs", runs)])

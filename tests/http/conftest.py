@@ -42,6 +42,7 @@ class Edge:
         """Put the middleware around the shop, with these options."""
         kind = Semel if self.colour == "sync" else AsyncSemel
         self.once = kind(self.url, **{"tenant": self.tenant, **(semel or {})})
+        options.setdefault("store_timeout", 10.0)  # a busy machine is no broken store
         if not options.get("anonymous"):
             options.setdefault("principal", lambda request: request.headers.get("x-user"))
         if "authorize" not in options:

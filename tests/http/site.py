@@ -36,7 +36,7 @@ class Site:
         self._env = os.environ | {
             "SEMEL_URL": url,
             "SEMEL_OPTIONS": json.dumps(face),
-            "SEMEL_RULES": json.dumps(rules),
+            "SEMEL_RULES": json.dumps({"store_timeout": 10, **rules}),  # a busy machine is no broken store
             "SEMEL_FOLDER": str(folder),
             "PYTHONPATH": str(ROOT),
         }

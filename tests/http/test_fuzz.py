@@ -9,6 +9,7 @@ import json
 import re
 import string
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -232,6 +233,7 @@ def _says_only_what_it_always_says(said: dict[str, Any]) -> None:
         kind.retryable,
     )
     assert said.pop("status") == kind.status
+    assert UUID(said.pop("instance")).version == 4  # a name for this occurrence, made for it (H41)
     assert said.pop("reason", None) in {None, *REASONS}
     assert said.keys() <= {"retry_after", "min_length", "limit"}
     assert all(isinstance(value, int) for value in said.values())

@@ -13,6 +13,8 @@ from flask import Flask, request
 from semel import LeaseLost, Semel
 from semel.http.flask import idempotent
 from semel.http.guard import Guard
+from semel.recording import Recorder
+from semel.run import Run
 from tests.http.conftest import Edge
 from tests.http.test_rows_keys import problem
 
@@ -20,22 +22,18 @@ from tests.http.test_rows_keys import problem
 def test_h33_background_tasks_do_not_follow_a_response_that_was_overtaken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def overtaken(*_: Any) -> None:
+    async def overtaken(recorder: Recorder, run: Run, *_: Any) -> None:
+        recorder._heart.remove(run)
         raise LeaseLost("somebody else owns the key")
 
     edge = Edge("async", "memory://").open()
     edge.send("/empty", "warm-up")
-    engine = type(edge.drive(_engine_of(edge)))
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "complete", overtaken)
+        patch.setattr(Recorder, "record", overtaken)
         answer = edge.send("/orders")
     assert (answer.status_code, problem(answer)) == (409, "in-progress")
     assert edge.ledger.after == []
     edge.close()
-
-
-async def _engine_of(edge: Edge) -> Any:
-    return edge.once._engine()
 
 
 def test_a_flask_view_reads_the_stream_itself() -> None:

@@ -93,7 +93,7 @@ def test_the_wrong_colour_is_refused() -> None:
     with Semel("memory://") as once, pytest.raises(ConfigurationError, match="AsyncSemel"):
         asgi.IdempotencyMiddleware(None, once=once, anonymous=True, authenticated_outside=True)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="once="):
-        wsgi.IdempotencyMiddleware(lambda *_: [], once="memory://")
+        wsgi.IdempotencyMiddleware(lambda *_: [], once="memory://")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

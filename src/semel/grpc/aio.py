@@ -13,7 +13,7 @@ import grpc.aio
 
 from semel import AsyncSemel
 from semel.errors import ConfigurationError, SemelError
-from semel.grpc.answers import Answer, Metadata
+from semel.grpc.answers import Answer, Metadata, say_trailing
 from semel.grpc.captures import AsyncCapture, Capture
 from semel.grpc.handlers import Wire, behaviour_of, handler_like
 from semel.grpc.policy import Caller, Options, Policy, Route, Ticket, Unstored, marker, refused
@@ -49,15 +49,11 @@ class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """The method's own handler, or one around it."""
         handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        route = self._policy.route(handler_call_details.method, handler)
-        if route is None:
+        route = self._policy.covered(handler_call_details, handler)
+        if handler is None or route is None:
             return handler
         if isinstance(route, Refusal):
             return handler_like(handler, _refusing(route))
-        if self._policy.may_pass(route, tuple(handler_call_details.invocation_metadata or ())):
-            return handler
         call = _Call(self._once, self._policy, route, handler, self._running)
         return handler_like(handler, call.stream if handler.response_streaming else call.unary)
 
@@ -259,25 +255,20 @@ def _looked_at(task: asyncio.Task[Any]) -> None:
 # ------------------------------------------------------------------------------------------------- what is sent
 
 
-def _say_trailing(context: Any, metadata: Metadata) -> None:
-    if metadata:
-        context.set_trailing_metadata((*(context.trailing_metadata() or ()), *metadata))
-
-
 async def _finish(context: Any, answer: Answer) -> None:
     if answer.status is not grpc.StatusCode.OK:
         await _fail(context, answer)
-    _say_trailing(context, answer.trailing)
+    say_trailing(context, answer.trailing)
 
 
 async def _fail(context: Any, answer: Answer, more: Metadata = ()) -> NoReturn:
-    _say_trailing(context, (*answer.trailing, *more))
+    say_trailing(context, (*answer.trailing, *more))
     await context.abort(answer.status, answer.details)
     raise AssertionError("abort does not return")
 
 
 async def _refuse(context: Any, refusal: Refusal) -> NoReturn:
     """Without initial metadata: a client that has seen some regards the call as committed and never retries it."""
-    _say_trailing(context, refusal.metadata())
+    say_trailing(context, refusal.metadata())
     await context.abort(refusal.code, refusal.text)
     raise AssertionError("abort does not return")

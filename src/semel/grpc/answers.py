@@ -10,7 +10,7 @@ import msgspec
 from semel.errors import CodecError
 from semel.grpc.rules import Rules, storable
 
-__all__ = ["Answer", "Metadata", "code_of", "recorded"]
+__all__ = ["Answer", "Metadata", "code_of", "recorded", "say_trailing"]
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 _FORMAT: Final = 1
@@ -65,3 +65,9 @@ def code_of(number: object) -> grpc.StatusCode:
 def recorded(*messages: bytes, code: grpc.StatusCode = grpc.StatusCode.OK, details: str = "") -> bytes:
     """An answer in stored form, for `once.resolve(key, value=recorded(response.SerializeToString()), …)`."""
     return _encode(Answer(code.value[0], details, list(messages)))
+
+
+def say_trailing(context: Any, metadata: Metadata) -> None:
+    """Behind what was said already."""
+    if metadata:
+        context.set_trailing_metadata((*(context.trailing_metadata() or ()), *metadata))

@@ -182,8 +182,15 @@ class Policy:
 
     # -------------------------------------------------------------------------------------------- calls
 
-    def may_pass(self, route: Route, metadata: Metadata) -> bool:
-        """A call that surely has no key and needs none: its handler is left alone."""
+    def covered(self, details: Any, handler: Any) -> Route | Refusal | None:
+        """What stands around a call's handler. None: there is nothing to protect, or surely no key and no need of one."""
+        if handler is None:
+            return None
+        route = self.route(details.method, handler)
+        metadata = tuple(details.invocation_metadata or ())
+        return None if isinstance(route, Route) and self._may_pass(route, metadata) else route
+
+    def _may_pass(self, route: Route, metadata: Metadata) -> bool:
         rules = route.rules
         if rules.required or rules.request_id or any(name in rules.names for name, _ in metadata):
             return False

@@ -9,7 +9,7 @@ import grpc
 
 from semel import Semel
 from semel.errors import ConfigurationError, SemelError
-from semel.grpc.answers import Answer
+from semel.grpc.answers import Answer, Metadata, say_trailing
 from semel.grpc.captures import Capture
 from semel.grpc.handlers import Wire, behaviour_of, handler_like
 from semel.grpc.policy import Caller, Options, Policy, Route, Ticket, Unstored, marker, refused
@@ -46,15 +46,11 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """The method's own handler, or one around it."""
         handler = continuation(handler_call_details)
-        if handler is None:
-            return None
-        route = self._policy.route(handler_call_details.method, handler)
-        if route is None:
+        route = self._policy.covered(handler_call_details, handler)
+        if handler is None or route is None:
             return handler
         if isinstance(route, Refusal):
             return handler_like(handler, _refusing(route))
-        if self._policy.may_pass(route, handler_call_details.invocation_metadata or ()):
-            return handler
         call = _Call(self._once, self._policy, route, handler)
         return handler_like(handler, call.stream if handler.response_streaming else call.unary)
 
@@ -174,26 +170,19 @@ class _Call:
 # ------------------------------------------------------------------------------------------------- what is sent
 
 
-def _say_trailing(context: grpc.ServicerContext, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
-    if metadata:
-        context.set_trailing_metadata((*(context.trailing_metadata() or ()), *metadata))
-
-
 def _finish(context: grpc.ServicerContext, answer: Answer) -> None:
     """Status and trailing metadata; those of a stream come after its messages."""
     if answer.status is not grpc.StatusCode.OK:
         _fail(context, answer)
-    _say_trailing(context, answer.trailing)
+    say_trailing(context, answer.trailing)
 
 
-def _fail(
-    context: grpc.ServicerContext, answer: Answer, more: tuple[tuple[str, str | bytes], ...] = ()
-) -> NoReturn:
-    _say_trailing(context, (*answer.trailing, *more))
+def _fail(context: grpc.ServicerContext, answer: Answer, more: Metadata = ()) -> NoReturn:
+    say_trailing(context, (*answer.trailing, *more))
     context.abort(answer.status, answer.details)
 
 
 def _refuse(context: grpc.ServicerContext, refusal: Refusal) -> NoReturn:
     """Without initial metadata: a client that has seen some regards the call as committed and never retries it."""
-    _say_trailing(context, refusal.metadata())
+    say_trailing(context, refusal.metadata())
     context.abort(refusal.code, refusal.text)

@@ -1,4 +1,4 @@
-"""A request's body: hashed while it arrives, in memory while it is small, in an unnamed file when it is not (H25)."""
+"""A request's body: in memory while it is small; else in an unnamed file, and hashed while it arrives (H25)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Body:
         self._limit = limit
         self._chunks: list[bytes] = []
         self._file: IO[bytes] | None = None
-        self._hash = hashlib.sha256()
+        # Only of what leaves memory: a small body is usually compared by its meaning, not by its bytes.
+        self._hash: hashlib._Hash | None = None
         self._whole: bytes | None = None
-        self.parsed = (
-            False  # it holds the parts of a form that a framework has parsed, not the form's own bytes
-        )
+        self.parsed = False
+        """It holds the parts of a form that a framework has parsed, not the form's own bytes."""
         self.size = 0
 
     def feed(self, chunk: bytes) -> None:
@@ -43,20 +43,28 @@ class Body:
         if self.size > self._limit:
             self.close()
             raise TooLarge
-        self._hash.update(chunk)
-        if self._file is not None:
+        self._whole = None
+        if self._file is not None and self._hash is not None:
+            self._hash.update(chunk)
             self._file.write(chunk)
             return
         self._chunks.append(chunk)
         if self.size > SPOOL_OVER:
+            self._hash = self._hashed()
             self._file = tempfile.TemporaryFile(prefix="semel-body-")  # noqa: SIM115 - closed by close()
             self._file.writelines(self._chunks)
             self._chunks = []
 
+    def _hashed(self) -> hashlib._Hash:
+        digest = hashlib.sha256()
+        for chunk in self._chunks:
+            digest.update(chunk)
+        return digest
+
     @property
     def digest(self) -> bytes:
         """SHA-256 of the bytes as they came."""
-        return self._hash.digest()
+        return (self._hash or self._hashed()).digest()
 
     @property
     def whole(self) -> bytes | None:

@@ -18,7 +18,7 @@ from semel.options import MIN_LEASE, seconds
 
 __all__ = ["Plan", "Route", "configure"]
 
-_SECONDS: Final = frozenset({"lease", "wait", "max_wait", "retention", "tombstone", "grace"})
+_SECONDS: Final = frozenset({"lease", "wait", "max_wait", "retention", "tombstone", "grace", "store_timeout"})
 _COUNTS: Final = frozenset({"max_waiters", "max_response", "max_body", "min_length"})
 _FLAGS: Final = frozenset({"required", "strict", "uuid7", "fail_open", "secret", "anonymous"})
 _WORDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -190,7 +190,8 @@ def _checked(name: str, value: Any) -> Any:  # noqa: C901 - one question per kin
     if name in _SECONDS:
         if value is None and name == "retention":
             return float("inf")
-        return seconds(name, value, least=MIN_LEASE if name == "lease" else 0.0)
+        least = {"lease": MIN_LEASE, "store_timeout": 0.01}.get(name, 0.0)
+        return seconds(name, value, least=least)
     if name in _FLAGS:
         if not isinstance(value, bool):
             raise ConfigurationError(

@@ -13,18 +13,19 @@ import hashlib
 from asyncio import iscoroutinefunction
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import wraps
-from typing import Any
+from typing import Any, Unpack
 
 from semel.errors import ConfigurationError
 from semel.http.body import Body, TooLarge, feed_parts
 from semel.http.config import Plan, configure
 from semel.http.guard import Admitted, Guard
-from semel.http.intake import identify, keyed_of
+from semel.http.intake import First, enter
+from semel.http.options import DecoratorOptions
 from semel.http.problem import DEFAULT_BASE, Problem, of_error
-from semel.http.reply import problem_reply, replay_reply
-from semel.http.snapshot import Snapshot
+from semel.http.reply import Reply, problem_reply
 from semel.http.views import AsyncStream, Headers, Stream, first_view
-from semel.http.wsgi import _Incoming
+from semel.http.wsgi import EnvironRequest
+from semel.once import AsyncSemel, Semel
 from semel.run import Run
 from semel.runtime import run_sync
 
@@ -114,10 +115,12 @@ class ProblemMiddleware:
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
         del request
         problem = of_error(error)
-        return None if problem is None else _raw(problem.status, *problem_reply(DEFAULT_BASE, problem))
+        return None if problem is None else _raw(problem_reply(DEFAULT_BASE, problem))
 
 
-def idempotent(*, once: Any, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def idempotent(
+    *, once: Semel | AsyncSemel, **options: Unpack[DecoratorOptions]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a view, below `login_required` and the like. A coroutine view needs an AsyncSemel.
 
     What it raises for Django to answer (Http404, PermissionDenied, …) is recorded as Django answers it. The view must
@@ -188,35 +191,25 @@ def _plan(given: Mapping[str, Any], *, is_async: bool, guarded: bool) -> Plan:
 
 
 async def _answered(plan: Plan, request: HttpRequest, view: Callable[[], Awaitable[Any]]) -> Any:
-    incoming = _DjangoIncoming(request)
-    asked = identify(plan, incoming)
-    if asked is None:
+    entered = await enter(plan, _DjangoRequest(request))
+    if isinstance(entered, Reply):
+        return _raw(entered)
+    if entered is None:
         return await view()
-    if isinstance(asked, Problem):
-        found = plan.guard_for(incoming.method, incoming.routed)
-        assert found is not None  # noqa: S101 - a problem has a guard that said so
-        return _LOOK.problem(found[0], asked)
-    guard = asked.guard
+    if not isinstance(entered, First):
+        return await _closing(view, entered)
+    return await _attended(entered.guard, entered.admitted, lambda: _closing(view, entered.body))
 
-    async def read() -> Body | Problem:
-        return _body_of(guard, request)
 
-    known = await keyed_of(plan, asked, incoming, read)
-    if isinstance(known, Problem):
-        return _LOOK.problem(guard, known)
-    if isinstance(known, Body):
-        known.close()
-        return await view()
-    keyed, body = known
-    body.close()
-    admitted = await guard.admit(keyed)
-    if isinstance(admitted, Admitted):
-        return await _attended(guard, admitted, view)
-    if admitted is None:  # fail_open
-        return await view()
-    if isinstance(admitted, Snapshot):
-        return _raw(admitted.status, *replay_reply(guard.rules, admitted))
-    return _LOOK.problem(guard, admitted)
+async def _closing(view: Callable[[], Awaitable[Any]], body: Body) -> Any:
+    """The view reads an upload from our file: it is closed when the response is over."""
+    try:
+        response = await view()
+    except BaseException:
+        body.close()
+        raise
+    response._resource_closers.append(body.close)  # noqa: SLF001 - where Django closes uploads, too
+    return response
 
 
 async def _attended(guard: Guard, admitted: Admitted, view: Callable[[], Awaitable[Any]]) -> Any:
@@ -240,7 +233,7 @@ async def _attended(guard: Guard, admitted: Admitted, view: Callable[[], Awaitab
         raise
 
 
-class _DjangoIncoming(_Incoming):
+class _DjangoRequest(EnvironRequest):
     """Django's META has the header names of a WSGI environment under both servers."""
 
     __slots__ = ("_request",)
@@ -256,23 +249,44 @@ class _DjangoIncoming(_Incoming):
     def request(self) -> Any:
         return self._request
 
+    async def read(self, limit: int) -> Body | Problem:
+        return _body_of(limit, self._request)
 
-def _body_of(guard: Guard, request: HttpRequest) -> Body | Problem:
-    """Django keeps what is read here, so that the view can read it again; files of a form are hashed and rewound."""
-    limit = guard.rules.max_body
-    body = Body(limit)
+
+def _body_of(limit: int, request: HttpRequest) -> Body | Problem:
+    """Django keeps what is read here, or reads it again: the view sees the same request."""
     try:
         if request.content_type == "multipart/form-data":
-            _feed_form(body, request)
-        else:
-            body.feed(request.body)
+            return _form_of(limit, request)
+        body = Body(limit)
+        body.feed(request.body)
     except (TooLarge, RequestDataTooBig):
         return Problem.of("body-too-large", limit=limit)
+    return _whole(request, body)
+
+
+def _whole(request: HttpRequest, body: Body) -> Body | Problem:
     announced = str(request.META.get("CONTENT_LENGTH") or "0")
-    if request.content_type != "multipart/form-data" and announced.isdecimal() and int(announced) > body.size:
+    if announced.isdecimal() and int(announced) > body.size:
         body.close()
         return Problem.of("body-incomplete")
     return body
+
+
+def _form_of(limit: int, request: HttpRequest) -> Body | Problem:
+    """An upload is spooled, and given to Django from there; one that somebody has looked at is known by its parts only."""
+    body = Body(limit)
+    state: Any = request
+    if hasattr(state, "_body"):
+        body.feed(state._body)  # noqa: SLF001 - it has been read already
+        return _whole(request, body)
+    if state._read_started:  # noqa: SLF001
+        _feed_form(body, request)
+        return body
+    while chunk := state._stream.read(1 << 16):  # noqa: SLF001 - `read` would say that it was read
+        body.feed(chunk)
+    state._stream = body.file()  # noqa: SLF001
+    return _whole(request, body)
 
 
 def _feed_form(body: Body, request: HttpRequest) -> None:
@@ -321,7 +335,7 @@ class _DjangoLook:
         response.streaming_content = kind(guard, run, response.status_code, headers, pieces, then)
 
     def problem(self, guard: Guard, problem: Problem) -> HttpResponse:
-        return _raw(problem.status, *problem_reply(guard.rules.problem_base, problem))
+        return _raw(guard.replies.problem(problem))
 
 
 async def _from_thread(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
@@ -337,7 +351,7 @@ async def _from_thread(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
 _LOOK = _DjangoLook()
 
 
-def _raw(status: int, headers: Headers, body: bytes) -> HttpResponse:
-    response = HttpResponse(body, status=status)
-    _LOOK.set_headers(response, headers)
+def _raw(reply: Reply) -> HttpResponse:
+    response = HttpResponse(reply.body, status=reply.status)
+    _LOOK.set_headers(response, reply.headers)
     return response

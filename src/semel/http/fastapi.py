@@ -17,31 +17,30 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import update_wrapper
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from semel.errors import ConfigurationError
-from semel.http.asgi import _Capture, _Incoming, _looked_at, _plain
 from semel.http.body import Body, TooLarge, feed_parts
+from semel.http.capture import Capture, looked_at
 from semel.http.config import Plan, configure
-from semel.http.guard import Admitted, Guard, Keyed
-from semel.http.intake import Asked, identify, keyed_of
+from semel.http.guard import Admitted, Guard
+from semel.http.intake import First, enter
 from semel.http.openapi import describe
+from semel.http.options import FastAPIOptions
 from semel.http.problem import ANSWERED, DEFAULT_BASE, Problem, of_error
-from semel.http.reply import first_headers, problem_reply, replay_reply
-from semel.http.snapshot import Snapshot
+from semel.http.reply import Reply, problem_reply
+from semel.http.scope import ScopeRequest
 from semel.keys import field_path
+from semel.once import AsyncSemel
 from semel.run import Run, _current
 
 try:
     from anyio import CancelScope
     from fastapi import FastAPI, Request, Response, routing
-    from fastapi.datastructures import DefaultPlaceholder
-    from fastapi.routing import APIRoute, serialize_response
-    from starlette._utils import is_async_callable
-    from starlette.background import BackgroundTasks
     from starlette.concurrency import run_in_threadpool
-    from starlette.exceptions import HTTPException
     from starlette.types import Receive, Scope, Send
+
+    from semel.http.rendering import ANSWER, handled, raw, rendered
 except ModuleNotFoundError as missing:
     raise ConfigurationError(
         f"semel.http.fastapi needs {missing.name!r}: pip install 'semel[fastapi]'"
@@ -52,22 +51,19 @@ __all__ = ["idempotent", "install"]
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 _REQUEST, _RESPONSE = "semel_request", "semel_response"
-_ANSWER = "semel.answer"  # in a scope: an error and the response that was recorded for it
-# What newer versions have: routes of an included router that are not copied, and models written as JSON directly.
-_included_as: Callable[[Any], Any] = getattr(routing, "_get_scope_effective_route_context", lambda _: None)
+# What newer versions have: routes of an included router that are not copied.
 _each_route: Callable[[Any], Any] = getattr(routing, "iter_route_contexts", iter)
-_WRITES_JSON = "dump_json" in inspect.signature(serialize_response).parameters
 _WRITES = ("POST", "PATCH", "PUT", "DELETE")
 
 
-def idempotent(*, once: Any, **options: Any) -> Callable[[F], F]:
+def idempotent(*, once: AsyncSemel, **options: Unpack[FastAPIOptions]) -> Callable[[F], F]:
     """Decorate a path operation, below `@app.post(...)`. Options as the ASGI middleware's.
 
     `principal` may also be a field path over the function's arguments, such as "user.id". The claim comes after
     FastAPI has authenticated, authorized and validated, on replays too, so neither `authorize` nor
     `authenticated_outside` is needed.
     """
-    given = dict(options)
+    given: dict[str, Any] = {**options}
     given.setdefault("methods", _WRITES)
     path = given.get("principal")
     reads = field_path(path) if isinstance(path, str) else None
@@ -151,37 +147,18 @@ class _Route:
     async def _call(self, values: dict[str, Any]) -> Any:
         request: Request = values[self._request] if self._request else values.pop(_REQUEST)
         draft: Response = values[self._response] if self._response else values.pop(_RESPONSE)
-        incoming = _FastIncoming(request)
-        asked = identify(self._plan, incoming)
-        if asked is None:
-            return await self._run(values)
-        if isinstance(asked, Problem):
-            return _problem(self._plan.fallback, asked)
         if self._principal is not None:
             request.state._semel_principal = self._principal(values)  # noqa: SLF001
-        known = await keyed_of(self._plan, asked, incoming, lambda: _body_of(asked.guard, request))
-        if isinstance(known, Problem):
-            return _problem(asked.guard, known)
-        if isinstance(known, Body):
-            known.close()
+        entered = await enter(self._plan, _FastRequest(request))
+        if isinstance(entered, Reply):
+            return raw(entered)
+        if entered is None:
             return await self._run(values)
-        keyed, body = known
-        body.close()
-        return await self._keyed(asked, keyed, request, draft, values)
-
-    async def _keyed(
-        self, asked: Asked, keyed: Keyed, request: Request, draft: Response, values: dict[str, Any]
-    ) -> Any:
-        guard = asked.guard
-        admitted = await guard.admit(keyed)
-        if isinstance(admitted, Admitted):
-            return await _uninterrupted(self._first(guard, admitted, request, draft, values))
-        if admitted is None:  # fail_open
+        if not isinstance(entered, First):
+            entered.close()
             return await self._run(values)
-        if isinstance(admitted, Snapshot):
-            headers, content = replay_reply(guard.rules, admitted)
-            return _raw(admitted.status, headers, content)
-        return _problem(guard, admitted)
+        entered.body.close()
+        return await _uninterrupted(self._first(entered.guard, entered.admitted, request, draft, values))
 
     async def _run(self, values: dict[str, Any]) -> Any:
         if self._async:
@@ -197,8 +174,15 @@ class _Route:
         try:
             if (problem := await guard.resumed(run)) is not None:
                 attempt.settled = True
-                return _problem(guard, problem)
-            return _Recorded(await _rendered(await self._run(values), request, draft), attempt)
+                return raw(guard.replies.problem(problem))
+            return _Recorded(await rendered(await self._run(values), request, draft), attempt)
+        except asyncio.CancelledError as error:
+            if not run.lease_lost:
+                raise
+            attempt.settled = True  # another owner has the key: that is an answer
+            if (problem := await guard.lose(run, error)) is None:
+                raise
+            return raw(guard.replies.problem(problem))
         finally:
             _current.reset(token)
 
@@ -231,7 +215,8 @@ async def _sent(running: Coroutine[Any, Any, None], left: Callable[[], None]) ->
             while not task.done():
                 with suppress(asyncio.CancelledError):  # again: it is raised below, once
                     await asyncio.wait((task,))
-        _looked_at(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            looked_at(error)
         raise
     task.result()
 
@@ -240,8 +225,8 @@ class _Attempt:
     """A first execution from its claim to its record.
 
     FastAPI ends `Depends(..., scope="function")` between the function and its response, and shows an error to all
-    dependencies. So the outcome is recorded when the response is about to be sent, and this looks at what the
-    dependencies saw in case it is never sent.
+    dependencies, which may make another one of it. So the outcome is recorded when the response is about to be sent,
+    and where it never is, this looks last of all at what became of the error: that is what the client is told.
     """
 
     def __init__(self, guard: Guard, run: Run, request: Request) -> None:
@@ -250,8 +235,19 @@ class _Attempt:
         self.settled = False
         self.status = 200
         self._request = request
+        self._raised: BaseException | None = None
         stack: AsyncExitStack = request.scope["fastapi_inner_astack"]
+        dependencies = stack.pop_all()
         stack.push_async_exit(self._left)
+        stack.push_async_exit(dependencies)
+        stack.push(self._saw)
+
+    def _saw(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        del kind, trace
+        self._raised = error
+        return False
 
     async def _left(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -259,15 +255,20 @@ class _Attempt:
         del kind, trace
         if not self.settled:
             self.settled = True
-            # Without an error somebody sent another response in place of ours: what was done is not done again.
-            ending = self._end(error) if error is not None else self.guard.replaced(self.run, self.status)
+            if error is not None:
+                ending = self._end(error)
+            elif isinstance(self._raised, Exception):  # a dependency has swallowed it: FastAPI answers 500
+                ending = self.guard.fail(self.run, self._raised)
+            else:
+                # Somebody sent another response in place of ours: what was done is not done again.
+                ending = self.guard.replaced(self.run, self.status)
             await _uninterrupted(ending)
         return False
 
     async def _end(self, error: BaseException) -> None:
         if not isinstance(error, Exception):
             await self.guard.lose(self.run, error)
-        elif (response := await _handled(error, self._request)) is None:
+        elif (response := await handled(error, self._request)) is None:
             await self.guard.fail(self.run, error)
         else:
             await self._answer(error, response)
@@ -276,26 +277,30 @@ class _Attempt:
         """Record what the application's own handler makes of the error, and have the very same sent."""
         guard, headers = self.guard, list(response.raw_headers)
         if hasattr(response, "body"):
-            problem = await guard.settle(self.run, response.status_code, headers, bytes(response.body))
-            response.raw_headers[:] = first_headers(
-                guard.rules, guard.word(response.status_code, headers, bytes(response.body)), headers
-            )
-            answer = response if problem is None else _problem(guard, problem)
+            sent = await guard.settle(self.run, response.status_code, headers, bytes(response.body))
+            if isinstance(sent, Problem):
+                answer = raw(guard.replies.problem(sent))
+            else:
+                response.raw_headers[:] = sent
+                answer = response
         else:
             self.settled = False
             answer = _Recorded(response, self)
-        self._request.scope[_ANSWER] = (error, answer)
+        self._request.scope[ANSWER] = (error, answer)
 
 
-class _FastIncoming(_Incoming):
+class _FastRequest(ScopeRequest):
     __slots__ = ("_request",)
 
     def __init__(self, request: Request) -> None:
-        super().__init__(request.scope)
+        super().__init__(request.scope, request.receive)
         self._request = request
 
     def request(self) -> Any:
         return self._request
+
+    async def read(self, limit: int) -> Body | Problem:
+        return await _body_of(limit, self._request)
 
 
 class _Recorded(Response):
@@ -315,93 +320,16 @@ class _Recorded(Response):
         del receive
         self._attempt.settled = True  # by the capture from here on
         self._inner.background = self._inner.background or self.background
-        with Body(0) as nothing:
-            capture = _Capture(self._attempt.guard, self._attempt.run, send, nothing)
-            await _sent(capture.around(self._inner, _plain(scope)), capture.leave)
+        capture = Capture(self._attempt.guard, self._attempt.run, scope, send, None)
+        await _sent(capture.around(self._inner), capture.leave)
 
 
-# ----------------------------------------------------------------------------------------------------- rendering
+# -------------------------------------------------------------------------------------------------------- bodies
 
 
-async def _rendered(result: Any, request: Request, draft: Response) -> Response:
-    """What FastAPI would make of a path operation's result: its model, class, status and the headers of the draft."""
-    if isinstance(result, Response):
-        return result
-    route: APIRoute = _included_as(request.scope) or request.scope["route"]
-    is_default = isinstance(route.response_class, DefaultPlaceholder)
-    fast = _WRITES_JSON and is_default and route.response_field is not None
-    options: dict[str, Any] = {"dump_json": True} if fast else {}
-    content = await serialize_response(
-        field=route.response_field,
-        response_content=result,
-        include=route.response_model_include,
-        exclude=route.response_model_exclude,
-        by_alias=route.response_model_by_alias,
-        exclude_unset=route.response_model_exclude_unset,
-        exclude_defaults=route.response_model_exclude_defaults,
-        exclude_none=route.response_model_exclude_none,
-        **options,
-    )
-    status = draft.status_code or route.status_code
-    given: dict[str, Any] = (
-        {} if status is None else {"status_code": status}
-    )  # some classes have a status of their own
-    if fast:
-        response = Response(content, media_type="application/json", **given)
-    else:
-        kind: Any = route.response_class
-        response = (kind.value if isinstance(kind, DefaultPlaceholder) else kind)(content, **given)
-    if response.status_code < 200 or response.status_code in (204, 205, 304):
-        response.body = b""
-        response.raw_headers[:] = [pair for pair in response.raw_headers if pair[0] != b"content-length"]
-    response.headers.raw.extend(draft.headers.raw)
-    return response
-
-
-async def _handled(error: Exception, request: Request) -> Response | None:
-    """The response that the application's own exception handler gives; None when nobody handles it.
-
-    Starlette will ask that handler when the error has passed the dependencies: it must then get the same response,
-    because that one is recorded, so the handler is told to look for it.
-    """
-    by_class, by_status = request.scope.get("starlette.exception_handlers", ({}, {}))
-    handlers: dict[Any, Any] = by_class
-    name: Any = next((cls for cls in type(error).__mro__ if cls in by_class), None)
-    if isinstance(error, HTTPException) and error.status_code in by_status:
-        handlers, name = by_status, error.status_code
-    if name is None:
-        return None
-    handler = handlers[name]
-    if not isinstance(handler, _Handler):
-        handler = handlers[name] = _Handler(handler)
-    return await handler.asked(request, error)
-
-
-class _Handler:
-    """An exception handler of the application, asked once for each error."""
-
-    def __init__(self, handler: Callable[..., Any]) -> None:
-        self._handler = handler
-
-    async def __call__(self, request: Request, error: Exception) -> Response | None:
-        known = request.scope.get(_ANSWER)
-        if known is not None and known[0] is error:
-            answer: Response = known[1]
-            return answer
-        return await self.asked(request, error)
-
-    async def asked(self, request: Request, error: Exception) -> Response | None:
-        response: Response | None
-        if is_async_callable(self._handler):
-            response = await self._handler(request, error)
-        else:
-            response = await run_in_threadpool(self._handler, request, error)
-        return response
-
-
-async def _body_of(guard: Guard, request: Request) -> Body | Problem:
+async def _body_of(limit: int, request: Request) -> Body | Problem:
     """The body that FastAPI has read by now; a form in the order of its fields, files by their content."""
-    body = Body(guard.rules.max_body)
+    body = Body(limit)
     try:
         form = getattr(request, "_form", None)
         if form is not None and not hasattr(request, "_body"):
@@ -410,7 +338,7 @@ async def _body_of(guard: Guard, request: Request) -> Body | Problem:
         else:
             body.feed(await request.body())
     except TooLarge:
-        return Problem.of("body-too-large", limit=guard.rules.max_body)
+        return Problem.of("body-too-large", limit=limit)
     return body
 
 
@@ -426,19 +354,6 @@ async def _feed(body: Body, name: str, value: Any) -> None:
     feed_parts(body, name, value.filename or "", value.content_type or "", content.hexdigest())
 
 
-def _raw(status: int, headers: list[tuple[bytes, bytes]], content: bytes) -> Response:
-    response = Response(
-        content, status_code=status, background=BackgroundTasks()
-    )  # none, also none of dependencies
-    response.raw_headers[:] = headers
-    return response
-
-
-def _problem(guard: Guard | None, problem: Problem) -> Response:
-    assert guard is not None  # noqa: S101 - a decorated route has one
-    return _raw(problem.status, *problem_reply(guard.rules.problem_base, problem))
-
-
 # ----------------------------------------------------------------------------------------------------------- app
 
 
@@ -450,7 +365,7 @@ def install(app: FastAPI) -> None:
         problem = of_error(error)
         if problem is None:
             raise error
-        return _raw(problem.status, *problem_reply(DEFAULT_BASE, problem))
+        return raw(problem_reply(DEFAULT_BASE, problem))
 
     for kind in ANSWERED:
         app.add_exception_handler(kind, answer)

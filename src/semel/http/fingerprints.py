@@ -10,7 +10,10 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
+
+import msgspec
 
 from semel.canonical import canonical
 from semel.errors import CodecError
@@ -21,8 +24,10 @@ __all__ = ["fingerprint", "media_type", "parse_json"]
 _DOMAIN: Final = b"semel/http/1\0"
 _BOUNDARY: Final = re.compile(r';\s*boundary=(?:"([^"]+)"|([^\s;]+))', re.IGNORECASE)
 _MAX_PARTS: Final = 10_000
+_USUAL: Final = 256  # longer paths are not remembered: they come from requests
 
 
+@lru_cache(maxsize=256)
 def media_type(content_type: str) -> str:
     """Type and subtype; parameters (a charset, a boundary) do not make another request."""
     return content_type.partition(";")[0].strip().lower()
@@ -33,17 +38,24 @@ def fingerprint(
 ) -> str:
     """64 hex digits. Two requests that have the same mean the same."""
     media = media_type(content_type)
-    digest = hashlib.sha256(_DOMAIN)
+    head = _usual_request if len(path) + len(query) <= _USUAL else _request
+    told = head(method, path, query, media) + _body(media, content_type, body, exclude)
+    return hashlib.sha256(told).hexdigest()
+
+
+def _request(method: str, path: str, query: bytes, media: str) -> bytes:
+    head = _DOMAIN
     for part in (
         method.encode(),
         path.encode("utf-8", "surrogateescape"),
         query,
         media.encode("utf-8", "surrogateescape"),
     ):
-        digest.update(len(part).to_bytes(8, "big"))
-        digest.update(part)
-    digest.update(_body(media, content_type, body, exclude))
-    return digest.hexdigest()
+        head += len(part).to_bytes(8, "big") + part
+    return head
+
+
+_usual_request: Final = lru_cache(maxsize=1024)(_request)
 
 
 def _body(media: str, content_type: str, body: Body, exclude: Sequence[str]) -> bytes:
@@ -86,7 +98,34 @@ def parse_json(raw: bytes | None) -> Any:
     return _decode(raw.decode())
 
 
+def _no_float(text: str) -> Any:
+    raise ValueError(text)
+
+
+_SMALL: Final = 4096  # no number in it is too long to be read, and nothing is nested deeper than _BRACKETS
+_BRACKETS: Final = 32
+_read_small: Final = msgspec.json.Decoder(float_hook=_no_float).decode
+_write_small: Final = msgspec.json.Encoder(order="sorted").encode
+
+
+def _small_json(raw: bytes) -> bytes | None:
+    """The canonical form of most bodies, in a tenth of the time; None: look closer.
+
+    A name that is there twice brings a colon that the value read does not have. Escapes could hide one, so there must be
+    none; and there must be no floats, whose canonical form is not the encoder's.
+    """
+    if len(raw) > _SMALL or b"\\" in raw or raw.count(b"{") + raw.count(b"[") > _BRACKETS:
+        return None
+    try:
+        text = _write_small(_read_small(raw))
+    except (ValueError, msgspec.MsgspecError):
+        return None
+    return text if raw.count(b":") == text.count(b":") else None
+
+
 def _canonical_json(raw: bytes | None, exclude: Sequence[str]) -> bytes | None:
+    if raw and not exclude and (text := _small_json(raw)) is not None:
+        return text
     try:
         value = parse_json(raw)
         for path in exclude:

@@ -13,18 +13,19 @@ import hashlib
 import io
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, Unpack
 
 from semel.errors import ConfigurationError
 from semel.http.body import Body, TooLarge, feed_parts
 from semel.http.config import Plan, configure
-from semel.http.guard import Admitted, Guard
-from semel.http.intake import identify, keyed_of
+from semel.http.guard import Guard
+from semel.http.intake import First, enter
+from semel.http.options import DecoratorOptions, MiddlewareOptions
 from semel.http.problem import ANSWERED, DEFAULT_BASE, Problem, of_error
-from semel.http.reply import problem_reply, replay_reply
-from semel.http.snapshot import Snapshot
+from semel.http.reply import Reply, problem_reply
 from semel.http.views import Headers, Stream, first_view
-from semel.http.wsgi import IdempotencyMiddleware, _Incoming
+from semel.http.wsgi import EnvironRequest, IdempotencyMiddleware, read_body
+from semel.once import Semel
 from semel.run import Run
 from semel.runtime import run_sync
 
@@ -47,9 +48,12 @@ class Idempotency:
     Resolvers get a Werkzeug request: no Flask context exists yet, because a replay never enters the application.
     """
 
-    def __init__(self, app: Flask | None = None, *, once: Any, **options: Any) -> None:
-        self._options = {"once": once, **options}
-        IdempotencyMiddleware(lambda *_: (), **self._options)  # what is wrong is refused now
+    def __init__(
+        self, app: Flask | None = None, *, once: Semel, **options: Unpack[MiddlewareOptions]
+    ) -> None:
+        self._once = once
+        self._options = options
+        IdempotencyMiddleware(lambda *_: (), once=once, **options)  # what is wrong is refused now
         if app is not None:
             self.init_app(app)
 
@@ -57,7 +61,8 @@ class Idempotency:
         if "semel" in app.extensions:
             raise ConfigurationError("this Flask application has an Idempotency extension already")
         app.extensions["semel"] = self
-        app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, **self._options)  # type: ignore[method-assign]
+        around = IdempotencyMiddleware(app.wsgi_app, once=self._once, **self._options)
+        app.wsgi_app = around  # type: ignore[method-assign]
         install(app)
 
 
@@ -68,13 +73,15 @@ def install(app: Flask) -> None:
         problem = of_error(error)
         if problem is None:
             raise error
-        return _raw(problem.status, *problem_reply(DEFAULT_BASE, problem))
+        return _raw(problem_reply(DEFAULT_BASE, problem))
 
     for kind in ANSWERED:
         app.register_error_handler(kind, answer)
 
 
-def idempotent(*, once: Any, **options: Any) -> Callable[[Callable[P, Any]], Callable[P, Response]]:
+def idempotent(
+    *, once: Semel, **options: Unpack[DecoratorOptions]
+) -> Callable[[Callable[P, Any]], Callable[P, Response]]:
     """Decorate a view, below `@app.post(...)`. Options as the middleware's; authentication has happened by now."""
     plan = configure(once, "sync", {"methods": _WRITES, **options}, guarded=True)
 
@@ -97,42 +104,33 @@ def _response(view: Callable[[], Any]) -> Response:
 
 
 def _answered(plan: Plan, view: Callable[[], Response]) -> Response:
-    incoming = _FlaskIncoming(request)
-    asked = identify(plan, incoming)
-    if asked is None:
+    entered = run_sync(enter(plan, _FlaskRequest(request)))
+    if isinstance(entered, Reply):
+        return _raw(entered)
+    if entered is None:
         return view()
-    if isinstance(asked, Problem):
-        assert plan.fallback is not None  # noqa: S101 - a decorated view has one
-        return _LOOK.problem(plan.fallback, asked)
-    guard = asked.guard
+    if not isinstance(entered, First):
+        return _closing(view, entered)
 
-    async def read() -> Body | Problem:
-        return _body_of(guard)
+    async def run() -> Response:
+        return _closing(view, entered.body)
 
-    known = run_sync(keyed_of(plan, asked, incoming, read))
-    if isinstance(known, Problem):
-        return _LOOK.problem(guard, known)
-    if isinstance(known, Body):
-        known.close()
-        return view()
-    keyed, body = known
-    body.close()
-    admitted = run_sync(guard.admit(keyed))
-    if isinstance(admitted, Admitted):
-
-        async def run() -> Response:
-            return view()
-
-        response: Response = run_sync(first_view(guard, admitted, run, _LOOK))
-        return response
-    if admitted is None:  # fail_open
-        return view()
-    if isinstance(admitted, Snapshot):
-        return _raw(admitted.status, *replay_reply(guard.rules, admitted))
-    return _LOOK.problem(guard, admitted)
+    response: Response = run_sync(first_view(entered.guard, entered.admitted, run, _LOOK))
+    return response
 
 
-class _FlaskIncoming(_Incoming):
+def _closing(view: Callable[[], Response], body: Body) -> Response:
+    """The view reads an upload from our file: it is closed when the response is over."""
+    try:
+        response = view()
+    except BaseException:
+        body.close()
+        raise
+    response.call_on_close(body.close)
+    return response
+
+
+class _FlaskRequest(EnvironRequest):
     __slots__ = ("_request",)
 
     def __init__(self, proxy: Request) -> None:
@@ -142,28 +140,46 @@ class _FlaskIncoming(_Incoming):
     def request(self) -> Any:
         return self._request
 
+    async def read(self, limit: int) -> Body | Problem:
+        return _body_of(limit)
 
-def _body_of(guard: Guard) -> Body | Problem:
-    """Flask keeps what is read here, so the view can read it again; files of a form are hashed and rewound."""
-    body = Body(guard.rules.max_body)
+
+def _body_of(limit: int) -> Body | Problem:
+    """Flask keeps what is read here, or reads it again: the view sees the same request."""
+    given: Any = request._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001 - the request itself
+    if "form" in vars(given):
+        return _parsed(limit, given)
+    if given.mimetype == "multipart/form-data" and "stream" not in vars(given):
+        body = read_body(limit, given.environ)
+        if isinstance(body, Body):
+            given.environ["wsgi.input"] = body.file()
+            given.environ["CONTENT_LENGTH"] = str(body.size)
+        return body
+    body = Body(limit)
     try:
-        # A form that somebody has looked at is parsed, and its bytes are gone.
-        if request.mimetype == "multipart/form-data" or "form" in vars(request._get_current_object()):  # type: ignore[attr-defined]  # noqa: SLF001
-            for name, value in request.form.items(multi=True):
-                feed_parts(body, name, value)
-            for name, file in request.files.items(multi=True):
-                content = hashlib.sha256()
-                file.stream.seek(0)
-                while chunk := file.stream.read(1 << 16):
-                    content.update(chunk)
-                file.stream.seek(0)
-                feed_parts(body, name, file.filename or "", file.content_type or "", content.hexdigest())
-        else:
-            data = request.get_data(cache=True)
-            body.feed(data)
-            request._get_current_object().__dict__["stream"] = io.BytesIO(data)  # type: ignore[attr-defined]  # noqa: SLF001 - read anew
+        data = given.get_data(cache=True)
+        body.feed(data)
     except TooLarge:
-        return Problem.of("body-too-large", limit=guard.rules.max_body)
+        return Problem.of("body-too-large", limit=limit)
+    vars(given)["stream"] = io.BytesIO(data)  # read anew
+    return body
+
+
+def _parsed(limit: int, given: Request) -> Body | Problem:
+    """A form that somebody has looked at: its bytes are gone. Files are hashed and rewound."""
+    body = Body(limit)
+    try:
+        for name, value in given.form.items(multi=True):
+            feed_parts(body, name, value)
+        for name, file in given.files.items(multi=True):
+            content = hashlib.sha256()
+            file.stream.seek(0)
+            while chunk := file.stream.read(1 << 16):
+                content.update(chunk)
+            file.stream.seek(0)
+            feed_parts(body, name, file.filename or "", file.content_type or "", content.hexdigest())
+    except TooLarge:
+        return Problem.of("body-too-large", limit=limit)
     return body
 
 
@@ -193,13 +209,13 @@ class _FlaskLook:
         response.response = Stream(guard, run, response.status_code, headers, response.iter_encoded(), then)
 
     def problem(self, guard: Guard, problem: Problem) -> Response:
-        return _raw(problem.status, *problem_reply(guard.rules.problem_base, problem))
+        return _raw(guard.replies.problem(problem))
 
 
 _LOOK = _FlaskLook()
 
 
-def _raw(status: int, headers: Headers, body: bytes) -> Response:
-    response = Response(body, status=status)
-    _LOOK.set_headers(response, headers)
+def _raw(reply: Reply) -> Response:
+    response = Response(reply.body, status=reply.status)
+    _LOOK.set_headers(response, reply.headers)
     return response

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from semel import steps
 from semel.calls import Call, clean
+from semel.edges import Edge
 from semel.errors import (
     CodecError,
     ConfigurationError,
@@ -33,16 +34,18 @@ from semel.errors import (
 )
 from semel.face import Face
 from semel.flow import Engine
-from semel.hooks import Replayed, Unprotected
+from semel.hooks import Executed, Replayed, Unprotected
 from semel.http.breaker import Breaker, Latency, Quota
+from semel.http.budget import Budget
+from semel.http.head import Head, read_head
 from semel.http.keys import core_key
 from semel.http.problem import DEFAULT_BASE, PROBLEM_TYPE, Problem
-from semel.http.rules import Rules, Word, control_of, storable, word_for
+from semel.http.reply import Headers, Replies
+from semel.http.rules import Rules, Word
 from semel.http.snapshot import Snapshot
-from semel.keys import make_scope
-from semel.model import Ask, Failure, Kind, Policy, Record, Replay, Settle, State
-from semel.options import Options, resolve
+from semel.model import Ask, Failure, Kind, Policy, Record, Replay, Settle, State, Won
 from semel.points import reach
+from semel.recording import TOO_LARGE
 from semel.results import codec_for
 from semel.run import Run
 
@@ -50,8 +53,14 @@ __all__ = ["Admitted", "Guard", "Keyed"]
 
 STARTED: Final = "http.response"  # the step that says: the effect is over, its response was on its way
 _CODEC: Final = codec_for(None, bytes)
-_MOST_OPTIONS: Final = 256
+_MOST_LABELS: Final = 256
 _SLACK: Final = 1 << 16  # headers and framing around a body of the largest size
+_KINDS: Final[Mapping[Word, Kind]] = {
+    "store": Kind.DONE,
+    "replay": Kind.FAILED,
+    "release": Kind.RELEASED,
+    "hold": Kind.UNKNOWN,
+}
 _log = logging.getLogger("semel.http")
 
 
@@ -65,7 +74,7 @@ class _Said(msgspec.Struct, frozen=True):
 _decode_problem: Final = msgspec.json.Decoder(_Said).decode
 
 
-class Keyed(msgspec.Struct, frozen=True):
+class Keyed(msgspec.Struct, frozen=True, gc=False):
     """What is known of a request before it is admitted."""
 
     key: str
@@ -76,9 +85,11 @@ class Keyed(msgspec.Struct, frozen=True):
     route: str
     """Method and path, for people."""
     operation: str = "http"
+    outline: str = ""
+    """What was told of the request before its body came, where its client gave a digest."""
 
 
-class Admitted(msgspec.Struct, frozen=True):
+class Admitted(msgspec.Struct, frozen=True, gc=False):
     """The key is ours: `begin` at once, in the task that will run the handler."""
 
     call: Call
@@ -95,7 +106,11 @@ class Guard:
         self.breaker = Breaker()
         self.latency = Latency()
         self.quota = None if rules.quota is None else Quota(rules.quota)
-        self._options: dict[str, Any] = {
+        self.replies = Replies(rules, once._emit)  # noqa: SLF001 - our own
+        self._budget = Budget(rules.store_timeout, once._timeout)  # noqa: SLF001 - our own
+        self.sources = tuple(_source(source) for source in rules.sources)
+        """Where the key comes from: kind, name, and the name as a header line has it."""
+        given = {
             "lease": rules.lease,
             "retention": rules.retention,
             "tombstone": rules.tombstone,
@@ -104,12 +119,12 @@ class Guard:
             "result_type": bytes,
             "on_unknown": "hold" if rules.effects == "opaque" else "retry",
         }
-        self._known: dict[tuple[float, str, str], Options] = {}
+        self._edge = Edge(once, given, codec=_CODEC, readable="masked")
+        self._labels: dict[str, Mapping[str, str]] = {}
 
     @property
     def engine(self) -> Engine:
-        engine: Engine = self.once._engine()  # type: ignore[attr-defined]  # noqa: SLF001 - each face has its own
-        return engine
+        return self._edge.engine
 
     # ----------------------------------------------------------------------------------------------- admission
     async def admit(self, keyed: Keyed) -> Admitted | Snapshot | Problem | None:
@@ -123,50 +138,64 @@ class Guard:
             if self.quota is not None:
                 spent = self.quota.spend(who, now)
                 if not spent and await self._is_new(call):
-                    return self.rules.problem(Problem.of("quota-exceeded", retry_after=1.0))
-            ask, verdict = await engine.acquire(call)
+                    return Problem.of("quota-exceeded", retry_after=1.0)
+            # As `engine.acquire`, but the store's first answer must come within the route's own time (H34).
+            ask, verdict = await self._budget.claim(engine, call)
+            if type(verdict) is not Won and type(verdict) is not Replay:
+                ask, verdict = await engine._contend(call, ask, verdict)  # noqa: SLF001 - the rest of `acquire`
         except StoreUnavailable as error:
             self.breaker.failed(engine.runtime.now())
             return self._closed(error, keyed)
         except (KeyMismatch, InProgress, KeyExpired, OutcomeUnknown) as error:
             self.breaker.succeeded()
-            return self.rules.problem(self._refusal(error))
+            return self._refusal(error)
         self.breaker.succeeded()
-        if isinstance(verdict, Replay):
+        if type(verdict) is Replay:
             if self.quota is not None and spent:
                 self.quota.refund(who)  # only new keys count
-            return self._stored(call, verdict.record)
+            return self._stored(engine, call, verdict.record)
         reach("http.admitted")
         return Admitted(call, ask, verdict.record)
 
+    async def early(self, keyed: Keyed) -> Snapshot | Problem | None:
+        """The answer to a repetition whose body has not come yet, but is told by its digest (H22). None: it must come."""
+        engine = self.engine
+        call = self._call(keyed)
+        try:
+            record, now = await self._budget.peek(engine, call.scope)
+        except StoreUnavailable as error:
+            self.breaker.failed(engine.runtime.now())
+            return self._closed(error, keyed)
+        is_over = record is not None and record.state in (State.DONE, State.FAILED) and record.expires > now
+        if record is None or not is_over or (record.labels or {}).get("outline") != keyed.outline:
+            return None
+        return self._stored(engine, call, record)
+
     def _call(self, keyed: Keyed) -> Call:
-        face = self.once
-        tenant = face._defaults.tenant if keyed.tenant is None else keyed.tenant  # noqa: SLF001 - our own
-        name = keyed.wait, tenant, keyed.operation
-        options = self._known.get(name)
-        if options is None:
-            if len(self._known) >= _MOST_OPTIONS:  # tenants and routes come from requests
-                self._known.clear()
-            words = {"wait": keyed.wait, "tenant": tenant, "operation": keyed.operation}
-            options = self._known[name] = resolve(face._defaults, self._options | words)  # noqa: SLF001
-        key = core_key(keyed.key, keyed.principal)
-        return Call(
-            make_scope(face._prefix, tenant, keyed.operation, key, "masked"),  # noqa: SLF001
-            key,
-            options,
-            codec=_CODEC,
+        labels = self._labels.get(keyed.route)
+        if labels is None:
+            if len(self._labels) >= _MOST_LABELS:  # paths come from requests
+                self._labels.clear()
+            labels = self._labels[keyed.route] = {"route": clean(keyed.route[:255])}
+        if keyed.outline:
+            labels = {**labels, "outline": keyed.outline}
+        return self._edge.call(
+            core_key(keyed.key, keyed.principal),
+            tenant=self._edge.tenant if keyed.tenant is None else keyed.tenant,
+            operation=keyed.operation,
+            wait=keyed.wait,
             fingerprint=bytes.fromhex(keyed.fingerprint),
-            labels={"route": clean(keyed.route[:255])},
+            labels=labels,
         )
 
     async def _is_new(self, call: Call) -> bool:
-        record, _ = await self.engine.store.peek(call.scope)
+        record, _ = await self._budget.peek(self.engine, call.scope)
         return record is None
 
     def _closed(self, error: StoreUnavailable, keyed: Keyed) -> Problem | None:
         if not self.rules.fail_open:
             _log.warning("the idempotency store is unavailable, refusing %s: %s", keyed.route, error)
-            return self.rules.problem(Problem.of("store-unavailable", retry_after=1.0))
+            return Problem.of("store-unavailable", retry_after=1.0)
         _log.error(
             "the idempotency store is unavailable, running %s without protection: %s", keyed.route, error
         )
@@ -182,28 +211,29 @@ class Guard:
             return Problem.of("key-reused")
         return Problem.of("key-expired" if isinstance(error, KeyExpired) else "outcome-unknown")
 
-    def _stored(self, call: Call, record: Record) -> Snapshot | Problem:
-        emit = self.engine.emit
-        if emit is not None:
-            emit(Replayed(call.scope, record.attempts))
-        if not record.result or call.codec is None:
+    def _stored(self, engine: Engine, call: Call, record: Record) -> Snapshot | Problem:
+        if engine.emit is not None:
+            engine.emit(Replayed(call.scope, record.attempts))
+        if not record.result:
             # Settled by hand, or too large even without its body: what happened is known, its response is not.
             outcome = "failed" if record.state is State.FAILED else "done"
-            return self.rules.problem(Problem.of("response-not-stored", outcome=outcome))
+            return Problem.of("response-not-stored", outcome=outcome)
         try:
-            snapshot = Snapshot.decode(call.codec.decode(record.result))
+            snapshot = Snapshot.decode(_CODEC.decode(record.result))
         except CodecError as error:
             _log.error("the stored response of %r cannot be read: %s", call.scope, error)
-            return self.rules.problem(Problem.of("outcome-unknown"))
+            return Problem.of("outcome-unknown")
         if not snapshot.kept:
             return self._not_kept(snapshot)
-        return msgspec.structs.replace(snapshot, left=max(0.0, record.expires - time.time()))
+        # Decoded a moment ago, so nobody else has it: no copy for one field.
+        msgspec.structs.force_setattr(snapshot, "left", max(0.0, record.expires - time.time()))
+        return snapshot
 
     def _not_kept(self, snapshot: Snapshot) -> Problem:
         extra: dict[str, Any] = {"original_status": snapshot.status}
         if (location := snapshot.header(b"location")) is not None:
             extra["location"] = location
-        return self.rules.problem(Problem.of("response-not-stored", **extra))
+        return Problem.of("response-not-stored", **extra)
 
     # --------------------------------------------------------------------------------------------- while it runs
     def begin(self, admitted: Admitted) -> Run:
@@ -212,36 +242,35 @@ class Guard:
     async def resumed(self, run: Run) -> Problem | None:
         """An earlier attempt had begun to answer when it died: the effect is over, its response is lost (H19)."""
         known = run.steps.get(STARTED) if run.has_steps else None
-        if known is None or run.call.codec is None:
+        if known is None:
             reach("run.started")
             return None
-        snapshot = Snapshot.decode(run.call.codec.decode(known.value))
+        snapshot = Snapshot.decode(_CODEC.decode(known.value))
         problem = self._not_kept(snapshot)
         return await self._recorded(run, snapshot, "store") or problem
 
-    async def started(self, run: Run, status: int, headers: list[tuple[bytes, bytes]]) -> Problem | None:
+    async def started(self, run: Run, status: int, headers: Headers) -> Headers | Problem:
         """The response of a stream begins: remember that the handler's effect is over before its first byte leaves.
 
-        A problem: that could not be remembered, so the stream must not begin.
+        The headers to send. A problem: that could not be remembered, so the stream must not begin.
         """
-        if any(
-            name.lower() == b"content-type" and value.startswith(b"text/event-stream")
-            for name, value in headers
-        ):
+        head = read_head(self.rules, status, headers)
+        if head.kind.startswith(b"text/event-stream"):
             raise ConfigurationError(
                 "a keyed request was answered with server-sent events: they need an event log to attach to (events=), "
                 "which this version does not have; use a GET for the stream, or leave the route out (routes=)"
             )
-        if word_for(self.rules, status, control_of(headers)[0]) == "release":
-            return None
-        snapshot = Snapshot(status, storable(self.rules, headers), kept=False)
+        sent = self.replies.first(head.word, head.sent, head.retention)
+        if head.word == "release":
+            return sent
+        snapshot = Snapshot(status, head.stored, kept=False)
         try:
             await self._noted(run, snapshot)
         except Exception as error:  # noqa: BLE001 - the effect happened: whatever it is, the key must not be freed
             _log.warning("a stream of %r could not be begun: %s", run.scope, error)
-            pending = self.rules.problem(Problem.of("outcome-pending", retry_after=1.0))
+            pending = Problem.of("outcome-pending", retry_after=1.0)
             return await self._recorded(run, snapshot, "store") or pending
-        return None
+        return sent
 
     async def _noted(self, run: Run, snapshot: Snapshot) -> None:
         note = snapshot.encode()
@@ -259,41 +288,40 @@ class Guard:
 
     # ------------------------------------------------------------------------------------------------ the outcome
     async def settle(
-        self,
-        run: Run,
-        status: int,
-        headers: list[tuple[bytes, bytes]],
-        body: bytes | None,
-        *,
-        passing: bool = False,
-    ) -> Problem | None:
-        """Record what became of the request, before its response is sent. A problem is sent in its place.
+        self, run: Run, status: int, headers: Headers, body: bytes | None, *, passing: bool = False
+    ) -> Headers | Problem:
+        """Record what became of the request, before its response is sent: the headers to send, or a problem in its place.
 
         `body` None: it was longer than `max_response`. `passing`: nothing of the application has run.
         """
         reach("run.returned")
-        retention = control_of(headers)[1]
-        word = self.word(status, headers, body, passing=passing)
-        self.latency.add(self.engine.runtime.now() - run.won_at)
+        head = read_head(self.rules, status, headers)
+        word: Word = "release" if passing or self._is_passing(head, body) else head.word
         kept = body is not None and len(body) <= self.rules.max_response
-        snapshot = Snapshot(status, storable(self.rules, headers), body if kept and body else b"", kept=kept)
-        return await self._recorded(run, snapshot, word, retention)
+        snapshot = Snapshot(status, head.stored, body if kept and body else b"", kept=kept)
+        engine = self.engine
+        self.latency.add(engine.runtime.now() - run.won_at)
+        try:  # as `_recorded`, without a coroutine more around the write
+            await engine.recorder.record(run, self._end_of(run, snapshot, word, head.retention), None)
+        except (NotRecorded, LeaseLost) as error:
+            problem = self._unrecorded(error, word)
+            if problem is not None:
+                return problem
+        else:
+            self._tell(engine, run, word)
+        return self.replies.first(word, head.sent, head.retention)
 
-    def word(
-        self, status: int, headers: list[tuple[bytes, bytes]], body: bytes | None, *, passing: bool = False
-    ) -> Word:
+    def word(self, status: int, headers: Headers, body: bytes | None) -> Word:
         """What a whole response means for its key; `settle` records just this."""
-        if passing or self._is_passing(headers, body):
-            return "release"
-        return word_for(self.rules, status, control_of(headers)[0])
+        head = read_head(self.rules, status, headers)
+        return "release" if self._is_passing(head, body) else head.word
 
-    def _is_passing(self, headers: list[tuple[bytes, bytes]], body: bytes | None) -> bool:
+    def _is_passing(self, head: Head, body: bytes | None) -> bool:
         """A call of the core inside of the handler met a key in progress, say, and `install` answered so.
 
         That is true only for now: stored, it would be given again for as long as responses are kept.
         """
-        kinds = [value for name, value in headers if name.lower() == b"content-type"]
-        if self.rules.effects == "opaque" or not body or kinds != [PROBLEM_TYPE]:
+        if head.kind != PROBLEM_TYPE or not body or self.rules.effects == "opaque":
             return False
         try:
             said = _decode_problem(body)
@@ -301,39 +329,42 @@ class Guard:
             return False
         return said.retryable and said.type.startswith((DEFAULT_BASE, self.rules.problem_base))
 
-    async def _recorded(
-        self, run: Run, snapshot: Snapshot, word: Word, retention: float | None = None
-    ) -> Problem | None:
+    async def _recorded(self, run: Run, snapshot: Snapshot, word: Word) -> Problem | None:
+        engine = self.engine
         try:
-            if word == "store" and retention is None:
-                await self.engine.complete(run, snapshot.encode())
-            else:
-                await self.engine.recorder.record(run, self._end(run, snapshot, word, retention), None)
-        except NotRecorded:
-            if word in ("store", "replay"):
-                return self.rules.problem(Problem.of("outcome-pending", retry_after=1.0))
-        except LeaseLost:
-            # Somebody else owns the key now, and his outcome counts: this response must not be believed.
-            return self.rules.problem(Problem.of("in-progress", retry_after=1.0))
+            await engine.recorder.record(run, self._end_of(run, snapshot, word, None), None)
+        except (NotRecorded, LeaseLost) as error:
+            return self._unrecorded(error, word)
+        self._tell(engine, run, word)
         return None
 
-    def _end(self, run: Run, snapshot: Snapshot, word: Word, retention: float | None) -> Settle:
+    @staticmethod
+    def _unrecorded(error: NotRecorded | LeaseLost, word: Word) -> Problem | None:
+        if isinstance(error, LeaseLost):
+            # Somebody else owns the key now, and his outcome counts: this response must not be believed.
+            return Problem.of("in-progress", retry_after=1.0)
+        return Problem.of("outcome-pending", retry_after=1.0) if word in ("store", "replay") else None
+
+    @staticmethod
+    def _tell(engine: Engine, run: Run, word: Word) -> None:
+        if word == "store" and engine.emit is not None:
+            engine.emit(Executed(run.scope, run.attempt, engine.runtime.now() - run.won_at))
+
+    def _end_of(self, run: Run, snapshot: Snapshot, word: Word, retention: float | None) -> Settle:
         options = run.call.options
-        kept = options.retention if retention is None else retention
-        kind = {"store": Kind.DONE, "replay": Kind.FAILED, "release": Kind.RELEASED, "hold": Kind.UNKNOWN}[
-            word
-        ]
-        answered = word in ("store", "replay") and run.call.codec is not None
-        failure = Failure("HTTPStatus", str(snapshot.status), "") if word in ("replay", "hold") else None
+        answered = word in ("store", "replay")
+        encoded = _CODEC.encode(snapshot.encode(), compress_over=options.compress_over) if answered else b""
+        fits = len(encoded) <= options.max_result
         return Settle(
-            scope=run.scope,
-            nonce=run.ask.nonce,
-            kind=kind,
-            retention=kept,
-            tombstone=options.tombstone if answered else 0.0,
-            result=run.call.codec.encode(snapshot.encode()) if answered and run.call.codec else b"",
-            ref=run.ref,
-            error=failure,
+            run.scope,
+            run.ask.nonce,
+            _KINDS[word],
+            options.retention if retention is None else retention,
+            options.tombstone if answered else 0.0,
+            encoded if fits else b"",
+            "" if fits else TOO_LARGE,
+            run.ref,
+            Failure("HTTPStatus", str(snapshot.status), "") if word in ("replay", "hold") else None,
             policy=Policy.HOLD if word == "hold" else None,
             steps=self._steps(run, answered=answered) if run.has_steps else None,
         )
@@ -358,6 +389,15 @@ class Guard:
         """Another response was sent in place of the handler's: what happened is kept, what was said is not."""
         await self._recorded(run, Snapshot(status, kept=False), "store")
 
-    async def lose(self, run: Run, error: BaseException) -> None:
-        """Cancelled or interrupted: nobody knows how far the handler came."""
-        await self.engine.lose(run, error)
+    async def lose(self, run: Run, error: BaseException) -> Problem | None:
+        """Cancelled or interrupted: nobody knows how far the handler came. A problem: because another owner has the key."""
+        try:
+            await self.engine.lose(run, error)
+        except LeaseLost:
+            return Problem.of("in-progress", retry_after=1.0)
+        return None
+
+
+def _source(text: str) -> tuple[str, str, bytes]:
+    kind, _, name = text.partition(":")
+    return kind, name, name.encode("latin-1", "replace")

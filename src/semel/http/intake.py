@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
 from uuid import UUID
 
 import msgspec
+from msgspec.structs import replace
 
 from semel.errors import ConfigurationError, InvalidKey
 from semel.http.body import Body
 from semel.http.config import Plan
+from semel.http.digests import outline, told_sha256
 from semel.http.fingerprints import fingerprint, media_type, parse_json
-from semel.http.guard import Guard, Keyed
+from semel.http.guard import Admitted, Guard, Keyed
 from semel.http.keys import core_key, minted_at, read_key
 from semel.http.problem import Problem
+from semel.http.reply import Reply
 from semel.http.rules import Rules, is_too_old, prefer_wait
-from semel.keys import check_tenant
+from semel.http.snapshot import Snapshot
+from semel.keys import check_tenant, mask
 
-__all__ = ["Asked", "Incoming", "identify", "keyed_of"]
+__all__ = ["First", "Incoming", "enter"]
 
 
 class Incoming(Protocol):
@@ -34,112 +38,161 @@ class Incoming(Protocol):
     """Without the place where the application is mounted: what `routes=` are compared with."""
     query: bytes
 
-    def lines(self, name: str) -> list[bytes]:
-        """The values of a header, a line each."""
+    def lines(self, name: bytes) -> list[bytes]:
+        """The values of a header, whose name is in lower case, a line each."""
         ...
 
     def request(self) -> Any:
         """What resolvers get: the framework's own request object, if there is one."""
         ...
 
+    async def read(self, limit: int) -> Body | Problem:
+        """All of the body, so that the application can read it again."""
+        ...
 
-class Asked(msgspec.Struct, frozen=True):
-    """A request that wants to be done once: its guard, and its key if that did not have to wait for the body."""
+
+class First(msgspec.Struct, frozen=True, gc=False):
+    """The key is ours: begin, run the application with this body, and close the body afterwards."""
 
     guard: Guard
-    parts: Mapping[str, str]
-    key: str | None
+    admitted: Admitted
+    body: Body
 
 
-def identify(plan: Plan, incoming: Incoming) -> Asked | Problem | None:
-    """Look at a request without touching its body. None: it has no key and needs none, let it pass untouched."""
+async def enter(plan: Plan, incoming: Incoming) -> First | Reply | Body | None:
+    """What is to be done with a request.
+
+    None: it has no key and needs none, let it pass untouched. A Body: let it pass too, but its body was read (its key
+    might have been in it, or the store is down and the route said fail_open). A Reply: send it. First: run it once.
+    """
     found = plan.guard_for(incoming.method, incoming.routed) if plan.once.enabled else None
     if found is None:
         return None
     guard, parts = found
-    rules = guard.rules
-    if plan.key is not None:
-        return Asked(guard, parts, None)
-    lines = _lines(rules, incoming, parts)
-    if lines:
-        key = _read(rules, lines)
-        return key if isinstance(key, Problem) else Asked(guard, parts, key)
-    if any(source.startswith("body:") for source in rules.sources):
-        return Asked(guard, parts, None)
-    return rules.problem(Problem.of("key-missing")) if rules.required else None
+    is_late = plan.key is not None
+    key = None if is_late else _early_key(guard, incoming, parts)
+    if key is None and not is_late:
+        is_late = any(kind == "body" for kind, _, _ in guard.sources)
+        if not is_late:
+            return guard.replies.problem(Problem.of("key-missing")) if guard.rules.required else None
+    known = key if isinstance(key, Problem) else await _known(plan, guard, key, incoming, parts)
+    if not isinstance(known, tuple):
+        return _at_once(guard, known)
+    keyed, body = known
+    try:
+        admitted = await guard.admit(keyed)
+    except BaseException:
+        body.close()
+        raise
+    if isinstance(admitted, Admitted):
+        return First(guard, admitted, body)
+    if admitted is None:  # fail_open
+        return body
+    body.close()
+    return _at_once(guard, admitted)
 
 
-def _lines(rules: Rules, incoming: Incoming, parts: Mapping[str, str]) -> list[bytes]:
-    for source in rules.sources:
-        kind, _, name = source.partition(":")
+def _at_once(guard: Guard, known: Problem | Snapshot | Body) -> Reply | Body:
+    if isinstance(known, Snapshot):
+        return guard.replies.replay(known)
+    return guard.replies.problem(known) if isinstance(known, Problem) else known
+
+
+def _early_key(guard: Guard, incoming: Incoming, parts: Mapping[str, str]) -> str | Problem | None:
+    """The key, where it can be had without touching the body."""
+    for kind, name, line in guard.sources:
         found: list[bytes] = []
         if kind == "header":
-            found = incoming.lines(name)
+            found = incoming.lines(line)
         elif kind == "query" and incoming.query:
             pairs = parse_qsl(incoming.query.decode("latin-1"), keep_blank_values=True)
             found = [value.encode("utf-8", "surrogateescape") for known, value in pairs if known == name]
         elif kind == "path" and name in parts:
             found = [parts[name].encode("utf-8", "surrogateescape")]
         if found:
-            return found
-    return []
+            return _read(guard.rules, found)
+    return None
 
 
 def _read(rules: Rules, lines: list[bytes]) -> str | Problem:
     key = read_key(lines, strict=rules.strict, least=rules.min_length)
     if isinstance(key, Problem):
-        return rules.problem(key)
+        return key
     if rules.uuid7 and minted_at(key) is None:
-        return rules.problem(Problem.of("key-malformed", reason="the key must be a UUIDv7"))
+        return Problem.of("key-malformed", reason="the key must be a UUIDv7")
     if is_too_old(rules, key, time.time()):
-        return rules.problem(Problem.of("key-expired"))
+        return Problem.of("key-expired")
     return key
 
 
-async def keyed_of(
-    plan: Plan, asked: Asked, incoming: Incoming, read: Callable[[], Awaitable[Body | Problem]]
-) -> tuple[Keyed, Body] | Problem | Body:
-    """The request as the store will know it. A lone Body: it has no key after all, and needs none."""
-    guard, key = asked.guard, asked.key
+async def _known(
+    plan: Plan, guard: Guard, key: str | None, incoming: Incoming, parts: Mapping[str, str]
+) -> tuple[Keyed, Body] | Problem | Body | Snapshot:
+    """The request as the store will know it. A lone Body: it has no key after all, and needs none.
+
+    A Snapshot: its answer is known before its body has come.
+    """
     rules = guard.rules
     request = incoming.request()
     body: Body | Problem | None = None
     if key is None:  # it is in the body, or only the caller's own resolver knows
-        body = await read()
+        body = await incoming.read(rules.max_body)
         late = (
             body
             if isinstance(body, Problem)
             else await _late_key(plan, rules, incoming, body, request, guard)
         )
         if isinstance(late, Problem):
-            return _refused(rules, body, late)
+            return _refused(body, late)
         if late is None:
             return body
         key = late
     sender = await _sender(plan, guard, incoming, request)
     if isinstance(sender, Problem):
-        return _refused(rules, body, sender)
-    body = await read() if body is None else body
-    if isinstance(body, Problem):
-        return rules.problem(body)
+        return _refused(body, sender)
     principal, tenant = sender
-    route = f"{incoming.method} {incoming.path}"
+    route = f"{incoming.method} {_shown(guard, incoming.path, parts) if parts else incoming.path}"
+    prefer = incoming.lines(b"prefer")
+    digested = incoming.lines(b"content-digest")
+    digest = told_sha256(digested) if digested else None
+
     keyed = Keyed(
         key=key,
         principal=principal,
         tenant=tenant,
-        fingerprint=_fingerprint(rules, incoming, body),
-        wait=prefer_wait(rules, incoming.lines("prefer")),
+        fingerprint="",  # not before the body has come
+        wait=prefer_wait(rules, prefer) if prefer else rules.wait,
         route=route,
         operation="http" if rules.scope == "principal" else _route_name(route),
+        outline="" if digest is None else _outline(incoming, digest),
     )
-    return keyed, body
+    if digest is not None and body is None and incoming.lines(b"expect"):
+        early = await guard.early(keyed)
+        if early is not None:
+            return early
+    body = await incoming.read(rules.max_body) if body is None else body
+    if isinstance(body, Problem):
+        return body
+    if digest is not None and not body.parsed and body.digest != digest:
+        return _refused(body, Problem.of("digest-mismatch"))
+    return replace(keyed, fingerprint=_fingerprint(rules, incoming, body)), body
 
 
-def _refused(rules: Rules, body: Body | Problem | None, problem: Problem) -> Problem:
+def _shown(guard: Guard, path: str, parts: Mapping[str, str]) -> str:
+    """A path for people: a key that stands in it is a secret, and is masked as every other one."""
+    keys = [parts[name] for kind, name, _ in guard.sources if kind == "path" and name in parts]
+    return "/".join(mask(part) if part in keys else part for part in path.split("/")) if keys else path
+
+
+def _outline(incoming: Incoming, digest: bytes) -> str:
+    content_type = b", ".join(incoming.lines(b"content-type")).decode("latin-1")
+    return outline(incoming.method, incoming.path, incoming.query, content_type, digest)
+
+
+def _refused(body: Body | Problem | None, problem: Problem) -> Problem:
     if isinstance(body, Body):
         body.close()
-    return rules.problem(problem)
+    return problem
 
 
 async def _sender(
@@ -147,13 +200,16 @@ async def _sender(
 ) -> tuple[str, str | None] | Problem:
     """Who sends a keyed request, and whether it may be looked at. Before the body is read, where that is possible."""
     rules = guard.rules
-    if incoming.lines("early-data") == [b"1"]:
+    if incoming.lines(b"early-data") == [b"1"]:
         return Problem.of("too-early", retry_after=1.0)
     if rules.repeatability and (problem := _first_sent(rules, incoming)) is not None:
         return problem
     if plan.authorize is not None and not await _allowed(plan, guard, request):
         return Problem.of("not-authorized")
-    principal = "" if plan.principal is None else _principal(await _ask(guard, plan.principal, request))
+    principal = ""
+    if plan.principal is not None:
+        told = plan.principal(request)
+        principal = told if type(told) is str else _principal(await _awaited(guard, plan.principal, told))
     if not principal and not rules.anonymous:
         return Problem.of("not-authenticated")
     tenant = None if plan.tenant is None else _tenant(await _ask(guard, plan.tenant, request))
@@ -161,7 +217,7 @@ async def _sender(
 
 
 def _fingerprint(rules: Rules, incoming: Incoming, body: Body) -> str:
-    content_type = b", ".join(incoming.lines("content-type")).decode("latin-1")
+    content_type = b", ".join(incoming.lines(b"content-type")).decode("latin-1")
     return fingerprint(incoming.method, incoming.path, incoming.query, content_type, body, rules.exclude)
 
 
@@ -177,8 +233,8 @@ async def _late_key(
     text: Any = None
     if plan.key is not None:
         text = await _ask(guard, plan.key, request)
-    elif media_type(b"".join(incoming.lines("content-type")).decode("latin-1")).endswith("json"):
-        paths = [source.partition(":")[2] for source in rules.sources if source.startswith("body:")]
+    elif media_type(b"".join(incoming.lines(b"content-type")).decode("latin-1")).endswith("json"):
+        paths = [name for kind, name, _ in guard.sources if kind == "body"]
         try:
             value = (
                 parse_json(body.whole if body.whole is not None else bytes(body.view())) if body.size else {}
@@ -203,16 +259,14 @@ def _field(value: Any, path: str) -> Any:
 
 
 def _first_sent(rules: Rules, incoming: Incoming) -> Problem | None:
-    lines = incoming.lines("repeatability-first-sent")
+    lines = incoming.lines(b"repeatability-first-sent")
     try:
         sent = parsedate_to_datetime(lines[0].decode("latin-1")).timestamp()
     except (IndexError, ValueError, TypeError):
-        return rules.problem(
-            Problem.of("key-malformed", reason="Repeatability-First-Sent must be an HTTP date")
-        )
+        return Problem.of("key-malformed", reason="Repeatability-First-Sent must be an HTTP date")
     now = time.time()
     if sent + rules.retention + rules.grace < now or sent > now + rules.grace:
-        return rules.problem(Problem.of("key-expired"))
+        return Problem.of("key-expired")
     return None
 
 
@@ -220,7 +274,10 @@ def _first_sent(rules: Rules, incoming: Incoming) -> Problem | None:
 
 
 async def _ask(guard: Guard, resolver: Callable[[Any], Any], request: Any) -> Any:
-    value = resolver(request)
+    return await _awaited(guard, resolver, resolver(request))
+
+
+async def _awaited(guard: Guard, resolver: Callable[[Any], Any], value: Any) -> Any:
     if hasattr(value, "__await__"):
         if guard.engine.runtime.colour == "sync":
             value.close()

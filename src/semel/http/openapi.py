@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from semel.http.problem import PROBLEMS
-from semel.http.rules import MARKER, RETENTION, Rules
+from semel.http.rules import RETENTION, Rules, titled
 
 __all__ = ["describe"]
 
 _SCHEMA: Final = "IdempotencyProblem"
-_STATUSES: Final = (400, 409, 422, 503)
+# The layer's own classes (R2 of the specification); the others come from whoever stands in front, or are rare.
+_STATUSES: Final = frozenset({400, 409, 422, 503})
 
 
 def describe(document: dict[str, Any], routes: Iterable[tuple[str, Iterable[str], Rules]]) -> None:
@@ -34,11 +35,12 @@ def _operation(operation: dict[str, Any], rules: Rules) -> None:
     for source in rules.sources:
         kind, _, name = source.partition(":")
         if kind in ("header", "query"):
-            shown = "-".join(part.capitalize() for part in name.split("-")) if kind == "header" else name
-            parameters.append(_parameter(kind, shown, rules))
+            parameters.append(_parameter(kind, titled(name) if kind == "header" else name, rules))
+    if rules.repeatability:
+        parameters.append(_first_sent())
     responses = operation.setdefault("responses", {})
-    for status in _STATUSES:
-        _add_problem(responses.setdefault(str(status), {"description": ""}), status)
+    for status, names in _problems(rules).items():
+        _add_problem(responses.setdefault(str(status), {"description": ""}), status, names, rules)
     for status, response in responses.items():
         if status.startswith("2"):
             response.setdefault("headers", {}).update(_markers(rules))
@@ -65,30 +67,57 @@ def _parameter(kind: str, name: str, rules: Rules) -> dict[str, Any]:
     }
 
 
-def _add_problem(response: dict[str, Any], status: int) -> None:
-    names = [kind.name for kind in PROBLEMS.values() if kind.status == status]
+def _first_sent() -> dict[str, Any]:
+    return {
+        "name": "Repeatability-First-Sent",
+        "in": "header",
+        "required": False,  # it is, where there is an id
+        "description": "When the request was sent for the first time, as an HTTP date. Goes with Repeatability-Request-ID.",
+        "schema": {"type": "string"},
+    }
+
+
+def _problems(rules: Rules) -> dict[int, list[str]]:
+    """The names of the layer's own answers, by the status that this route gives them."""
+    found: dict[int, list[str]] = {}
+    for kind in PROBLEMS.values():
+        if kind.status in _STATUSES or (kind.name == "quota-exceeded" and rules.quota is not None):
+            found.setdefault(rules.statuses.get(kind.name, kind.status), []).append(kind.name)
+    return dict(sorted(found.items()))
+
+
+def _add_problem(response: dict[str, Any], status: int, names: list[str], rules: Rules) -> None:
     note = f"Idempotency: {', '.join(names)}"
     response["description"] = "; ".join(filter(None, (response.get("description"), note)))
     schema = {"$ref": f"#/components/schemas/{_SCHEMA}"}
     response.setdefault("content", {})["application/problem+json"] = {"schema": schema}
-    if status in (409, 503):
+    if status in (409, 429, 503):
         response.setdefault("headers", {})["Retry-After"] = {"schema": {"type": "integer", "minimum": 1}}
+    if rules.repeatability:
+        response.setdefault("headers", {})["Repeatability-Result"] = _RESULT
 
 
 def _markers(rules: Rules) -> dict[str, Any]:
-    shown = rules.markers or (MARKER,)
     headers: dict[str, Any] = {
-        "-".join(part.capitalize() for part in marker.split("-")): {
+        titled(marker): {
             "description": "Whether this is the response of an earlier request; absent: the key was not honoured.",
             "schema": {"type": "string", "enum": ["true", "false"]},
         }
-        for marker in shown
+        for marker in rules.markers
     }
-    headers["-".join(part.capitalize() for part in RETENTION.split("-"))] = {
+    if rules.repeatability:
+        headers["Repeatability-Result"] = _RESULT
+    headers[titled(RETENTION)] = {
         "description": "Seconds for which the response can be had again.",
         "schema": {"type": "integer"},
     }
     return headers
+
+
+_RESULT: Final[dict[str, Any]] = {
+    "description": "Whether the request was taken as a repeatable one; absent: it was not looked at as one.",
+    "schema": {"type": "string", "enum": ["accepted", "rejected"]},
+}
 
 
 def _problem_schema() -> dict[str, Any]:
@@ -102,5 +131,6 @@ def _problem_schema() -> dict[str, Any]:
             "detail": {"type": "string"},
             "retryable": {"type": "boolean"},
             "retry_after": {"type": "integer"},
+            "instance": {"type": "string", "format": "uri"},
         },
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +23,16 @@ from semel.errors import (
     StoreUnavailable,
 )
 
-__all__ = ["ANSWERED", "DEFAULT_BASE", "PROBLEMS", "PROBLEM_TYPE", "Problem", "ProblemType", "of_error"]
+__all__ = [
+    "ANSWERED",
+    "DEFAULT_BASE",
+    "PROBLEMS",
+    "PROBLEM_TYPE",
+    "Answered",
+    "Problem",
+    "ProblemType",
+    "of_error",
+]
 
 PROBLEM_TYPE: Final = b"application/problem+json"
 DEFAULT_BASE: Final = "urn:semel:problem:"
@@ -111,6 +121,9 @@ PROBLEMS: Final[Mapping[str, ProblemType]] = _types(
     ProblemType(
         "body-incomplete", 400, "Request body incomplete", "The body ended before its announced length. Nothing was run."
     ),
+    ProblemType(
+        "digest-mismatch", 400, "Content-Digest does not match", "The body is not the one that Content-Digest tells. Nothing was run."
+    ),
     ProblemType("body-too-large", 413, "Request body too large", "The body is larger than this route accepts."),
     ProblemType(
         "too-early",
@@ -176,6 +189,15 @@ class Problem(msgspec.Struct, frozen=True):
         if not base.startswith("urn:"):
             headers.append((b"link", f'<{base}{self.kind.name}>; rel="describedby"'.encode()))
         return headers
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The event for `hooks=` of the Semel: the layer has answered by itself. `instance` is the one that its client was told."""
+
+    problem: str
+    status: int
+    instance: str
 
 
 _OF_ERRORS: Final[Mapping[type[Exception], str]] = {

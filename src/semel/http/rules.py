@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict
 
 import msgspec
 
@@ -21,16 +21,19 @@ __all__ = [
     "MARKER",
     "PROFILES",
     "RETENTION",
+    "Cors",
     "Rules",
     "Word",
     "control_of",
     "core_key",
+    "cors",
     "is_too_old",
     "minted_at",
     "more_headers",
     "prefer_wait",
     "read_key",
     "storable",
+    "titled",
     "word_for",
 ]
 
@@ -54,6 +57,7 @@ REPLAYED_HEADERS: Final = frozenset(
         b"content-disposition",
         b"content-encoding",
         b"content-location",
+        b"content-range",
         b"location",
         b"etag",
         b"last-modified",
@@ -102,6 +106,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     quota: float | None = None
     """New keys a second for each principal."""
     fail_open: bool = False
+    store_timeout: float = 0.5
+    """How long a store may think about a claim before the request is refused, or passed where `fail_open` says so."""
     secret: bool = False
     markers: tuple[str, ...] = (MARKER,)
     replay_headers: frozenset[bytes] = REPLAYED_HEADERS
@@ -209,6 +215,37 @@ def more_headers(names: Iterable[str]) -> frozenset[bytes]:
 # ------------------------------------------------------------------------------------------------ what a request asks
 
 _PREFER_WAIT: Final = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d{1,6})"?\s*(?=$|[,;])', re.IGNORECASE)
+
+
+class Cors(TypedDict):
+    """What `cors` gives."""
+
+    allow_headers: list[str]
+    expose_headers: list[str]
+
+
+def cors(*, profile: str = "ietf", header: str | Sequence[str] = ()) -> Cors:
+    """`allow_headers` and `expose_headers` for a CORS middleware, for routes with these options (H43).
+
+    `app.add_middleware(CORSMiddleware, allow_origins=[…], allow_methods=[…], **cors())`, outside of the idempotency
+    middleware: its own answers must carry the headers of CORS too, or a page cannot read them.
+    """
+    rules = Rules(**PROFILES[profile])
+    named = [header] if isinstance(header, str) else list(header)
+    sent = named or [
+        name for kind, _, name in (source.partition(":") for source in rules.sources) if kind == "header"
+    ]
+    result = ["repeatability-first-sent"] if rules.repeatability else []
+    told = ["repeatability-result"] if rules.repeatability else []
+    shown = [*rules.markers, *told, RETENTION, "retry-after", "location"]
+    return {
+        "allow_headers": [titled(name) for name in (*sent, *result, "prefer")],
+        "expose_headers": [titled(name) for name in shown],
+    }
+
+
+def titled(name: str) -> str:
+    return "-".join(part.capitalize() for part in name.split("-"))
 
 
 def prefer_wait(rules: Rules, lines: Sequence[bytes]) -> float:

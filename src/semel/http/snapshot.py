@@ -13,7 +13,7 @@ __all__ = ["Snapshot"]
 _FORMAT: Final = 1
 
 
-class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+class Snapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A replay is a historical snapshot: never refreshed, identical bytes."""
 
     status: int

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 from semel.errors import StoreUnavailable
 from semel.http.guard import Admitted, Guard
+from semel.http.kept import Kept
 from semel.http.problem import Problem
-from semel.http.reply import first_headers
 from semel.run import Run, _current
 from semel.runtime import run_sync
 
-__all__ = ["AsyncStream", "Headers", "Look", "Stream", "first_view"]
+__all__ = ["AsyncStream", "Headers", "Look", "Stream", "async_attended", "attended", "first_view"]
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -51,54 +51,69 @@ async def first_view(guard: Guard, admitted: Admitted, view: Callable[[], Awaita
         response = await view()
         status, headers, body = look.status(response), look.headers(response), look.body(response)
         if body is None:
-            if (problem := await guard.started(run, status, headers)) is not None:
-                return look.problem(guard, problem)
+            sent = await guard.started(run, status, headers)
+        else:
+            sent = await guard.settle(run, status, headers, body)
+        if isinstance(sent, Problem):
+            return look.problem(guard, sent)
+        if body is None:
             look.tee(response, guard, run, headers)
-        elif (problem := await guard.settle(run, status, headers, body)) is not None:
-            return look.problem(guard, problem)
-        look.set_headers(response, first_headers(guard.rules, guard.word(status, headers, body), headers))
+        look.set_headers(response, sent)
         return response
     except Exception as error:
         await guard.fail(run, error)
         raise
     except BaseException as error:
-        await guard.lose(run, error)
-        raise
+        if (problem := await guard.lose(run, error)) is None:
+            raise
+        return look.problem(guard, problem)
     finally:
         _current.reset(token)
 
 
-class _Kept:
-    """What a stream has sent so far, as long as it is not too long to be kept; and the piece that is held back."""
+def attended(run: Run, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The pieces of a stream, each made where `current_run()` is its run: they come when the view has returned."""
+    going = iter(pieces)
+    while True:
+        token = _current.set(run.weak)
+        try:
+            piece = next(going)
+        except StopIteration:
+            return
+        finally:
+            _current.reset(token)
+        yield piece
+
+
+async def async_attended(run: Run, pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    going = aiter(pieces)
+    while True:
+        token = _current.set(run.weak)
+        try:
+            piece = await anext(going)
+        except StopAsyncIteration:
+            return
+        finally:
+            _current.reset(token)
+        yield piece
+
+
+class _Ending:
+    """How a stream ends: recorded whole, or as broken."""
 
     def __init__(self, guard: Guard, run: Run, status: int, headers: Headers) -> None:
         self._guard = guard
         self._run = run
         self._status = status
         self._headers = headers
-        self._pieces: list[bytes] | None = []
-        self._size = 0
-        self._last: bytes | None = None
-
-    def push(self, piece: bytes) -> bytes | None:
-        """Keep a piece; the one before it may leave now."""
-        self._size += len(piece)
-        if self._pieces is not None and self._size <= self._guard.rules.max_response:
-            self._pieces.append(piece)
-        else:
-            self._pieces = None
-        last, self._last = self._last, piece
-        return last
+        self.kept = Kept(guard.rules.max_response)
 
     async def end(self) -> bytes:
         """Record the outcome; then the last piece may leave."""
-        body = None if self._pieces is None else b"".join(self._pieces)
-        problem = await self._guard.settle(self._run, self._status, self._headers, body)
-        if problem is not None:
-            raise StoreUnavailable(
-                problem.kind.detail
-            )  # cut off: its client must not take it for the outcome
-        return self._last or b""
+        sent = await self._guard.settle(self._run, self._status, self._headers, self.kept.whole)
+        if isinstance(sent, Problem):
+            raise StoreUnavailable(sent.kind.detail)  # cut off: its client must not take it for the outcome
+        return self.kept.last or b""
 
     async def broken(self, error: Exception) -> None:
         await self._guard.fail(self._run, error)
@@ -119,21 +134,21 @@ class Stream:
         pieces: Iterable[bytes],
         then: Sequence[Callable[[], Any]] = (),
     ) -> None:
-        self._kept = _Kept(guard, run, status, headers)
-        self._pieces = pieces
+        self._ending = _Ending(guard, run, status, headers)
+        self._pieces = attended(run, pieces)
         self._then = then
         self._going = self._go()
 
     def _go(self) -> Iterator[bytes]:
         try:
             for piece in self._pieces:
-                last = self._kept.push(piece)
+                last = self._ending.kept.push(piece)
                 if last:
                     yield last
         except Exception as error:
-            run_sync(self._kept.broken(error))
+            run_sync(self._ending.broken(error))
             raise
-        yield run_sync(self._kept.end())
+        yield run_sync(self._ending.end())
 
     def __iter__(self) -> Iterator[bytes]:
         return self._going
@@ -162,9 +177,9 @@ class AsyncStream:
         pieces: AsyncIterable[bytes],
         then: Sequence[Callable[[], Any]] = (),
     ) -> None:
-        self._kept = _Kept(guard, run, status, headers)
+        self._ending = _Ending(guard, run, status, headers)
         self._runtime = guard.engine.runtime
-        self._pieces = pieces
+        self._pieces = async_attended(run, pieces)
         self._then = then
         self._going = self._go()
         self._step: asyncio.Task[bytes | None] | None = None
@@ -174,13 +189,13 @@ class AsyncStream:
     async def _go(self) -> AsyncIterator[bytes]:
         try:
             async for piece in self._pieces:
-                last = self._kept.push(piece)
+                last = self._ending.kept.push(piece)
                 if last:
                     yield last
         except Exception as error:
-            await self._kept.broken(error)
+            await self._ending.broken(error)
             raise
-        yield await self._kept.end()
+        yield await self._ending.end()
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self

@@ -10,78 +10,58 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from semel.errors import StoreUnavailable
 from semel.http.body import Body, TooLarge
 from semel.http.config import Plan, configure
 from semel.http.guard import Admitted, Guard
-from semel.http.intake import Asked, identify, keyed_of
+from semel.http.intake import First, enter
+from semel.http.kept import Kept
+from semel.http.options import MiddlewareOptions
 from semel.http.problem import Problem
-from semel.http.reply import first_headers, problem_reply, replay_reply
-from semel.http.snapshot import Snapshot
+from semel.http.reply import Reply
+from semel.http.views import attended
+from semel.once import Semel
 from semel.points import reach
 from semel.run import Run, _current
 from semel.runtime import run_sync
 
-__all__ = ["IdempotencyMiddleware", "PlainRequest"]
+__all__ = ["EnvironRequest", "IdempotencyMiddleware", "PlainRequest", "read_body"]
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 Headers = list[tuple[bytes, bytes]]
 _CHUNK: Final = 1 << 16
+_NOT_STARTED: Final = "the application answered without calling start_response"
 
 
 class IdempotencyMiddleware:
     """See `semel.http.config` for the options; `once` is a Semel."""
 
-    def __init__(self, app: App, *, once: Any, **options: Any) -> None:
+    def __init__(self, app: App, *, once: Semel, **options: Unpack[MiddlewareOptions]) -> None:
         self.app = app
         self._plan: Plan = configure(once, "sync", options, guarded=False)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        incoming = _Incoming(environ)
-        asked = identify(self._plan, incoming)
-        if asked is None:
+        entered = run_sync(enter(self._plan, EnvironRequest(environ)))
+        if entered is None:
             return self.app(environ, start_response)
-        if isinstance(asked, Problem):
-            found = self._plan.guard_for(incoming.method, incoming.routed)
-            assert found is not None  # noqa: S101 - a problem has a guard that said so
-            return _problem(start_response, found[0].rules.problem_base, asked)
-        return self._keyed(asked, incoming, environ, start_response)
-
-    def _keyed(
-        self, asked: Asked, incoming: _Incoming, environ: Environ, start_response: StartResponse
-    ) -> Iterable[bytes]:
-        guard = asked.guard
-
-        async def read() -> Body | Problem:
-            return _read(guard, environ)
-
-        known = run_sync(keyed_of(self._plan, asked, incoming, read))
-        if isinstance(known, Problem):
-            return _problem(start_response, guard.rules.problem_base, known)
-        if isinstance(known, Body):
-            return _Closing(self.app(_again(environ, known), start_response), known)
-        keyed, body = known
-        admitted = run_sync(guard.admit(keyed))
-        if isinstance(admitted, Admitted):
-            return _First(guard, admitted, body).run(self.app, environ, start_response)
-        if admitted is None:  # fail_open
-            return _Closing(self.app(_again(environ, body), start_response), body)
-        body.close()
-        if isinstance(admitted, Snapshot):
-            headers, content = replay_reply(guard.rules, admitted)
-            start_response(_status_line(admitted.status), _text(headers))
-            return [content]
-        return _problem(start_response, guard.rules.problem_base, admitted)
+        if isinstance(entered, First):
+            first = _First(entered.guard, entered.admitted, entered.body)
+            return first.run(self.app, environ, start_response)
+        if isinstance(entered, Reply):
+            return _answer(start_response, entered)
+        return _Closing(self.app(_again(environ, entered), start_response), entered)
 
 
 # ------------------------------------------------------------------------------------------------------ requests
 
 
-class _Incoming:
+class EnvironRequest:
+    """See `semel.http.intake.Incoming`."""
+
     __slots__ = ("_environ", "method", "path", "query", "routed")
 
     def __init__(self, environ: Environ) -> None:
@@ -93,9 +73,9 @@ class _Incoming:
         self.path: str = (root + raw).decode("utf-8", "surrogateescape")
         self.query: bytes = environ.get("QUERY_STRING", "").encode("latin-1")
 
-    def lines(self, name: str) -> list[bytes]:
+    def lines(self, name: bytes) -> list[bytes]:
         """A WSGI server has joined several lines with commas, which no key has."""
-        field = name.upper().replace("-", "_")
+        field = name.decode("latin-1").upper().replace("-", "_")
         value = self._environ.get(field if field in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{field}")
         return [] if value is None else [value.encode("latin-1")]
 
@@ -103,6 +83,9 @@ class _Incoming:
         if _Request is None:
             return PlainRequest(self._environ)
         return _Request(self._environ, populate_request=False, shallow=True)
+
+    async def read(self, limit: int) -> Body | Problem:
+        return read_body(limit, self._environ)
 
 
 class PlainRequest:
@@ -125,8 +108,8 @@ except ModuleNotFoundError:
     _Request = None  # type: ignore[assignment,misc]
 
 
-def _read(guard: Guard, environ: Environ) -> Body | Problem:
-    limit = guard.rules.max_body
+def read_body(limit: int, environ: Environ) -> Body | Problem:
+    """All of a body that nobody has read yet."""
     length = environ.get("CONTENT_LENGTH") or ""
     left = int(length) if length.isdecimal() else None
     if left is None and not environ.get("wsgi.input_terminated"):
@@ -178,7 +161,7 @@ class _First:
         try:
             if (problem := run_sync(guard.resumed(run))) is not None:
                 self._settled = True
-                return _problem(start_response, guard.rules.problem_base, problem)
+                return _answer(start_response, guard.replies.problem(problem))
             result = app(_again(environ, self._body), self._start)
             if isinstance(result, list | tuple) or getattr(result, "__len__", lambda: 2)() <= 1:
                 return self._whole(result, start_response)
@@ -209,50 +192,42 @@ class _First:
         else:
             run_sync(self._guard.lose(self._run, error))
 
-    def _settle(self, body: bytes | None) -> Problem | None:
-        problem = run_sync(self._guard.settle(self._run, self._status, self._headers, body))
+    def _settle(self, body: bytes | None) -> Headers | Problem:
+        if not self._status:
+            raise RuntimeError(_NOT_STARTED)
+        sent = run_sync(self._guard.settle(self._run, self._status, self._headers, body))
         self._settled = True
-        return problem
+        return sent
+
+    def _problem(self, start_response: StartResponse, problem: Problem) -> list[bytes]:
+        return _answer(start_response, self._guard.replies.problem(problem))
 
     def _whole(self, result: Iterable[bytes], start_response: StartResponse) -> Iterable[bytes]:
         try:
             body = b"".join([*self._written, *result])
         finally:
             _close(result)
-        if not self._status:
-            raise RuntimeError("the application returned without calling start_response")
-        problem = self._settle(body)
-        if problem is not None:
-            return _problem(start_response, self._guard.rules.problem_base, problem)
-        self._send_head(start_response, body)
+        sent = self._settle(body)
+        if isinstance(sent, Problem):
+            return self._problem(start_response, sent)
+        start_response(_status_line(self._status), _text(sent))
         return [body]
-
-    def _send_head(self, start_response: StartResponse, body: bytes | None) -> None:
-        word = self._guard.word(self._status, self._headers, body)
-        headers = first_headers(self._guard.rules, word, self._headers)
-        start_response(_status_line(self._status), _text(headers))
 
     def _pieces(self, result: Iterable[bytes], start_response: StartResponse) -> Iterator[bytes]:
         """One piece behind the application, so that the last one leaves after the outcome is recorded."""
-        limit = self._guard.rules.max_response
-        kept: list[bytes] | None = []
-        size, last, begun = 0, None, False
+        kept, begun = Kept(self._guard.rules.max_response), False
         try:
-            for piece in _joined(self._written, result):
-                size += len(piece)
-                if kept is not None and size <= limit:
-                    kept.append(piece)
-                else:
-                    kept = None
-                if last is not None:
-                    if not begun:
-                        begun = True
-                        if (refused := self._begin_stream(start_response)) is not None:
-                            yield from _problem(start_response, self._guard.rules.problem_base, refused)
-                            return
-                    yield last
-                last = piece
-            problem = self._settle(None if kept is None else b"".join(kept))
+            for piece in _joined(self._written, attended(self._run, result)):
+                last = kept.push(piece)
+                if last is None:
+                    continue
+                if not begun:
+                    begun = True
+                    if (refused := self._begin_stream(start_response)) is not None:
+                        yield from self._problem(start_response, refused)
+                        return
+                yield last
+            sent = self._settle(kept.whole)
         except BaseException as error:
             self._failed(error)
             raise
@@ -260,24 +235,26 @@ class _First:
             _close(result)
             if self._settled:
                 self._body.close()
+        if isinstance(sent, Problem):
+            if begun:
+                raise StoreUnavailable(
+                    sent.kind.detail
+                )  # cut off: its client must not take it for the outcome
+            yield from self._problem(start_response, sent)
+            return
         if not begun:
-            if problem is not None:
-                yield from _problem(start_response, self._guard.rules.problem_base, problem)
-                return
-            self._send_head(start_response, None if kept is None else b"".join(kept))
-        elif problem is not None:
-            raise StoreUnavailable(
-                problem.kind.detail
-            )  # cut off: its client must not take it for the outcome
-        yield last if last is not None else b""
+            start_response(_status_line(self._status), _text(sent))
+        yield kept.last or b""
 
     def _begin_stream(self, start_response: StartResponse) -> Problem | None:
-        problem = run_sync(self._guard.started(self._run, self._status, self._headers))
-        if problem is None:
-            self._send_head(start_response, None)
-        else:
+        if not self._status:
+            raise RuntimeError(_NOT_STARTED)
+        sent = run_sync(self._guard.started(self._run, self._status, self._headers))
+        if isinstance(sent, Problem):
             self._settled = True
-        return problem
+            return sent
+        start_response(_status_line(self._status), _text(sent))
+        return None
 
 
 class _Stream:
@@ -336,7 +313,6 @@ def _text(headers: Headers) -> list[tuple[str, str]]:
     return [(name.decode("latin-1").title(), value.decode("latin-1")) for name, value in headers]
 
 
-def _problem(start_response: StartResponse, base: str, problem: Problem) -> list[bytes]:
-    headers, body = problem_reply(base, problem)
-    start_response(_status_line(problem.status), _text(headers))
-    return [body]
+def _answer(start_response: StartResponse, reply: Reply) -> list[bytes]:
+    start_response(_status_line(reply.status), _text(reply.headers))
+    return [reply.body]

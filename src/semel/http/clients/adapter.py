@@ -11,9 +11,9 @@ from typing import Any, Final, Unpack
 from semel.errors import ConfigurationError
 from semel.http.clients.answers import MAX_PROBLEM, Answer, is_problem, lower, read_problem
 from semel.http.clients.bodies import Parcel, Steps, pack
-from semel.http.clients.delivery import Delivered, Delivery, Loss, carry
+from semel.http.clients.delivery import Delivered, Delivery, Loss, carry, marked
 from semel.http.clients.errors import is_about_certificate
-from semel.http.clients.keys import DurableKeys
+from semel.http.clients.keys import DurableKeys, opened
 from semel.http.clients.options import ClientOptions, settings_from
 from semel.once import Semel
 from semel.runtime import run_sync
@@ -48,9 +48,7 @@ class IdempotentAdapter(HTTPAdapter):
         self._settings = settings_from(options)
         if pool is not None and pool.get("max_retries"):
             raise ConfigurationError("max_retries would repeat requests below their keys: use attempts=")
-        self._owned = None if keys is None or isinstance(keys, DurableKeys) else DurableKeys(keys)
-        kept = keys if isinstance(keys, DurableKeys) else self._owned
-        self._book = None if kept is None else kept.book("sync")
+        self._owned, self._book = opened(keys, "sync")
         self._last = threading.local()
         super().__init__(**(pool or {}))
 
@@ -94,10 +92,7 @@ class _Wire:
         return value.decode("latin-1") if isinstance(value, bytes) else value
 
     def mark(self, name: str, value: str | None) -> None:
-        if value is None:
-            self.native.headers.pop(name, None)
-        else:
-            self.native.headers[name] = value
+        marked(self.native.headers, name, value)
 
     def wishes(self) -> Mapping[str, Any]:
         return {}

@@ -49,6 +49,9 @@ class Steps:
     def __init__(self, source: Iterator[bytes]) -> None:
         self._source = source
 
+    def __iter__(self) -> Iterator[bytes]:
+        return self._source
+
     def __aiter__(self) -> Steps:
         return self
 

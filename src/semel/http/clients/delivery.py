@@ -25,7 +25,7 @@ from semel.http.clients.options import Retrying, Settings, Wish, wish_for
 from semel.http.fingerprints import fingerprint as request_fingerprint
 from semel.keys import fingerprint, mask
 
-__all__ = ["Delivered", "Delivery", "Loss", "Wire", "carry"]
+__all__ = ["Delivered", "Delivery", "Loss", "Wire", "carry", "marked"]
 
 _log = logging.getLogger("semel")
 _ON_THE_WAY: Final = 5.0  # seconds that an attempt may need to arrive
@@ -112,6 +112,14 @@ class Wire(Protocol[R]):
     def loss(self, error: Exception) -> Loss | None: ...
 
     async def sleep(self, seconds: float) -> None: ...
+
+
+def marked(headers: Any, name: str, value: str | None) -> None:
+    """Set or remove a header of any library's mapping."""
+    if value is None:
+        headers.pop(name, None)
+    else:
+        headers[name] = value
 
 
 async def carry(wire: Wire[R], settings: Settings, book: Book | None) -> R:

@@ -28,7 +28,7 @@ from semel.options import Duration, seconds
 from semel.results import codec_for
 from semel.runtime import run_sync
 
-__all__ = ["Book", "DurableKeys", "Kept", "KeyState"]
+__all__ = ["Book", "DurableKeys", "Kept", "KeyState", "opened"]
 
 _log = logging.getLogger("semel")
 _LEASE: Final = 1.0  # minting takes no time: a process killed right there must not hold the action up
@@ -275,3 +275,15 @@ class DurableKeys:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+def opened(
+    keys: DurableKeys | str | Face | None, colour: Literal["sync", "async"]
+) -> tuple[DurableKeys | None, Book | None]:
+    """What a client was given as `keys=`: those that are its own to close, and their side of its colour."""
+    if keys is None:
+        return None, None
+    if isinstance(keys, DurableKeys):
+        return None, keys.book(colour)
+    owned = DurableKeys(keys)
+    return owned, owned.book(colour)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
@@ -10,9 +11,9 @@ from typing import Any, Final, Self, Unpack
 from semel.errors import ConfigurationError
 from semel.http.clients.answers import MAX_PROBLEM, Answer, is_problem, lower, read_problem
 from semel.http.clients.bodies import Parcel, Steps, pack
-from semel.http.clients.delivery import Delivered, Delivery, Loss, carry
+from semel.http.clients.delivery import Delivered, Delivery, Loss, carry, marked
 from semel.http.clients.errors import is_about_certificate
-from semel.http.clients.keys import DurableKeys
+from semel.http.clients.keys import DurableKeys, opened
 from semel.http.clients.options import ClientOptions, settings_from
 from semel.once import AsyncSemel, Semel
 from semel.runtime import run_sync
@@ -54,9 +55,7 @@ class IdempotentTransport(httpx.BaseTransport):
             raise ConfigurationError(
                 f"IdempotentTransport goes around a transport for httpx.Client, not {type(transport).__name__}"
             )
-        self._owned = None if keys is None or isinstance(keys, DurableKeys) else DurableKeys(keys)
-        kept = keys if isinstance(keys, DurableKeys) else self._owned
-        self._book = None if kept is None else kept.book("sync")
+        self._owned, self._book = opened(keys, "sync")
         self._inner = httpx.HTTPTransport() if transport is None else transport
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -97,9 +96,7 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
             raise ConfigurationError(
                 f"AsyncIdempotentTransport goes around a transport for httpx.AsyncClient, not {type(transport).__name__}"
             )
-        self._owned = None if keys is None or isinstance(keys, DurableKeys) else DurableKeys(keys)
-        kept = keys if isinstance(keys, DurableKeys) else self._owned
-        self._book = None if kept is None else kept.book("async")
+        self._owned, self._book = opened(keys, "async")
         self._inner = httpx.AsyncHTTPTransport() if transport is None else transport
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -157,10 +154,11 @@ class _Stream(httpx.SyncByteStream, httpx.AsyncByteStream):
             await self._source.aclose()
 
 
-class _Wire:
-    """A request of httpx; the colours differ in sending, reading and waiting only."""
+class _Wire(ABC):
+    """A request of httpx; the colours differ in how they send, iterate, close and wait."""
 
-    def __init__(self, request: httpx.Request) -> None:
+    def __init__(self, inner: Any, request: httpx.Request) -> None:
+        self._inner = inner
         self.native = request
         self._rest: Any = None  # of a body that is too long to be kept
 
@@ -177,10 +175,7 @@ class _Wire:
         return value
 
     def mark(self, name: str, value: str | None) -> None:
-        if value is None:
-            self.native.headers.pop(name, None)
-        else:
-            self.native.headers[name] = value
+        marked(self.native.headers, name, value)
 
     def wishes(self) -> Mapping[str, Any]:
         wishes: Mapping[str, Any] = self.native.extensions.get("semel") or {}
@@ -203,6 +198,50 @@ class _Wire:
     def hand(self, response: httpx.Response, delivered: Delivered) -> httpx.Response:
         response.extensions["semel"] = delivered
         return response
+
+    @abstractmethod
+    def _pieces(self, stream: Any) -> AsyncIterator[bytes]: ...
+
+    @abstractmethod
+    async def _post(self, request: httpx.Request) -> httpx.Response: ...
+
+    @abstractmethod
+    async def _close(self, what: Any) -> None:
+        """Also of somebody who was cancelled."""
+        ...
+
+    async def pack(self, most: int) -> Parcel:
+        stream = self.native.stream
+        if isinstance(stream, httpx.ByteStream):
+            return Parcel(raw=b"".join(stream))
+        self._rest = self._pieces(stream)
+        return await pack(self._rest, most)
+
+    async def pass_on(self) -> httpx.Response:
+        return await self._post(self._attempt(None))
+
+    async def send(self, parcel: Parcel, patience: float) -> httpx.Response:
+        return await self._post(self._attempt(parcel, patience))
+
+    async def look(self, response: httpx.Response, most: int) -> tuple[httpx.Response, Answer]:
+        wanted = _how_much(response, most)
+        if not wanted:
+            return response, _answer(response, None)
+        source = response.stream
+        chunks, read = self._pieces(source), bytearray()
+        try:
+            async for chunk in chunks:
+                read += chunk
+                if len(read) > wanted:
+                    return _again(response, _Stream(bytes(read), chunks, source)), _answer(response, None)
+        except BaseException:
+            await self._close(source)
+            raise
+        await self._close(source)
+        return _again(response, httpx.ByteStream(bytes(read))), _answer(response, bytes(read))
+
+    async def drop(self, response: httpx.Response) -> None:
+        await self._close(response)
 
     def _attempt(self, parcel: Parcel | None, patience: float | None = None) -> httpx.Request:
         request = self.native
@@ -253,89 +292,31 @@ def _again(response: httpx.Response, stream: Any) -> httpx.Response:
 
 
 class _ThreadWire(_Wire):
-    def __init__(self, inner: httpx.BaseTransport, request: httpx.Request) -> None:
-        super().__init__(request)
-        self._inner = inner
+    def _pieces(self, stream: Any) -> AsyncIterator[bytes]:
+        return Steps(iter(stream))
 
-    async def pack(self, most: int) -> Parcel:
-        stream = self.native.stream
-        if isinstance(stream, httpx.ByteStream):
-            return Parcel(raw=b"".join(stream))
-        assert isinstance(stream, httpx.SyncByteStream)  # noqa: S101 - the client has checked it
-        self._rest = iter(stream)
-        return await pack(Steps(self._rest), most)
+    async def _post(self, request: httpx.Request) -> httpx.Response:
+        response: httpx.Response = self._inner.handle_request(request)
+        return response
 
-    async def pass_on(self) -> httpx.Response:
-        return self._inner.handle_request(self._attempt(None))
-
-    async def send(self, parcel: Parcel, patience: float) -> httpx.Response:
-        return self._inner.handle_request(self._attempt(parcel, patience))
-
-    async def look(self, response: httpx.Response, most: int) -> tuple[httpx.Response, Answer]:
-        wanted = _how_much(response, most)
-        if not wanted:
-            return response, _answer(response, None)
-        source = response.stream
-        assert isinstance(source, httpx.SyncByteStream)  # noqa: S101 - a sync transport made it
-        chunks, read = iter(source), bytearray()
-        try:
-            for chunk in chunks:
-                read += chunk
-                if len(read) > wanted:
-                    return _again(response, _Stream(bytes(read), chunks, source)), _answer(response, None)
-        except BaseException:
-            source.close()
-            raise
-        source.close()
-        return _again(response, httpx.ByteStream(bytes(read))), _answer(response, bytes(read))
-
-    async def drop(self, response: httpx.Response) -> None:
-        response.close()
+    async def _close(self, what: Any) -> None:
+        what.close()
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - the blocking colour
 
 
 class _LoopWire(_Wire):
-    def __init__(self, inner: httpx.AsyncBaseTransport, request: httpx.Request) -> None:
-        super().__init__(request)
-        self._inner = inner
+    def _pieces(self, stream: Any) -> AsyncIterator[bytes]:
+        return aiter(stream)
 
-    async def pack(self, most: int) -> Parcel:
-        stream = self.native.stream
-        if isinstance(stream, httpx.ByteStream):
-            return Parcel(raw=b"".join(stream))
-        assert isinstance(stream, httpx.AsyncByteStream)  # noqa: S101 - the client has checked it
-        self._rest = aiter(stream)
-        return await pack(self._rest, most)
+    async def _post(self, request: httpx.Request) -> httpx.Response:
+        response: httpx.Response = await self._inner.handle_async_request(request)
+        return response
 
-    async def pass_on(self) -> httpx.Response:
-        return await self._inner.handle_async_request(self._attempt(None))
-
-    async def send(self, parcel: Parcel, patience: float) -> httpx.Response:
-        return await self._inner.handle_async_request(self._attempt(parcel, patience))
-
-    async def look(self, response: httpx.Response, most: int) -> tuple[httpx.Response, Answer]:
-        wanted = _how_much(response, most)
-        if not wanted:
-            return response, _answer(response, None)
-        source = response.stream
-        assert isinstance(source, httpx.AsyncByteStream)  # noqa: S101 - an async transport made it
-        chunks, read = aiter(source), bytearray()
-        try:
-            async for chunk in chunks:
-                read += chunk
-                if len(read) > wanted:
-                    return _again(response, _Stream(bytes(read), chunks, source)), _answer(response, None)
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await source.aclose()
-            raise
-        await source.aclose()
-        return _again(response, httpx.ByteStream(bytes(read))), _answer(response, bytes(read))
-
-    async def drop(self, response: httpx.Response) -> None:
-        await response.aclose()
+    async def _close(self, what: Any) -> None:
+        with anyio.CancelScope(shield=True):
+            await what.aclose()
 
     async def sleep(self, seconds: float) -> None:
         await anyio.sleep(seconds)

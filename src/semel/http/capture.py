@@ -1,0 +1,225 @@
+"""Between an ASGI application and its connection: nothing is sent before the outcome is recorded.
+
+A response of one piece is recorded whole, then sent. Of a longer one it is recorded that it has begun, then it is sent
+piece by piece and kept meanwhile, and recorded whole before its last piece is sent (H19).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Any, Final, NoReturn
+
+from semel.errors import StoreUnavailable
+from semel.http.body import Body
+from semel.http.guard import Guard
+from semel.http.kept import Kept
+from semel.http.problem import Problem
+from semel.http.reply import Reply
+from semel.http.scope import App, Headers, Message, Scope, Send, without_bypasses
+from semel.points import reach
+from semel.run import Run, _current
+
+__all__ = ["Capture", "answer", "looked_at"]
+
+_log = logging.getLogger("semel.http")
+_GONE: Final[Message] = {"type": "http.disconnect"}
+
+
+class Capture:
+    """One run of an application, or of a response, in a task of its own that the connection cannot cancel."""
+
+    __slots__ = (
+        "_body", "_chunks", "_finished", "_guard", "_headers", "_kept", "_left", "_over", "_run", "_scope",
+        "_send", "_sender", "_status", "settled",
+    )  # fmt: skip
+
+    def __init__(self, guard: Guard, run: Run, scope: Scope, send: Send, body: Body | None) -> None:
+        self.settled = False
+        self._scope = without_bypasses(scope)
+        self._guard = guard
+        self._run = run
+        self._send = send
+        self._body = body
+        """To be given to the application; None when it has been."""
+        self._chunks: Iterator[bytes] | None = None
+        self._finished: asyncio.Event | None = None
+        self._over = False
+        self._status = 0
+        self._headers: Headers = []
+        self._kept: Kept | None = None
+        """Of a response that comes in several pieces."""
+        self._left = False
+        self._sender: asyncio.Task[Any] | None = None
+
+    async def around(self, app: App) -> None:
+        """Run it to its end, and settle what became of it."""
+        _current.set(self._run.weak)  # never reset: the task is ours, and ends with this
+        try:
+            await app(self._scope, self.receive, self.send)
+            if not self.settled:
+                raise RuntimeError("the application returned without a complete response")
+        except BaseException as error:
+            if not await self._failed(error):
+                raise
+        finally:
+            self._finish()
+
+    async def _failed(self, error: BaseException) -> bool:
+        """Settle a run that did not end with a response. True: it was answered, and is no error of the server's."""
+        if self.settled:
+            return False
+        self.settled = True
+        if isinstance(error, Exception):
+            await self._guard.fail(self._run, error)
+            return False
+        problem = await self._guard.lose(self._run, error)
+        if problem is None:
+            return False
+        # Cancelled by us, because another owner has the key: that is an answer.
+        if self._kept is not None:
+            raise StoreUnavailable(f"the response was cut off: {problem.kind.detail}") from error
+        await self._reply(problem)
+        return True
+
+    # ------------------------------------------------------------------------------------------ what the application asks
+    async def receive(self) -> Message:
+        if self._body is not None:
+            return self._request()
+        if not self._over:
+            # The client's leaving is not told: it must not change the outcome.
+            if self._finished is None:
+                self._finished = asyncio.Event()
+            await self._finished.wait()
+        return _GONE
+
+    def _request(self) -> Message:
+        body = self._body
+        assert body is not None  # noqa: S101 - looked at by `receive`
+        if self._chunks is None:
+            whole = body.whole
+            if whole is not None:
+                self._body = None
+                return {"type": "http.request", "body": whole, "more_body": False}
+            self._chunks = body.chunks()
+        chunk = next(self._chunks, None)
+        if chunk is not None:
+            return {"type": "http.request", "body": chunk, "more_body": True}
+        self._body = None
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    def _finish(self) -> None:
+        self._over = True
+        if self._finished is not None:
+            self._finished.set()
+
+    # ------------------------------------------------------------------------------------------ what the application says
+    async def send(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "http.response.start":
+            self._status = message["status"]
+            self._headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+        elif kind != "http.response.body":
+            await self._forward(message)
+        elif self.settled:
+            raise RuntimeError("the response is complete: nothing may follow it")
+        elif not self._status:
+            raise RuntimeError("the application sent a body before the start of its response")
+        elif message.get("more_body", False):
+            await self._go_on(bytes(message.get("body", b"")))
+        else:
+            piece = bytes(message.get("body", b""))
+            # The wait for the store is at the bottom of the application's whole stack: no coroutine more than needed.
+            sent = await self._guard.settle(
+                self._run, self._status, self._headers, self._whole(piece), passing=self._is_unmatched()
+            )
+            self.settled = True
+            if isinstance(sent, Problem):
+                await self._instead(sent)
+            last = {"type": "http.response.body", "body": piece}
+            if self._kept is None:
+                await self._forward(self._start(sent), last)
+            else:
+                await self._forward(last)
+            reach("http.sent")
+            self._finish()
+
+    def _whole(self, last: bytes) -> bytes | None:
+        if self._kept is None:
+            return last
+        self._kept.push(last)
+        return self._kept.whole
+
+    async def _go_on(self, piece: bytes) -> None:
+        if self._kept is None:
+            sent = await self._guard.started(self._run, self._status, self._headers)
+            if isinstance(sent, Problem):
+                await self._instead(sent)
+            self._kept = Kept(self._guard.rules.max_response)
+            await self._forward(self._start(sent))
+        self._kept.push(piece)
+        await self._forward({"type": "http.response.body", "body": piece, "more_body": True})
+
+    def _is_unmatched(self) -> bool:
+        """Starlette's router found no route: nothing of the application has run (H13)."""
+        return "router" in self._scope and "endpoint" not in self._scope
+
+    def _start(self, headers: Headers) -> Message:
+        return {"type": "http.response.start", "status": self._status, "headers": headers}
+
+    async def _instead(self, problem: Problem) -> NoReturn:
+        """The response must not be taken for the outcome: answer the problem, or leave a stream unfinished.
+
+        Raises: what would follow the response (background tasks, the rest of a stream) must not happen here.
+        """
+        self.settled = True
+        if self._kept is None:
+            await self._reply(problem)
+        self._finish()
+        raise StoreUnavailable(
+            f"semel answered {problem.kind.name} in place of the response: {problem.kind.detail}"
+        )
+
+    async def _reply(self, problem: Problem) -> None:
+        await answer(self._forward, self._guard.replies.problem(problem))
+
+    # --------------------------------------------------------------------------------------------------- the connection
+    async def _forward(self, *messages: Message) -> None:
+        """Send, as long as somebody listens. Whatever the connection says, it is not the handler's outcome."""
+        sender = self._sender = asyncio.current_task()
+        try:
+            for message in messages:
+                if not self._left:
+                    await self._send(message)
+        except asyncio.CancelledError:
+            if sender is None or not self._is_leaving():  # not by `leave`: the process is ending
+                raise
+            sender.uncancel()
+        except OSError:
+            self._left = True
+        except Exception:  # noqa: BLE001 - whatever the connection says, it is not the handler's outcome
+            self._left = True
+            _log.warning("the connection failed while a keyed response was sent", exc_info=True)
+        finally:
+            self._sender = None
+
+    def _is_leaving(self) -> bool:
+        return self._left
+
+    def leave(self) -> None:
+        """The caller was cancelled: nothing more is sent, also not what is being sent now."""
+        self._left = True
+        if self._sender is not None:
+            self._sender.cancel()
+
+
+async def answer(send: Send, reply: Reply) -> None:
+    """One start, one body."""
+    await send({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+def looked_at(error: BaseException) -> None:
+    """The caller has left: its server will not report what the handler raises."""
+    _log.error("a keyed handler failed after its client had left", exc_info=error)

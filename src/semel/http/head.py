@@ -1,0 +1,54 @@
+"""The head of a handler's response, read once: what a replay gives again, what is sent now, and the handler's own word."""
+
+from __future__ import annotations
+
+import msgspec
+
+from semel.http.rules import CONTROL, Rules, Word, control_of, word_for
+
+__all__ = ["Head", "read_head"]
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Head(msgspec.Struct, frozen=True, gc=False):
+    """Status and headers of a response that has not been sent yet."""
+
+    status: int
+    stored: Headers
+    """In lower case; several lines of one name stay several lines."""
+    sent: Headers
+    """All but the handler's word to us."""
+    word: Word
+    retention: float | None
+    """The handler's own, if it named one."""
+    kind: bytes
+    """The media type as it was written; empty when there is none, or more than one."""
+
+
+def read_head(rules: Rules, status: int, headers: Headers) -> Head:
+    """What a response means for its key (H14, H15), and which of its headers are replayed (H28-H32)."""
+    replayed = rules.replay_headers
+    stored: Headers = []
+    sent: Headers = []
+    said: Headers = []
+    kinds: list[bytes] = []
+    for pair in headers:
+        name = pair[0].lower()
+        if name == CONTROL:
+            said.append(pair)
+            continue
+        if name == b"content-type":
+            kinds.append(pair[1])
+        if name in replayed:
+            stored.append((name, pair[1]))
+        sent.append(pair)
+    word, retention = control_of(said) if said else ("", None)
+    return Head(
+        status,
+        stored,
+        sent,
+        word_for(rules, status, word),
+        retention,
+        kinds[0] if len(kinds) == 1 else b"",
+    )

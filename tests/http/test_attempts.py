@@ -1,0 +1,187 @@
+"""What is told when an attempt does not end as it began: overtaken, left by its client, its error changed on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from functools import wraps
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import Depends, FastAPI, HTTPException
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from semel import AsyncSemel
+from semel.canonical import canonical
+from semel.errors import CodecError
+from semel.http.asgi import IdempotencyMiddleware
+from semel.http.fastapi import idempotent
+from semel.http.fingerprints import _small_json, parse_json
+from semel.http.keys import core_key
+
+LEASE = 0.05
+Handler = Callable[[], Any]
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(*args: Any, **given: Any) -> None:
+        asyncio.run(test(*args, **given))
+
+    return run
+
+
+def _middleware(once: AsyncSemel, handler: Handler) -> Any:
+    async def orders(request: Request) -> Response:
+        return JSONResponse(await handler())
+
+    inner = Starlette(routes=[Route("/orders", orders, methods=["POST"])])
+    return IdempotencyMiddleware(
+        inner, once=once, principal=lambda _: "ada", authenticated_outside=True, lease=LEASE
+    )
+
+
+def _decorated(once: AsyncSemel, handler: Handler) -> Any:
+    app = FastAPI()
+
+    @app.post("/orders")
+    @idempotent(once=once, principal=lambda _: "ada", lease=LEASE)
+    async def orders() -> Any:
+        return await handler()
+
+    return app
+
+
+async def _post(app: Any, key: str = "k1") -> httpx.Response:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+        return await client.post("/orders", headers={"Idempotency-Key": key})
+
+
+@pytest.mark.parametrize("made", [_middleware, _decorated])
+@in_a_loop
+async def test_h16_an_owner_who_was_overtaken_says_that_the_key_is_in_progress(made: Any) -> None:
+    address = f"memory://{uuid.uuid4().hex}"
+    cut_short: list[bool] = []
+
+    async with AsyncSemel(address) as once, AsyncSemel(address) as another:
+
+        async def handler() -> None:
+            time.sleep(2 * LEASE)  # as a process that is stopped: no heartbeat
+            call = another._call(core_key("k1", "ada"), None, (), {"operation": "http", "result_type": bytes})
+            await another._engine().acquire(call)
+            try:
+                await asyncio.sleep(10)  # the next heartbeat learns of it
+            except asyncio.CancelledError:
+                cut_short.append(True)
+                raise
+
+        answer = await _post(made(once, handler))
+    assert cut_short == [True]
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:semel:problem:in-progress")
+
+
+@in_a_loop
+async def test_h18_what_fails_after_its_client_has_left_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    began, may_end = asyncio.Event(), asyncio.Event()
+
+    async def handler() -> None:
+        began.set()
+        await may_end.wait()
+        raise RuntimeError("too late")
+
+    async with AsyncSemel("memory://") as once:
+        app = _middleware(once, handler)
+        asked = asyncio.create_task(_post(app))
+        await began.wait()
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        (running,) = app._running
+        with caplog.at_level(logging.ERROR, "semel.http"):
+            may_end.set()
+            await running
+    assert not app._running
+    assert "failed after its client had left" in caplog.text
+
+
+class Sold(Exception):
+    """What a handler raises."""
+
+
+async def told_otherwise() -> AsyncIterator[None]:
+    try:
+        yield
+    except Sold:
+        raise HTTPException(409, "sold out") from None
+
+
+async def swallowed() -> AsyncIterator[None]:
+    with suppress(Sold):
+        yield
+
+
+@pytest.mark.parametrize(("dependency", "status", "runs"), [(told_otherwise, 409, 1), (swallowed, 500, 2)])
+@in_a_loop
+async def test_h14_an_error_that_a_dependency_changed_is_recorded_as_it_was_told(
+    dependency: Any, status: int, runs: int
+) -> None:
+    ran: list[int] = []
+    app = FastAPI()
+    async with AsyncSemel("memory://") as once:
+
+        @app.post("/orders", dependencies=[Depends(dependency)])
+        @idempotent(once=once, principal=lambda _: "ada")
+        async def orders() -> None:
+            ran.append(1)
+            raise Sold
+
+        first, again = await _post(app), await _post(app)
+    assert (first.status_code, again.status_code, len(ran)) == (status, status, runs)
+    if status == 409:
+        assert again.content == first.content == b'{"detail":"sold out"}'
+        assert again.headers["idempotency-replayed"] == "true"
+
+
+@in_a_loop
+async def test_h41_every_problem_is_an_instance_of_its_own() -> None:
+    async def handler() -> None: ...
+
+    async with AsyncSemel("memory://") as once:
+        app = _middleware(once, handler)
+        said = [(await _post(app, "not,one,key")).json() for _ in "ab"]
+    names = {uuid.UUID(one.pop("instance")) for one in said}
+    assert len(names) == 2
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a":1,"a":1}', b'{"a" : 1, "a":2}', b'{"a:":1,"b":"x:y"}', b'{"a":{"b":[1,{"c":":"}]}}', b'{"a":"\\u003a","a":1}',
+        b'{"a":1.0}', b'{"a":1e2}', b'[1,2', b'"\xff"', b"NaN", b'{"\xc3\xa9":"\xf0\x9f\x98\x80"}', b'"\x01"', b"-0",
+        b"[" * 40 + b"]" * 40, b'{"n":123456789012345678901234567890}', b" \n[true,null,false] ", b"\xef\xbb\xbf{}", b"{}x",
+    ],
+)  # fmt: skip
+def test_h06_the_short_way_gives_the_form_of_the_long_one(body: bytes) -> None:
+    try:
+        whole: bytes | None = canonical(parse_json(body))
+    except (ValueError, RecursionError, CodecError):
+        whole = None
+    assert _small_json(body) in (None, whole)
+
+
+def test_h06_the_short_way_is_taken() -> None:
+    assert (
+        _small_json(b'{"b": "x:y", "a": [1, null]}')
+        == json.dumps({"a": [1, None], "b": "x:y"}, separators=(",", ":")).encode()
+    )
