@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
 from pathlib import Path
 
@@ -11,11 +13,13 @@ import pytest
 from semel import ConfigurationError, points
 from semel.testing.chaos import Cell, Heir, Report, Result, Verdict, choose, matrix
 from semel.testing.chaos.expectations import LOSING, permitted
-from semel.testing.chaos.goals import campaign
+from semel.testing.chaos.goals import campaign, misfortunes
 from semel.testing.chaos.ledger import Answer, Effect
 from semel.testing.chaos.page import write
 from semel.testing.chaos.peers import CASES, Finding, Peer
-from semel.testing.chaos.verdicts import compare, heir_of, judge, settled
+from semel.testing.chaos.preloads import no_compiler
+from semel.testing.chaos.report import digest, summarize
+from semel.testing.chaos.verdicts import compare, heir_of, judge, quantile, settled
 
 CELLS = matrix()
 APPLICABLE = [cell for cell in CELLS if cell.applies]
@@ -114,7 +118,9 @@ def test_each_weak_setting_is_broken_and_its_strong_one_beside_it() -> None:
 
 def test_what_memory_can_outlive_is_broken_and_the_rest_has_a_reason() -> None:
     mine = [each for each in CELLS if each.store == "memory"]
-    assert {each.fault for each in mine if each.applies} == {"thread-death", "zombie", "cancel", "interrupt"}
+    assert {each.fault for each in mine if each.applies} == {
+        "thread-death", "zombie", "overlap", "overruled", "cancel", "interrupt",
+    }  # fmt: skip
     assert {"kill", "power-loss", "store-kill", "reset-after"} <= {
         each.fault for each in mine if not each.applies
     }
@@ -150,6 +156,20 @@ def test_the_verdict_is_the_worst_that_the_ledger_says(
     effects: list[Effect], answers: list[Answer], verdict: Verdict
 ) -> None:
     assert judge(cell(), effects, answers, ("effect",)) is verdict
+
+
+def test_an_effect_that_was_told_and_gone_is_lost_though_it_was_made_again_and_doubled_when_made_twice() -> (
+    None
+):
+    told = Answer("victim", 1.0, {"by": "x"})
+    gone, kept = Answer("store", 2.0, attempt=0), Answer("store", 2.0, attempt=1)
+    lost = cell(mode="tx", fault="power-loss", point="acked.everysec")
+    assert judge(lost, [AGAIN], [told, TOLD, REPLAYED], ("effect",), survived=gone) is Verdict.LOST
+    assert judge(lost, [AGAIN, AGAIN], [told, TOLD, REPLAYED], ("effect",), survived=gone) is Verdict.DOUBLED
+    assert judge(lost, [MADE], [told, TOLD, REPLAYED], ("effect",), survived=kept) is Verdict.ONCE
+    assert judge(lost, [AGAIN], [TOLD, REPLAYED], ("effect",), survived=gone) is Verdict.ONCE, (
+        "nobody was told"
+    )
 
 
 def test_a_keyed_peer_makes_one_effect_of_two_calls_with_the_same_key_and_two_of_different_ones() -> None:
@@ -242,6 +262,58 @@ def test_calls_count_after_the_fault_only() -> None:
     assert settled(cell(heir=Heir.BUSY), [busy, REPLAYED]) == (1, 1)
 
 
+def test_one_misfortune_of_a_server_counts_once_though_it_strikes_many() -> None:
+    batch = [good("redis/sync/tx/power-loss@acked.always", together=12)] * 12
+    assert misfortunes([*batch, *batch, good("redis/sync/tx/kill@claim.won")]) == {"power-loss": 2, "kill": 1}
+
+
+def test_recoveries_that_are_late_or_were_not_measured_make_a_run_invalid() -> None:
+    name = APPLICABLE[0].name
+    slow = Report(results=[good(name, recovery=2.0, lease=0.5)] * 9, timed=9)
+    assert slow.reach == ["90% of the recoveries took up to 1.5 s beyond the lease: 1 s is the limit"]
+    assert Report(results=[good(name)], timed=4).reach == ["no recovery was measured"]
+    assert Report(results=[good(name, recovery=0.6, lease=0.5)], timed=1).valid
+    assert math.isnan(quantile([], 0.5))
+    figures = {each.name: each for each in campaign([good(name)], [name], [])}
+    assert not figures["seconds beyond the lease until recovery, p99"].met
+
+
+def test_every_lossy_replication_is_broken_beside_one_that_waits() -> None:
+    for store in ("redis", "cluster", "postgres", "mariadb"):
+        mine = {
+            each.point: each.expected
+            for each in APPLICABLE
+            if each.name.startswith(f"{store}/sync/tx/failover@")
+        }
+        assert mine["acked.lagging"] is Verdict.LOST
+        assert mine["acked.waited"] is mine["run.returned"] is Verdict.ONCE
+
+
+def test_a_cell_that_could_be_and_is_not_is_counted_apart() -> None:
+    unbuilt = [each for each in CELLS if each.unbuilt]
+    summary = summarize(Report(), CELLS, "semel chaos")
+    assert summary.not_built == len(unbuilt)
+    assert summary.applicable + summary.not_applicable + summary.not_built == len(CELLS)
+
+
+def test_what_other_proofs_left_in_the_folder_is_shown(tmp_path: Path) -> None:
+    rows = [{"name": "settle-unfenced", "caught": "I5", "seed": 7}]
+    (tmp_path / "mutants.json").write_text(
+        json.dumps({"command": "python -m semel.testing.mutants", "caught": rows})
+    )
+    (tmp_path / "simulation.json").write_text(json.dumps({"schedules": 40000, "hits": {"claim.won": 9}}))
+    page = write(Report(results=[good(APPLICABLE[0].name)]), CELLS, tmp_path, "semel chaos").read_text(
+        "utf-8"
+    )
+    text = (tmp_path / "matrix.md").read_text("utf-8")
+    for shown in ("settle-unfenced", "40,000", "9 claim.won", "settle_timeout=20"):
+        assert shown in page
+        assert shown in text
+    (tmp_path / "mutants.json").write_text("[]")
+    with pytest.raises(ConfigurationError, match=r"mutants\.json"):
+        write(Report(), CELLS, tmp_path, "semel chaos")
+
+
 def test_a_campaign_counts_its_figures_and_says_which_are_not_reached() -> None:
     name = "redis/sync/retry/power-loss@acked.always"
     few = {each.name: each for each in campaign([good(name)] * 50, [name, "never/run"], [0.1] * 99 + [3.0])}
@@ -277,10 +349,15 @@ def test_the_published_run_is_of_this_matrix_and_nothing_in_it_disagrees() -> No
     """Made again by the command that stands in it, when cells have come or gone."""
     folder = Path(__file__).parents[2] / "docs" / "chaos"
     text = (folder / "matrix.md").read_text("utf-8")
-    counted = re.search(r"^\* (\d+) cells that apply, (\d+) that do not", text, re.MULTILINE)
-    assert counted is not None
-    assert int(counted[1]) + int(counted[2]) == len(CELLS)
     assert ": 0 disagree, 0 cells had none" in text
     assert "**0 lost, 0 doubled**" in text
     assert "## Beside DBOS" in text
-    assert (folder / "index.html").stat().st_size < 400_000
+    assert (folder / "index.html").stat().st_size < 450_000
+    counted = re.search(
+        r"^\* (\d+) cells that apply \(digest `(\w+)`\), (\d+) that do not, (\d+) not", text, re.MULTILINE
+    )
+    assert counted is not None
+    assert int(counted[1]) + int(counted[3]) + int(counted[4]) == len(CELLS)
+    if no_compiler() or os.geteuid() != 0:
+        pytest.skip("COMPILER OR ROOT MISSING: some cells of the published run do not apply on this machine")
+    assert counted[2] == digest(CELLS)

@@ -63,8 +63,9 @@ def test_enough_real_crashes_were_played(report: Report) -> None:
 
 
 def test_a_killed_workers_effect_is_made_by_another_soon_after_its_lease(report: Report) -> None:
-    # The tail belongs to the long run: a machine that is busy with other things delays single ones.
-    assert quantile(report.lateness, 0.99 if MODE == "long" else 0.5) <= 1.0
+    assert len(report.lateness) == report.timed
+    # The last hundredth belongs to the long run: a machine that is busy with other things delays single ones.
+    assert quantile(report.lateness, 0.99 if MODE == "long" else 0.9) <= 1.0
 
 
 def test_every_window_was_hit_and_calls_end_well_after_the_faults(report: Report) -> None:

@@ -187,6 +187,27 @@ def test_asynchronous_replicas_may_forget_and_semi_synchronous_ones_not() -> Non
     assert facts(replicas="0").survives_failover
 
 
+def test_semi_synchronous_replicas_count_only_when_nothing_is_acknowledged_or_seen_without_them() -> None:
+    """The crash matrix shows each of these: failover@acked.timed-out, and run.returned with AFTER_COMMIT."""
+    safe = {
+        "replicas": "1",
+        "rpl_semi_sync_master_enabled": "ON",
+        "rpl_semi_sync_master_timeout": "86400000",
+        "rpl_semi_sync_master_wait_point": "AFTER_SYNC",
+        "rpl_semi_sync_master_wait_no_slave": "ON",
+    }
+    assert facts(**safe).survives_failover
+    weak = {
+        "rpl_semi_sync_master_timeout": "10000",
+        "rpl_semi_sync_master_wait_point": "AFTER_COMMIT",
+        "rpl_semi_sync_master_wait_no_slave": "OFF",
+    }
+    for name, value in weak.items():
+        found = facts(**{**safe, name: value})
+        assert not found.survives_failover
+        assert f"{name}={value}" in found.warnings[0]
+
+
 def test_settings_that_do_not_flush_are_named() -> None:
     found = facts(
         innodb_flush_method="nosync", innodb_doublewrite="OFF", binlog_format="STATEMENT", log_bin="ON"

@@ -16,7 +16,21 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["PARTS", "Cell", "Heir", "Part", "Plan", "Verdict", "load", "matrix", "part_of", "register"]
+from semel.testing.chaos.harness import EVERY
+
+__all__ = [
+    "NOT_BUILT",
+    "PARTS",
+    "Cell",
+    "Heir",
+    "Part",
+    "Plan",
+    "Verdict",
+    "load",
+    "matrix",
+    "part_of",
+    "register",
+]
 
 
 class Verdict(StrEnum):
@@ -40,6 +54,10 @@ class Heir(StrEnum):
     ANY = "any"
 
 
+NOT_BUILT = "not built yet"
+"""How the reason of a cell begins that could be and is not."""
+
+
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One field of the matrix. `reason` is set where it does not apply."""
 
@@ -54,6 +72,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     lane: str = ""
     """Cells of one lane run one after another, in a process that owns the servers it breaks."""
+    batch: bool = False
+    """Cells of its lane are played together: their server fails once, and all of them are struck by it."""
 
     @property
     def name(self) -> str:
@@ -62,6 +82,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def applies(self) -> bool:
         return not self.reason
+
+    @property
+    def unbuilt(self) -> bool:
+        """It could be, and is not: not the same as a cell that cannot be, or is shown by another one."""
+        return self.reason.startswith(NOT_BUILT)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +101,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """`victim` meets the fault, `heir` is the next caller, `judge` looks at the end, `owner` holds the key meanwhile."""
     last: bool = False
     """Nobody comes after this heir: it looks at the end as well."""
-    wait: float = 8.0
+    wait: float = EVERY.options["wait"]
     padding: int = 0
     """How many bytes its result is longer."""
     settings: dict[str, Any] = {}
@@ -92,10 +117,13 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     cells: Callable[[], Iterable[Cell]]
     attempt: Callable[[Plan], None]
+    helped: bool = False
+    """Whether one process may be the heir, the judge and the person of many schedules; victims are always forked."""
     wanted: Callable[[Cell], tuple[str, ...]] = lambda _: ("effect",)
     """The names of the effects that each key of a cell must have, each of them once."""
     schedules: dict[str, Callable[..., Any]] = {}
-    """By fault: a function of a `driver.Stage`, for another order of events than victim, heir, judge."""
+    """By fault: a function of a `driver.Stage`, for another order of events than victim, heir, judge; of a list of them for
+    cells that are played in a batch."""
 
 
 # Modules that register a part when they are imported. `semel chaos` loads all of them.

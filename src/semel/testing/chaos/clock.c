@@ -11,13 +11,20 @@
 
 static volatile int64_t *offset;
 
+/* For a process that was forked, and not started, with the preload. */
+int semel_clock_attach(const char *name) {
+    int file = open(name, O_RDONLY);
+    if (file < 0) return -1;
+    void *page = mmap(0, sizeof *offset, PROT_READ, MAP_SHARED, file, 0);
+    close(file);
+    if (page == MAP_FAILED) return -1;
+    offset = page;
+    return 0;
+}
+
 __attribute__((constructor)) static void begin(void) {
     const char *name = getenv("SEMEL_CLOCK");
-    int file = name ? open(name, O_RDONLY) : -1;
-    if (file < 0) return;
-    void *page = mmap(0, sizeof *offset, PROT_READ, MAP_SHARED, file, 0);
-    if (page != MAP_FAILED) offset = page;
-    close(file);
+    if (name) semel_clock_attach(name);
 }
 
 static int64_t jump(void) { return offset ? *offset : 0; }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -14,10 +15,24 @@ from semel import NOT_FOUND, AsyncSemel, Found, Semel, SemelError, StoreUnavaila
 from semel.runtime import run_sync
 from semel.testing.chaos import expectations, traps
 from semel.testing.chaos.cells import Cell, Part, Plan, register
-from semel.testing.chaos.ledger import Ledger
+from semel.testing.chaos.harness import EVERY
+from semel.testing.chaos.ledger import Effect, Ledger
+from semel.testing.chaos.preloads import attach_clock
+from semel.testing.chaos.signals import GO
 from semel.testing.chaos.transactions import Transaction, open_transaction, wait
 
-__all__ = ["COLOURS", "MODES", "POINTS", "STORES", "WIRE_FAULTS", "Worker", "attempt", "core_cells", "wanted"]
+__all__ = [
+    "COLOURS",
+    "MODES",
+    "POINTS",
+    "STORES",
+    "WIRE_FAULTS",
+    "Worker",
+    "attempt",
+    "core_cells",
+    "points_of",
+    "wanted",
+]
 
 STORES = ("sqlite", "redis", "postgres", "mariadb", "cluster")
 COLOURS = ("sync", "async")
@@ -40,7 +55,10 @@ WIRE_POINTS: dict[str, tuple[str, ...]] = {
     "tx": ("claim.sent", "settle.sent", "commit.sent"),
 }
 WIRE_FAULTS = ("reset-before", "reset-after", "stall")
+_WARM = {*WIRE_FAULTS, "store-kill", "disk-full"}
 STORE_POINTS = ("run.returned",)
+_HEARTBEATS = 20
+"""Leases within which a woken owner has surely heard from its heartbeat, on a busy machine too."""
 # A caller's SQLite connection has the caller's setting.
 _SYNCHRONOUS = {"acked.full": "FULL", "acked.normal": "NORMAL", "acked.off": "OFF"}
 
@@ -53,12 +71,14 @@ def core_cells() -> Iterator[Cell]:
 
 
 def _cells(store: str, colour: str, mode: str) -> Iterator[Cell]:
-    faults = [(fault, point) for fault in traps.INSIDE for point in POINTS[mode]]
+    faults = [(fault, point) for fault in traps.INSIDE for point in points_of(mode, fault)]
     faults += [(fault, point) for fault in WIRE_FAULTS for point in WIRE_POINTS[mode]]
     faults += [("store-kill", point) for point in STORE_POINTS]
     for fault, point in faults:
         reason = expectations.not_applicable(store, colour, mode, fault, point)
         lane = f"{store}!" if fault == "store-kill" else ""
+        if store == "cluster" and fault in WIRE_FAULTS:
+            lane = "cluster wire"
         cell = Cell(
             part="core",
             store=store,
@@ -68,8 +88,13 @@ def _cells(store: str, colour: str, mode: str) -> Iterator[Cell]:
             point=point,
             reason=reason,
             lane=lane,
+            batch=fault == "store-kill" and not reason,
         )
         yield cell if reason else expectations.filled(cell)
+
+
+def points_of(mode: str, fault: str) -> tuple[str, ...]:
+    return ("any",) if fault == "overruled" and mode != "hold" else POINTS[mode]
 
 
 def wanted(cell: Cell) -> tuple[str, ...]:
@@ -92,19 +117,16 @@ def attempt(plan: Plan) -> None:
 async def _attempt(plan: Plan) -> None:
     worker = Worker(plan)
     face: Any = Semel if plan.cell.colour == "sync" else AsyncSemel
-    once = face(plan.url, tenant="chaos", lease=plan.lease, **{"timeout": 10.0, **plan.settings})
+    settings = {**EVERY.plan["settings"], **plan.settings}
+    if clock := settings.pop("clock", ""):
+        attach_clock(clock)
+    once = face(plan.url, tenant="chaos", lease=plan.lease, **settings)
     try:
         if plan.role == "victim":
             await worker.prepare(once)
             task = asyncio.current_task() if plan.cell.colour == "async" else None
             traps.arm(plan, worker.ledger, task=task)
-        if plan.role not in ("judge", "look"):
-            await worker.call(once)
-        traps.disarm()
-        if plan.role == "judge" or (plan.role == "heir" and plan.last):
-            await worker.judge(once)
-        if plan.cell.mode == "tx" and (plan.role in ("judge", "look") or plan.last):
-            await worker.look(once)
+        await worker.act(once)
     finally:
         traps.disarm()
         await wait(once.close())
@@ -119,24 +141,46 @@ class Worker:
         self.by = plan.role
         self.ledger = Ledger(plan.folder)
         self.transaction: Transaction | None = None
+        self._since = 0.0
 
     async def prepare(self, once: Any) -> None:
         """Faults on the wire count from an open, used connection."""
         work = _nothing if self.cell.colour == "sync" else _nothing_async
         until = time.monotonic() + 20
-        while self.cell.fault in WIRE_FAULTS or self.cell.fault == "store-kill":
+        while self.cell.fault in _WARM or (self.cell.fault, self.cell.point) == ("failover", "run.returned"):
             try:
-                await wait(once.execute(f"{self.plan.key}-warm", work))
+                await wait(once.execute(f"{self.plan.key}-warm-{time.monotonic()}", work))
                 return
             except StoreUnavailable:  # a busy machine may need longer for the first connection
                 if time.monotonic() > until:
                     raise
 
+    async def act(self, once: Any) -> None:
+        """What the plan's role does, from the first call to the last look."""
+        match self.plan.role:
+            case "look":
+                self.ledger.survive(len(await self._rows(once)))
+                return
+            case "person":
+                await wait(
+                    once.resolve(self.plan.key, value=self._value(), actor="ada", reason="looked it up")
+                )
+                return
+            case "judge":
+                await self.judge(once)
+            case _:
+                await self.call(once)
+                if not self.plan.last:
+                    return
+                await self.judge(once)
+        if self.cell.mode == "tx":
+            await self.look(once)
+
     async def call(self, once: Any, *, patience: float | None = None) -> None:
         try:
             outcome = await (self._within(once) if self.cell.mode == "tx" else self._execute(once, patience))
-            self.ledger.answer(self.by, outcome.value, replayed=outcome.replayed)
-            if self.cell.fault == "power-loss":
+            self.ledger.answer(self.by, outcome.value, replayed=outcome.replayed, attempt=outcome.attempt)
+            if self.cell.fault == "power-loss" and self.by == "victim":
                 points.reach(self.cell.point)
             if self.cell.fault == "cancel":
                 await asyncio.sleep(
@@ -159,13 +203,21 @@ class Worker:
         """The same call once more, when all is over: it must find the end and run nothing."""
         self.by = "judge"
         await self.call(once, patience=1.0)
+        record = await wait(once.peek(self.plan.key))
+        if record is not None:
+            self.ledger.keep(record.state.value, record.nonce, record.attempts)
 
     async def look(self, once: Any) -> None:
         """Mode tx: what is committed goes into the ledger, as it is in the end."""
-        opened = await open_transaction(self.plan.url, self.cell.colour, self._tag(once))
-        for row in await opened.rows(self.plan.key):
+        for row in await self._rows(once):
             self.ledger.effect(row.what, row.by)
-        await opened.close()
+
+    async def _rows(self, once: Any) -> list[Effect]:
+        opened = await open_transaction(self.plan.url, self.cell.colour, self._tag(once))
+        try:
+            return await opened.rows(self.plan.key)
+        finally:
+            await opened.close()
 
     async def _execute(self, once: Any, patience: float | None) -> Any:
         mode = self.cell.mode
@@ -179,6 +231,7 @@ class Worker:
 
     # ---- the function under test, in both colours
     def _work_sync(self) -> dict[str, str]:
+        self._enter_sync()
         self._effect("effect")
         points.reach("effect.made")
         while not self._may_end():
@@ -186,30 +239,56 @@ class Worker:
         return self._value()
 
     async def _work_async(self) -> dict[str, str]:
+        await self._enter_async()
         await asyncio.sleep(0)  # a cancellation that waits strikes before the effect
         self._effect("effect")
         points.reach("effect.made")
         await asyncio.sleep(0)
-        while not self._may_end():  # noqa: ASYNC110 - the sign is a file, made by another process
-            await asyncio.sleep(0.002)
+        try:
+            while not self._may_end():  # noqa: ASYNC110 - the sign is a file, made by another process
+                await asyncio.sleep(0.002)
+        except asyncio.CancelledError:
+            self._may_end()  # a lost lease has cancelled it: it has heard
+            raise
         return self._value()
 
     def _steps_sync(self) -> dict[str, str]:
-        run = current_run()
+        run = self._enter_sync()
         return {name: run.step(name, self._step_sync, name) for name in ("one", "two")}
 
     async def _steps_async(self) -> dict[str, str]:
-        run = current_run()
+        run = await self._enter_async()
         return {name: await run.step(name, self._step_async, name) for name in ("one", "two")}
+
+    # ---- inside of it: who is there is written down, and an heir waits there for the one that it has overtaken
+    def _enter_sync(self) -> Any:
+        run = self._enter()
+        while not self._may_begin():
+            time.sleep(0.002)
+        return run
+
+    async def _enter_async(self) -> Any:
+        run = self._enter()
+        while not self._may_begin():  # noqa: ASYNC110 - the sign is a file, made by another process
+            await asyncio.sleep(0.002)
+        return run
+
+    def _enter(self) -> Any:
+        run = current_run()
+        self.ledger.entered(self.by, run.ask.nonce, run.attempt)
+        return run
+
+    def _may_begin(self) -> bool:
+        return self.cell.fault != "overlap" or self.by != "heir" or Path(self.plan.folder, GO).exists()
 
     def _step_sync(self, name: str) -> str:
         self._effect(name)
-        return f"{name} by {os.getpid()}"
+        return f"{name} by {os.getpid()}" + "." * self.plan.padding
 
     async def _step_async(self, name: str) -> str:
         await asyncio.sleep(0)
         self._effect(name)
-        return f"{name} by {os.getpid()}"
+        return f"{name} by {os.getpid()}" + "." * self.plan.padding
 
     def _effect(self, what: str) -> None:
         peer = current_run().downstream_key("peer") if self.cell.mode == "keyed" else ""
@@ -219,11 +298,22 @@ class Worker:
         """An owner runs until it is told to end; a victim of its own heartbeat until it has risen again."""
         if self.by == "owner":
             return Path(self.plan.folder, "end").exists()
-        return self.by != "victim" or self.cell.point != "renew.sent" or traps.woken.is_set()
+        if self.by != "victim" or self.cell.point != "renew.sent":
+            return True
+        if not traps.woken.is_set():
+            return False
+        if current_run().lease_lost:
+            self.ledger.warn(self.by)
+            return True
+        self._since = self._since or time.monotonic()
+        if time.monotonic() - self._since > _HEARTBEATS * self.plan.lease:
+            return True  # it has not heard: the fence's check says so
+        # Nobody takes a held key over: unless a person has decided, its heartbeat has nothing to say.
+        return self.cell.mode == "hold" and self.cell.fault == "zombie"
 
     def _value(self) -> dict[str, str]:
-        by = "keyed peer" if self.cell.mode == "keyed" else f"{self.by} {os.getpid()}"
-        return {"by": by + "." * self.plan.padding}
+        """Every caller's own, under every mode: whose result is in the record can be seen."""
+        return {"by": f"{self.by} {os.getpid()} {threading.get_ident()}" + "." * self.plan.padding}
 
     def _probe(self) -> Any:
         """Authoritative: the ledger is the outside world."""
@@ -255,12 +345,14 @@ class Worker:
 
     def _row_sync(self) -> dict[str, str]:
         assert self.transaction is not None
+        self._enter_sync()
         run_sync(self.transaction.insert(self.plan.key, self.by))
         points.reach("effect.made")
         return self._value()
 
     async def _row_async(self) -> dict[str, str]:
         assert self.transaction is not None
+        await self._enter_async()
         await asyncio.sleep(0)
         await self.transaction.insert(self.plan.key, self.by)
         points.reach("effect.made")
@@ -276,4 +368,4 @@ async def _nothing_async() -> None:
     """What a warm-up runs."""
 
 
-register(Part(name="core", cells=core_cells, attempt=attempt, wanted=wanted))
+register(Part(name="core", cells=core_cells, attempt=attempt, wanted=wanted, helped=True))

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
-from typing import Any
+import time
+from typing import Any, Final, Self
 
-from semel.testing.chaos.driver import PATIENCE, Stage
-from semel.testing.chaos.signals import Line
+from semel.testing.chaos.driver import Stage
+from semel.testing.chaos.harness import FULL
+from semel.testing.chaos.places import coloured, sqlite_tables, with_tables
 from semel.testing.services import home
+from semel.testing.services.mariadb import MariaServer
+from semel.testing.services.postgres import PostgresServer
 from semel.testing.services.redis import RedisServer, redis_program
 
 __all__ = ["disk_full"]
 
+# A result that does not fit into room that a store has reserved before.
+_RESULT: Final = {"redis": 1 << 16, "sqlite": 1 << 16, "postgres": 400_000, "mariadb": 400_000}
+
 
 class _SmallDisk:
-    """Three megabytes of tmpfs, and a file that fills what is left of them."""
+    """A few megabytes of tmpfs, and a file that fills what is left of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, megabytes: int) -> None:
         self.folder = home.new_folder("disk")
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=3m,mode=0777", "tmpfs", str(self.folder)], check=True
-        )
+        options = f"size={megabytes}m,mode=0777"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folder)], check=True)
 
     def fill(self) -> None:
-        with contextlib.suppress(OSError), (self.folder / "ballast").open("ab", buffering=0) as file:
+        facts = os.statvfs(self.folder)
+        with (self.folder / "ballast").open("ab", buffering=0) as file, contextlib.suppress(OSError):
+            os.posix_fallocate(file.fileno(), 0, max(1, (facts.f_bavail - 8) * facts.f_frsize))
+            file.seek(0, os.SEEK_END)
             while True:
                 file.write(bytes(4096))
 
@@ -36,10 +46,10 @@ class _SmallDisk:
         self.folder.rmdir()
 
 
-class _RedisOnDisk(RedisServer):
-    def __init__(self, disk: _SmallDisk) -> None:
-        super().__init__(program=redis_program(), appendonly="always", config={"dir": str(disk.folder)})
-        self.disk = disk
+class _Redis(RedisServer):
+    def __init__(self) -> None:
+        self.disk = _SmallDisk(3)
+        super().__init__(program=redis_program(), appendonly="always", config={"dir": str(self.disk.folder)})
 
     def heal(self) -> None:
         self.disk.free()
@@ -51,10 +61,51 @@ class _RedisOnDisk(RedisServer):
         self.disk.close()
 
 
-class _SqliteOnDisk:
-    def __init__(self, disk: _SmallDisk) -> None:
-        self.disk = disk
-        self.url = f"sqlite:///{disk.folder}/semel.db"
+class _Postgres(PostgresServer):
+    def __init__(self) -> None:
+        self.disk = _SmallDisk(150)
+        super().__init__()
+        self._data = self.disk.folder / "data"
+
+    def heal(self) -> None:
+        """It goes on by itself; when it could not write its log it has ended."""
+        self.disk.free()
+        self.start()
+
+    def close(self) -> None:
+        super().close()
+        self.disk.close()
+
+
+class _Maria(MariaServer):
+    def __init__(self) -> None:
+        self.disk = _SmallDisk(400)
+        super().__init__()
+        self._data = self.disk.folder / "data"
+
+    def heal(self) -> None:
+        self.disk.free()
+        self.start()
+
+    def close(self) -> None:
+        super().close()
+        self.disk.close()
+
+
+class _Sqlite:
+    def __init__(self) -> None:
+        self.disk = _SmallDisk(3)
+        self.url = ""
+
+    def open(self) -> Self:
+        return self
+
+    def renew(self) -> str:
+        """Another file, whose log has no room from before."""
+        for old in self.disk.folder.glob("*.db*"):
+            old.unlink()
+        self.url = sqlite_tables(self.disk.folder / f"{time.monotonic_ns()}.db")
+        return self.url
 
     def heal(self) -> None:
         self.disk.free()
@@ -63,21 +114,29 @@ class _SqliteOnDisk:
         self.disk.close()
 
 
+_KINDS: Final[dict[str, Any]] = {
+    "redis": _Redis,
+    "sqlite": _Sqlite,
+    "postgres": _Postgres,
+    "mariadb": _Maria,
+}
+
+
 def disk_full(stage: Stage) -> None:
     """The disk fills up between the effect and its record; the worker gives up (NotRecorded); room is made."""
     store = stage.cell.store
-    server: Any = stage.places.hold(
-        stage.cell.lane,
-        lambda: _RedisOnDisk(_SmallDisk()).open() if store == "redis" else _SqliteOnDisk(_SmallDisk()),
-    )
-    stage.url = server.url
-    line = Line.of(str(stage.folder)).make()
-    victim = stage.start("victim", settings={"settle_timeout": 0.5, "timeout": 1.0}, padding=1 << 16)
-    if line.asked(victim.pid, timeout=PATIENCE):
-        server.disk.fill()
-        line.reply()
-    victim.wait()
+    server: Any = stage.places.hold(stage.cell.lane, lambda: _KINDS[store]().open())
+    if store == "sqlite":
+        stage.url = server.renew()
+    else:
+        # New tables, without room from before.
+        stage.url = coloured(with_tables(store, server), store, stage.cell.colour)
+    stage.stand(**FULL.plan, padding=_RESULT[store])
+    server.disk.fill()
+    stage.reply()
+    stage.finish()
     server.heal()
     told = [each.error for each in stage.ledger.answers() if each.by == "victim"]
-    stage.bit = told == ["NotRecorded"]
-    stage.start("heir", last=True).wait()
+    # A transaction's failure is its caller's, in the words of the driver.
+    stage.bit = bool(told and told[0]) if stage.cell.mode == "tx" else told == ["NotRecorded"]
+    stage.send("heir", last=True).wait()

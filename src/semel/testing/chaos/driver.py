@@ -5,32 +5,29 @@ A driver has no threads and no open connections, so its forks are clean; every w
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
 from semel.testing.chaos.cells import Cell, Plan, part_of
-from semel.testing.chaos.ledger import Ledger
+from semel.testing.chaos.fences import breach
+from semel.testing.chaos.harness import KILLED, PARKED, QUIET, QUIETER, WIRE
+from semel.testing.chaos.ledger import Ledger, Story
 from semel.testing.chaos.places import Places, Private
-from semel.testing.chaos.signals import Line
+from semel.testing.chaos.signals import GO, Line
 from semel.testing.chaos.verdicts import Result, compare, counts, heir_of, judge, recovery, settled
-from semel.testing.chaos.wires import Wire
+from semel.testing.chaos.wires import ProxiedCluster, Wire
+from semel.testing.chaos.workers import PATIENCE, Errand, Helper, Worker
 
 __all__ = ["PATIENCE", "Job", "Stage", "Worker", "run"]
-
-PATIENCE = 30.0
-_DIE_WITH_PARENT = 1
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -43,60 +40,6 @@ class Job(msgspec.Struct, kw_only=True):
     """Its time of recovery counts: it runs when the machine is not kept busy by other schedules."""
 
 
-class Worker:
-    """A forked attempt."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.pid = os.fork()
-        if self.pid == 0:
-            _work(plan)
-
-    def wait(self, *, stopped: bool = False) -> int:
-        """Its status when it ended (or, with `stopped`, stopped). Raises TimeoutError, and the worker is killed."""
-        with _deadline(PATIENCE, f"the {self.plan.role} of {self.plan.cell.name}"):
-            _, status = os.waitpid(self.pid, os.WUNTRACED if stopped else 0)
-        return status
-
-    def wake(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-
-    def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-
-
-def _work(plan: Plan) -> NoReturn:
-    code = 1
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-        part_of(plan.cell).attempt(plan)
-        code = 0
-    except BaseException:  # noqa: BLE001
-        # Whatever it is, it belongs into the story of this schedule, and a forked worker must never return.
-        Ledger(plan.folder).error(plan.role, "Crashed", traceback.format_exc())
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
-
-
-@contextlib.contextmanager
-def _deadline(seconds: float, what: str) -> Iterator[None]:
-    def late(*_: object) -> NoReturn:
-        raise TimeoutError(f"{what} did not end within {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 class Stage:
     """One schedule's workers, files and server. Schedules of parts are functions of a stage."""
 
@@ -106,15 +49,28 @@ class Stage:
         self.places = places
         self.ledger = Ledger(str(folder))
         self.folder = folder
-        self.workers: list[Worker] = []
+        self.workers: list[Worker | Errand] = []
         self.key = f"{job.number}-{os.urandom(4).hex()}"
         self.bit = False
+        self.line: Line | None = None
+        self.victim: Worker | None = None
+        self.settings: dict[str, Any] = {}
+        """What all workers of this schedule are told, besides what each of them is."""
         self.url = places.url(self.cell)
 
     def start(self, role: str, **changes: Any) -> Worker:
+        """Fork one. It may be broken."""
         worker = Worker(self.plan(role, **changes))
         self.workers.append(worker)
         return worker
+
+    def send(self, role: str, **changes: Any) -> Worker | Errand:
+        """One whom nothing befalls: it need not be a process of its own, unless its clock is."""
+        if self.settings or not part_of(self.cell).helped:
+            return self.start(role, **changes)
+        errand = Errand(self.plan(role, **changes), self.places.helper(Helper))
+        self.workers.append(errand)
+        return errand
 
     def plan(self, role: str, **changes: Any) -> Plan:
         plan = Plan(
@@ -125,7 +81,30 @@ class Stage:
             lease=self.job.lease,
             role=role,
         )
+        changes["settings"] = {**self.settings, **changes.get("settings", {})}
         return msgspec.structs.replace(plan, **changes)
+
+    def stand(self, **changes: Any) -> None:
+        """Start the victim, and wait until it stands at its point."""
+        self.line = Line.of(str(self.folder)).make()
+        self.victim = self.start("victim", **changes)
+        self.bit = self.line.asked(self.victim.pid, timeout=PATIENCE)
+
+    def reply(self) -> None:
+        """Let a victim that stands go on."""
+        assert self.line is not None
+        if self.bit:
+            self.line.reply()
+
+    def finish(self, *, within: float = PATIENCE) -> None:
+        """Wait for the victim's end; one that may never come to it is killed after so many seconds."""
+        assert self.victim is not None
+        try:
+            self.victim.wait(seconds=within)
+        except TimeoutError:
+            if within == PATIENCE:
+                raise
+            self.victim.end()
 
     def close(self) -> None:
         for worker in self.workers:
@@ -140,84 +119,138 @@ def _died(stage: Stage) -> None:
     status = stage.start("victim").wait()
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
     stage.bit = killed if stage.cell.fault == "kill" else bool(stage.ledger.faults())
-    stage.start("heir", last=True).wait()
+    stage.send("heir", last=True).wait()
 
 
 def _rose(stage: Stage) -> None:
     """Zombie: the victim stops, its heir takes over and ends, the victim wakes and goes on."""
-    # A heartbeat that is stopped inside a write holds SQLite's only lock: let none be due before the point.
-    changes = {"lease": 0.6} if stage.cell.store == "sqlite" and stage.cell.point != "renew.sent" else {}
+    changes = _quiet(stage)
     victim = stage.start("victim", **changes)
     stage.bit = os.WIFSTOPPED(victim.wait(stopped=True))
     locks = stage.cell.mode == "tx" and stage.cell.store not in {"redis", "cluster"}
-    stage.start(
+    stage.send(
         "heir", **({"wait": 0.05} if locks and stage.cell.point not in {"claim.sent", "commit.done"} else {})
     ).wait()
     if stage.bit:
         victim.wake()
         victim.wait()
-    stage.start("judge").wait()
+    stage.send("judge").wait()
+
+
+def _quiet(stage: Stage) -> dict[str, Any]:
+    """A heartbeat that is stopped inside a write holds SQLite's only lock: let none be due before the point."""
+    if stage.cell.store != "sqlite" or stage.cell.point == "renew.sent":
+        return {}
+    return QUIETER.plan if stage.cell.mode == "steps" else QUIET.plan
+
+
+def _overlapped(stage: Stage) -> None:
+    """As a zombie, but the victim wakes while its heir is inside of the function, and ends before the heir goes on."""
+    changes = _quiet(stage)
+    victim = stage.start("victim", **changes)
+    stopped = os.WIFSTOPPED(victim.wait(stopped=True))
+    heir = stage.send("heir")
+    inside = stopped and _until(lambda: _entered(stage, "heir"), heir)
+    if stopped:
+        victim.wake()
+        victim.wait()
+    stage.bit = inside and not heir.ended()
+    (stage.folder / GO).touch()
+    heir.wait()
+    stage.send("judge").wait()
+
+
+def _entered(stage: Stage, by: str) -> bool:
+    return any(each.by == by for each in stage.ledger.owners())
+
+
+def _overruled(stage: Stage) -> None:
+    """Nobody takes a held key over: a person decides while its owner sleeps. Then the owner wakes."""
+    changes = _quiet(stage)
+    victim = stage.start("victim", **changes)
+    stopped = os.WIFSTOPPED(victim.wait(stopped=True))
+    stage.send("heir").wait()
+    stage.send("person").wait()
+    if stopped:
+        victim.wake()
+        victim.wait()
+    stage.bit = stopped
+    stage.send("judge").wait()
 
 
 def _waited(stage: Stage) -> None:
     """The victim is one who waits for a key that an owner runs."""
-    owner = stage.start("owner", lease=6.0)  # it lives: nothing here waits for a lease to end
-    _until(lambda: bool(stage.ledger.effects()), "the owner's effect")
-    victim = stage.start("victim", lease=6.0)
+    owner = stage.start("owner", **PARKED.plan)  # it lives: nothing here waits for a lease to end
+    _until(lambda: bool(stage.ledger.effects()), owner)
+    victim = stage.start("victim", **PARKED.plan)
     stopping = stage.cell.fault == "zombie"
     status = victim.wait(stopped=stopping)
     stage.bit = bool(stage.ledger.faults())
     (stage.folder / "end").touch()
     owner.wait()
-    stage.start("heir").wait()
+    stage.send("heir").wait()
     if stopping and os.WIFSTOPPED(status):
         victim.wake()
         victim.wait()
-    stage.start("judge").wait()
+    stage.send("judge").wait()
 
 
-def _until(condition: Callable[[], bool], what: str) -> None:
+def _until(condition: Callable[[], bool], worker: Worker | Errand) -> bool:
+    """Wait for what a worker will have done; False when it has ended without it."""
     until = time.monotonic() + PATIENCE
     while not condition():
+        if worker.ended():
+            return condition()
         if time.monotonic() > until:
-            raise TimeoutError(f"{what} did not come within {PATIENCE:g} s")
+            raise TimeoutError(f"the {worker.plan.role} did not come to its place within {PATIENCE:g} s")
         time.sleep(0.002)
+    return True
 
 
 def _on_the_wire(stage: Stage) -> None:
     """Reset or stall: the victim stands still at its point while the proxy learns which request to break: the next one."""
-    line = Line.of(str(stage.folder)).make()
-    with Wire(*stage.places.address(stage.cell), stage.cell.fault, resp=stage.cell.store == "redis") as wire:
-        victim = stage.start(
-            "victim", url=stage.places.through(stage.cell, wire.port), lease=9.0, settings={"timeout": 2.0}
-        )
-        if line.asked(victim.pid, timeout=PATIENCE):
-            wire.arm()
-            line.reply()
-        victim.wait()
-        stage.bit = wire.fired()
-    stage.start("heir", last=True).wait()
+    if stage.cell.store == "cluster":
+        place: ProxiedCluster = stage.places.hold(stage.cell.lane, ProxiedCluster)
+        stage.url = place.url
+        _broken(stage, place.wire)
+    else:
+        with Wire(stage.places.address(stage.cell), resp=stage.cell.store == "redis") as wire:
+            _broken(stage, wire, url=stage.places.through(stage.cell, wire.ports[0]))
+    stage.send("heir", last=True).wait()
 
 
-def _store_killed(stage: Stage) -> None:
-    """The server is killed and comes back while the victim stands between its effect and its record."""
-    server: Private = stage.places.private(stage.cell)
-    line = Line.of(str(stage.folder)).make()
-    victim = stage.start("victim", lease=3.0, settings={"settle_timeout": 20})
-    if line.asked(victim.pid, timeout=PATIENCE):
-        server.kill(stage.cell, stage.key)
-        server.start()
-        line.reply()
-        stage.bit = True
-    victim.wait()
-    stage.start("heir", last=True).wait()
+def _broken(stage: Stage, wire: Wire, **changes: Any) -> None:
+    stage.stand(**WIRE.plan, **changes)
+    if stage.bit:
+        wire.arm(stage.cell.fault)
+    stage.reply()
+    stage.finish()
+    stage.bit = wire.fired()
 
 
-ORDERS: dict[str, Callable[[Stage], None]] = {
+def _store_killed(stages: Sequence[Stage]) -> None:
+    """The server is killed and comes back while the victims stand between their effects and their records."""
+    server: Private = stages[0].places.private(stages[0].cell)
+    for stage in stages:
+        stage.key = server.near(stages[0].key, stage.key)
+        stage.stand(**KILLED.plan)
+    server.kill(stages[0].key)
+    server.start()
+    for stage in stages:
+        stage.reply()
+    for stage in stages:
+        stage.finish()
+    for stage in stages:
+        stage.send("heir", last=True).wait()
+
+
+ORDERS: dict[str, Callable[..., None]] = {
     "kill": _died,
     "cancel": _died,
     "interrupt": _died,
     "zombie": _rose,
+    "overlap": _overlapped,
+    "overruled": _overruled,
     "reset-before": _on_the_wire,
     "reset-after": _on_the_wire,
     "stall": _on_the_wire,
@@ -225,7 +258,7 @@ ORDERS: dict[str, Callable[[Stage], None]] = {
 }
 
 
-def _order_of(cell: Cell) -> Callable[[Stage], None]:
+def _order_of(cell: Cell) -> Callable[..., None]:
     own = part_of(cell).schedules.get(cell.fault)
     if own is not None:
         return own
@@ -235,37 +268,47 @@ def _order_of(cell: Cell) -> Callable[[Stage], None]:
 # ---------------------------------------------------------------------------------------------------- one job
 
 
-def run(job: Job, places: Places) -> Result:
-    """Play the schedule and judge it. Never raises: what goes wrong is the result."""
+def run(jobs: Sequence[Job], places: Places) -> list[Result]:
+    """Play a schedule, or a batch of them, and judge. Never raises: what goes wrong is the result."""
     began = time.monotonic()
-    folder = Path(tempfile.mkdtemp(prefix="schedule-", dir=places.folder))
+    folders = [Path(tempfile.mkdtemp(prefix="schedule-", dir=places.folder)) for _ in jobs]
     problem = ""
-    stage = None
+    stages: list[Stage] = []
     try:
-        stage = Stage(job, places, folder)
-        _order_of(job.cell)(stage)
+        stages += [Stage(job, places, folder) for job, folder in zip(jobs, folders, strict=True)]
+        cell = jobs[0].cell
+        _order_of(cell)(stages if cell.batch else stages[0])
     except Exception as error:  # noqa: BLE001 - the result says it
         problem = f"{type(error).__name__}: {error}"
         if not isinstance(error, TimeoutError):
             problem += "\n" + traceback.format_exc()
     finally:
-        if stage is not None:
+        for stage in stages:
             stage.close()
-    result = _judged(job, Ledger(str(folder)), bit=stage is not None and stage.bit, problem=problem)
-    result.seconds = time.monotonic() - began
-    shutil.rmtree(folder)
-    return result
+    results = []
+    for at, (job, folder) in enumerate(zip(jobs, folders, strict=True)):
+        bit = at < len(stages) and stages[at].bit
+        result = _judged(job, Ledger(str(folder)), bit=bit, problem=problem)
+        result.seconds = (time.monotonic() - began) / len(jobs)
+        result.together = len(jobs)
+        results.append(result)
+        shutil.rmtree(folder)
+    return results
 
 
 def _judged(job: Job, ledger: Ledger, *, bit: bool, problem: str) -> Result:
     cell = job.cell
-    effects, answers = ledger.effects(), ledger.answers()
+    story = ledger.story()
+    effects, answers = story.effects, story.answers
     wanted = part_of(cell).wanted(cell)
-    verdict = judge(cell, effects, answers, wanted)
+    survived = story.survived[-1] if story.survived else None
+    verdict = judge(cell, effects, answers, wanted, survived=survived)
     heir = heir_of(answers)
     odd = next((each for each in answers if each.error in {"Crashed", "Unexpected"}), None)
     problem = problem or (
-        f"the {odd.by} ended with {odd.text}" if odd else compare(cell, verdict, heir, bit=bit)
+        f"the {odd.by} ended with {odd.text}"
+        if odd
+        else compare(cell, verdict, heir, bit=bit) or breach(cell, story, verdict)
     )
     after, well = settled(cell, answers)
     return Result(
@@ -283,20 +326,29 @@ def _judged(job: Job, ledger: Ledger, *, bit: bool, problem: str) -> Result:
         lease=job.lease,
         store=cell.store,
         number=job.number,
-        story=_story(ledger) if problem else [],
+        story=_lines(story) if problem else [],
     )
 
 
-def _story(ledger: Ledger) -> list[str]:
-    """Everything in the order it happened."""
-    lines = [(each.at, f"{each.by} makes {each.what} {each.peer[:8]}") for each in ledger.effects()]
-    lines += [(each.at, f"{each.by} meets the fault") for each in ledger.faults()]
+def _lines(story: Story) -> list[str]:
+    """Everything in the order it happened, and the record as it was in the end."""
+    lines = [(each.at, f"{each.by} makes {each.what} {each.peer[:8]}") for each in story.effects]
+    lines += [(each.at, f"{each.by} meets the fault") for each in story.faults]
+    lines += [
+        (each.at, f"{each.by} enters: attempt {each.attempt}, nonce {each.nonce[:8]}")
+        for each in story.owners
+    ]
+    lines += [(each.at, f"{each.by} goes on") for each in story.woken]
+    lines += [(each.at, f"{each.by} hears from its heartbeat that it was overtaken") for each in story.warned]
+    lines += [(each.at, f"{each.attempt} rows are left") for each in story.survived]
     lines += [
         (
             each.at,
-            f"{each.by} is told {each.error + ': ' + each.text if each.error else each.value} replayed={each.replayed}",
+            f"{each.by} is told {each.error + ': ' + each.text if each.error else str(each.value)[:200]} replayed={each.replayed}",
         )
-        for each in ledger.answers()
+        for each in story.answers
     ]
     first = min((at for at, _ in lines), default=0.0)
-    return [f"{at - first:8.3f} s  {text}" for at, text in sorted(lines)]
+    return [f"{at - first:8.3f} s  {text}" for at, text in sorted(lines)] + [
+        f"the record: {each.state}, attempt {each.attempts}, nonce {each.nonce[:8]}" for each in story.records
+    ]

@@ -23,7 +23,7 @@ _CLAIMED: Final = {"claim.won", "run.started"}
 _MADE: Final = {"effect.made", "run.returned", "settle.sent", "renew.sent"}
 LOSING: Final = {
     "acked.everysec", "acked.lagging", "acked.asynchronous", "acked.unsynced", "acked.flush-2", "acked.flush-0",
-    "acked.normal", "acked.off",
+    "acked.normal", "acked.off", "acked.timed-out",
 }  # fmt: skip
 """Settings under which a store loses what it had acknowledged."""
 _WIRE: Final = {"reset-before", "reset-after", "stall"}
@@ -41,7 +41,7 @@ _TWICE: Final[_Pair] = (Verdict.DOUBLED, Heir.RAN)
 
 def kind_of(cell: Cell) -> str:
     """Which column of the guarantee table a cell belongs to."""
-    if cell.fault in {"zombie", "clock-forward"}:
+    if cell.fault in {"zombie", "overlap", "overruled", "clock-forward"}:
         return (
             "zombie"  # to the server, a live owner's lease that a clock has ended is one that nobody renewed
         )
@@ -85,8 +85,10 @@ def _expected(cell: Cell) -> _Pair:
     match fault:
         case "kill" | "thread-death":
             return killed(mode, point)
-        case "zombie":
+        case "zombie" | "overlap":
             return zombie(mode, point)
+        case "overruled":
+            return _UNKNOWN
     return _stopped(mode, fault, point)
 
 
@@ -130,7 +132,7 @@ def stepped(fault: str, point: str) -> _Pair:
         return (
             _RAN if fault == "cancel" else _TWICE
         )  # a note, too, is written on a path that the caller cannot cancel
-    if fault == "zombie" and (
+    if fault in {"zombie", "overlap"} and (
         point in _CLAIMED or name == "step.started" or (name == "step.stored" and number == "1")
     ):
         return _TWICE  # it wakes and makes the next step's effect, whose note is then refused
@@ -166,35 +168,69 @@ def _tx_wire(cell: Cell, *, redis: bool) -> _Pair:
     return _RAN
 
 
+def _nobody_inside(mode: str, fault: str, point: str, *, redis: bool) -> str:
+    """Why no second owner can be there while the first one wakes; empty when it can."""
+    if fault == "overruled" and mode != "hold":
+        return "a person is asked under hold only: elsewhere the next caller takes over (zombie, overlap)"
+    if point == "claim.sent":
+        return "it has not claimed yet: it wakes as one who waits (wait.parked)"
+    if point in {"settle.stored", "commit.done"}:
+        return "its outcome is recorded: nobody takes over"
+    if point == "wait.parked":
+        return "one who waits owns nothing that could be taken over"
+    if mode == "tx" and not redis:
+        return "an SQL transaction holds its row lock: nobody is inside meanwhile (zombie)"
+    if mode == "hold" and fault == "overlap":
+        return "nobody takes a held key over: a person does (overruled)"
+    if mode == "probe" and point not in _CLAIMED:
+        return "the probe finds the effect, so that nobody goes inside again (zombie)"
+    return ""
+
+
 _NO_AIOSQLITE: Final = "the async colour of a SQLite transaction needs the package aiosqlite"
 
 
 def not_applicable(store: str, colour: str, mode: str, fault: str, point: str) -> str:
     """Why a cell cannot be; empty when it can."""
     redis = store in {"redis", "cluster"}
+    reasons = (
+        _nobody_inside(mode, fault, point, redis=redis) if fault in {"overlap", "overruled"} else "",
+        _not_stopped(colour, mode, fault, point, redis=redis),
+        _no_transaction(store, colour, fault, point, redis=redis) if mode == "tx" else "",
+        "SQLite has no network" if fault in _WIRE and store == "sqlite" else "",
+        _NO_SERVER if fault == "store-kill" and store == "sqlite" else "",
+    )
+    return next(filter(None, reasons), "")
+
+
+_NO_SERVER: Final = "SQLite has no server process: its death is the worker's (kill)"
+
+
+def _not_stopped(colour: str, mode: str, fault: str, point: str, *, redis: bool) -> str:
+    """Why nobody can be cancelled or interrupted there."""
     if fault == "cancel" and colour == "sync":
         return "a thread cannot be cancelled: `interrupt` is its fault"
     if fault == "interrupt" and colour == "async":
         return "an event loop turns Ctrl-C into a cancellation: `cancel` is its fault"
+    if fault == "cancel" and point == "settle.stored" and (mode != "tx" or redis):
+        return "nothing of the call waits any more: a cancellation strikes what its caller does next"
     if fault in {"cancel", "interrupt"} and point == "renew.sent":
         return "a heartbeat has no caller who could be cancelled"
-    if mode == "tx":
-        if redis and point.startswith("commit."):
-            return "a Redis pipeline has no commit of the caller's: semel sends the EXEC (settle.sent)"
-        if point == "wait.parked":
-            return (
-                "one who waits has no transaction yet: as in mode retry"
-                if redis
-                else "waits for a row lock, not on a seat"
-            )
-        if fault == "stall":
-            return "the connection is the caller's, and so is its time limit"
-        if store == "sqlite" and colour == "async" and find_spec("aiosqlite") is None:
-            return _NO_AIOSQLITE
-    if fault in _WIRE and store == "sqlite":
-        return "SQLite has no network"
-    if fault in _WIRE and store == "cluster":
-        return "the nodes name each other's addresses, so a proxy in front of one is passed by; the wire is that of redis/"
-    if fault == "store-kill" and store == "sqlite":
-        return "SQLite has no server process: its death is the worker's (kill)"
+    return ""
+
+
+def _no_transaction(store: str, colour: str, fault: str, point: str, *, redis: bool) -> str:
+    """Why a caller's transaction has no such place."""
+    if redis and point.startswith("commit."):
+        return "a Redis pipeline has no commit of the caller's: semel sends the EXEC (settle.sent)"
+    if point == "wait.parked":
+        return (
+            "one who waits has no transaction yet: as in mode retry"
+            if redis
+            else "waits for a row lock, not on a seat"
+        )
+    if fault == "stall":
+        return "the connection is the caller's, and so is its time limit"
+    if store == "sqlite" and colour == "async" and find_spec("aiosqlite") is None:
+        return _NO_AIOSQLITE
     return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -10,7 +10,7 @@ import msgspec
 
 from semel.testing.chaos.verdicts import Result, quantile
 
-__all__ = ["LONG_REPEAT", "WELL", "Figure", "campaign", "unreached", "well", "window"]
+__all__ = ["LONG_REPEAT", "WELL", "Figure", "campaign", "late", "misfortunes", "unreached", "well", "window"]
 
 WELL: Final = 0.9
 """The share of calls that must end well once the faults are over. A run in which nothing works proves nothing."""
@@ -55,14 +55,30 @@ def well(results: Iterable[Result]) -> tuple[int, int]:
     return sum(each.well for each in found), sum(each.after for each in found)
 
 
+def misfortunes(results: Iterable[Result]) -> dict[str, int]:
+    """How often each fault has struck. Schedules that were struck together by one misfortune of their server count as one."""
+    found: dict[str, float] = defaultdict(float)
+    for each in results:
+        found[window(each.cell).partition("@")[0]] += 1 / each.together
+    return {fault: round(times) for fault, times in found.items()}
+
+
+def late(times: Sequence[float], *, share: float = 0.9) -> str:
+    """Why these recoveries, in seconds beyond the lease and sorted, are too slow; empty when they are not, and for none."""
+    found = quantile(times, share)
+    if not times or found <= _LATE:
+        return ""
+    return f"{share:.0%} of the recoveries took up to {found:g} s beyond the lease: {_LATE:g} s is the limit"
+
+
 def campaign(results: Sequence[Result], cells: Sequence[str], late: Sequence[float]) -> list[Figure]:
     """What a long run must reach; `late` are the seconds beyond the lease until a killed worker's effect was made."""
-    faults = Counter(window(each.cell).partition("@")[0] for each in results)
+    struck = misfortunes(results)
     times = Counter(each.cell for each in results)
     fewest = min((times[cell] for cell in cells), default=0)
     return [
         Figure(name="schedules", value=len(results), goal=_SCHEDULES),
-        *(Figure(name=name, value=faults[name], goal=goal) for name, goal in _FAULTS.items()),
+        *(Figure(name=name, value=struck.get(name, 0), goal=goal) for name, goal in _FAULTS.items()),
         Figure(name="schedules of each cell", value=fewest, goal=LONG_REPEAT),
         Figure(
             name="seconds beyond the lease until recovery, p99",

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from semel.testing.chaos import core, expectations
-from semel.testing.chaos.cells import Cell, Heir, Part, Verdict, register
+from semel.testing.chaos.cells import NOT_BUILT, Cell, Heir, Part, Verdict, register
 from semel.testing.chaos.http_orders import ORDERS
 from semel.testing.chaos.http_sites import attempt
 
@@ -52,6 +52,8 @@ POINTS: Final[dict[str, tuple[str, ...]]] = {
     "http-tx": (*_BEGIN, *_TX, "run.returned#2", "settle.sent#2", "settle.stored#2", "http.sent"),
 }
 _WIRE: Final = ("claim.sent", "settle.sent")
+_OVERLAPPED: Final = ("run.started", "effect.made", "run.returned", "settle.sent")
+_AWAKE: Final = f"{NOT_BUILT}: a server that wakes while another one is inside of its handler, in this mode (http-db has it)"
 # Where a client's leaving could make a difference: before, while and after the handler has its effect.
 _LEAVING: Final = (
     "claim.sent",
@@ -106,6 +108,8 @@ def _cells(store: str, colour: str, mode: str) -> Iterator[Cell]:
             yield _cell(store, colour, mode, fault, "claim.won", _BETWEEN)
         for point in ("renew.sent", "wait.parked"):
             yield _cell(store, colour, mode, fault, point, _CORE)
+    for point in _OVERLAPPED if mode == "http-db" else ("any",):
+        yield _cell(store, colour, mode, "overlap", point, "" if mode == "http-db" else _AWAKE)
     for point in (each for each in POINTS[mode] if each in _LEAVING):
         yield _cell(store, colour, mode, "client-reset", point, _reason(store, colour, mode, point))
     for fault in ("reset-before", "reset-after"):
@@ -154,7 +158,7 @@ def _missing(store: str, colour: str, mode: str) -> str:
 def _expected(cell: Cell) -> tuple[Verdict, Heir]:
     if cell.fault == "client-reset":
         return _ANY if cell.point == "claim.sent" else _REPLAYED  # before its claim the retry may overtake it
-    if cell.fault not in {"kill", "zombie"}:
+    if cell.fault not in {"kill", "zombie", "overlap"}:
         return _REPLAYED
     # In the core's words: the key is ours; the outcome is recorded.
     point = {"http.admitted": "claim.won", "http.sent": "settle.stored"}.get(cell.point, cell.point)

@@ -21,8 +21,9 @@ import msgspec
 
 from semel.testing.chaos.cells import Heir
 from semel.testing.chaos.driver import PATIENCE, Stage, Worker
+from semel.testing.chaos.harness import PARKED, QUIETER, WIRE
 from semel.testing.chaos.http_sites import FOLDER, SCHEDULE, USER, prepare
-from semel.testing.chaos.signals import Line
+from semel.testing.chaos.signals import GO, HOLD, Line
 from semel.testing.chaos.wires import Wire
 
 __all__ = ["ORDERS"]
@@ -96,7 +97,11 @@ class _Kept:
 
     def __init__(self, stage: Stage) -> None:
         prepare(stage.cell.colour)
-        self.port, self._worker = _forked(lambda settings: Worker(stage.plan("heir", settings=settings)), {})
+        # Nothing happens to it: its own lease is none that could end on a busy machine.
+        lease = PARKED.options["lease"]
+        self.port, self._worker = _forked(
+            lambda settings: Worker(stage.plan("heir", settings=settings, lease=lease)), {}
+        )
 
     def rest(self) -> None:
         """Servers look up ten times a second: not while others are at work. One who could hold SQLite's lock may."""
@@ -122,7 +127,7 @@ class _Scene:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        name = f"http {stage.cell.store} {stage.cell.colour} {stage.job.lease}"
+        name = f"http {stage.cell.store} {stage.cell.colour}"
         self._other: _Kept = stage.places.hold(name, lambda: _Kept(stage))
         self._other.go_on()
         self.port = 0
@@ -160,6 +165,11 @@ class _Scene:
                 self.told(by, answered)
                 return answered
             time.sleep(_PAUSE)
+
+    @property
+    def other(self) -> int:
+        """The port of the server that nobody breaks."""
+        return self._other.port
 
     def after(self) -> _Answered:
         """The next caller, on the other server."""
@@ -200,7 +210,7 @@ def _rose(stage: Stage) -> None:
     """SIGSTOP at the point, beyond the lease; the retry is served by another; then the server goes on, and so does its client."""
     scene = _Scene(stage)
     # A heartbeat that is stopped inside a write holds SQLite's only lock: let none be due before the point.
-    quiet = 1.5 if stage.cell.mode == "http-tx" else 0.6
+    quiet = QUIETER.options["lease"]
     victim = scene.serve("victim", lease=quiet if stage.cell.store == "sqlite" else stage.job.lease)
     visit = scene.visit()
     stage.bit = os.WIFSTOPPED(victim.wait(stopped=True))
@@ -211,6 +221,28 @@ def _rose(stage: Stage) -> None:
         scene.after()
     victim.wake()
     scene.told("victim", visit.read())
+    scene.end()
+
+
+def _overlapped(stage: Stage) -> None:
+    """As a zombie, but the server goes on while the retry is inside of the other one's handler, and answers before it ends."""
+    scene = _Scene(stage)
+    victim = scene.serve(
+        "victim", lease=QUIETER.options["lease"] if stage.cell.store == "sqlite" else stage.job.lease
+    )
+    visit = scene.visit()
+    stopped = os.WIFSTOPPED(victim.wait(stopped=True))
+    (stage.folder / HOLD).touch()
+    scene.port = scene.other
+    retry = scene.visit()
+    until = time.monotonic() + PATIENCE
+    while not stage.ledger.owners() and time.monotonic() < until:
+        time.sleep(0.002)
+    stage.bit = stopped and bool(stage.ledger.owners())
+    victim.wake()
+    scene.told("victim", visit.read())
+    (stage.folder / GO).touch()
+    scene.told("heir", retry.read())
     scene.end()
 
 
@@ -234,14 +266,19 @@ def _cut(stage: Stage) -> None:
     """The connection to the store is reset: before the next request arrives there, or after it was carried out."""
     scene = _Scene(stage)
     line = Line.of(str(stage.folder)).make()
-    with Wire(*stage.places.address(stage.cell), stage.cell.fault, resp=stage.cell.store == "redis") as wire:
-        url = stage.places.through(stage.cell, wire.port)
-        victim = scene.serve("victim", {"armed_later": True, "face": {"timeout": 2.0}}, url=url, lease=9.0)
+    with Wire(stage.places.address(stage.cell), resp=stage.cell.store == "redis") as wire:
+        url = stage.places.through(stage.cell, wire.ports[0])
+        victim = scene.serve(
+            "victim",
+            {"armed_later": True, "face": WIRE.plan["settings"]},
+            url=url,
+            lease=WIRE.options["lease"],
+        )
         scene.visit("-warm").read()  # faults on the wire count from an open, used connection
         scene.tell("arm")
         visit = scene.visit()
         if line.asked(victim.pid, timeout=PATIENCE):
-            wire.arm()
+            wire.arm(stage.cell.fault)
             line.reply()
         scene.told("victim", visit.read())
         stage.bit = wire.fired()
@@ -252,6 +289,7 @@ def _cut(stage: Stage) -> None:
 ORDERS: Final[dict[str, Callable[[Stage], None]]] = {
     "kill": _killed,
     "zombie": _rose,
+    "overlap": _overlapped,
     "client-reset": _left,
     "reset-before": _cut,
     "reset-after": _cut,

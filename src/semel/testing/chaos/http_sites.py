@@ -7,9 +7,11 @@ many schedules: each request says which one's ledger it belongs to.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
+import time
 from collections.abc import Iterable, Mapping
 from functools import cache
 from http import HTTPStatus
@@ -25,7 +27,9 @@ from semel.http.problem import ANSWERED, PROBLEM_TYPE, of_error
 from semel.runtime import run_sync
 from semel.testing.chaos import traps
 from semel.testing.chaos.cells import Plan
+from semel.testing.chaos.harness import EVERY
 from semel.testing.chaos.ledger import Ledger
+from semel.testing.chaos.signals import GO, HOLD
 from semel.testing.chaos.transactions import Transaction, open_transaction, wait
 
 __all__ = ["FOLDER", "SCHEDULE", "USER", "attempt", "prepare"]
@@ -119,7 +123,7 @@ class _Site:
         self.plan = plan
         self.is_sync = plan.cell.colour == "sync"
         face: Any = Semel if self.is_sync else AsyncSemel
-        options = {"timeout": 10.0, **plan.settings.get("face", {})}
+        options = {**EVERY.plan["settings"], **plan.settings.get("face", {})}
         self.once = face(plan.url, tenant="chaos", lease=plan.lease, **options)
         self.rules: dict[str, Any] = {
             "principal": lambda request: request.headers.get("x-user"),
@@ -154,9 +158,22 @@ class _Site:
                 return {}
             case "look":
                 return await self._look(order)
+        await self._enter(order)
         order.effect("effect", self.plan.role)
         points.reach("effect.made")
         return self._value(order)
+
+    async def _enter(self, order: _Order) -> None:
+        """An heir waits in its handler, where the schedule says so, for the one that it has overtaken."""
+        if self.plan.role != "heir" or not (order.ledger.folder / HOLD).exists():
+            return
+        run = current_run()
+        order.ledger.entered(self.plan.role, run.ask.nonce, run.attempt)
+        while not (order.ledger.folder / GO).exists():
+            if self.is_sync:
+                _rest()
+            else:
+                await asyncio.sleep(0.002)
 
     def _value(self, order: _Order) -> dict[str, str]:
         return {"user": order.user, "by": f"{self.plan.role} {os.getpid()}"}
@@ -235,6 +252,10 @@ class _Site:
         start_response(f"{status} {HTTPStatus(status).phrase}", [("Content-Type", kind)])
         pieces = _pieces(order, body)
         return pieces if len(pieces) == 1 else iter(pieces)
+
+
+def _rest() -> None:
+    time.sleep(0.002)
 
 
 def _pieces(order: _Order, body: bytes) -> list[bytes]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-__all__ = ["Answer", "Effect", "Ledger"]
+__all__ = ["Answer", "Effect", "Kept", "Ledger", "Owner", "Story"]
+
+_Line = TypeVar("_Line")
 
 
 class Effect(msgspec.Struct, frozen=True):
@@ -30,6 +32,40 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     replayed: bool = False
     error: str = ""
     text: str = ""
+    attempt: int = 0
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Who was inside of the function, with the nonce and the number of its attempt."""
+
+    by: str
+    at: float
+    nonce: str
+    attempt: int
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A record, as it was in the store when all was over."""
+
+    state: str
+    nonce: str
+    attempts: int
+
+
+class Story(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that was written down about one schedule."""
+
+    effects: list[Effect] = []
+    answers: list[Answer] = []
+    faults: list[Answer] = []
+    owners: list[Owner] = []
+    woken: list[Answer] = []
+    """When one that had been stopped went on."""
+    warned: list[Answer] = []
+    """Who heard inside of its function, from its own heartbeat, that it was overtaken."""
+    records: list[Kept] = []
+    survived: list[Answer] = []
+    """How many rows of a caller's transaction (`attempt`) were there after the store's misfortune, before anybody called again."""
 
 
 class Ledger:
@@ -41,31 +77,62 @@ class Ledger:
     def effect(self, what: str, by: str, peer: str = "") -> None:
         self._append("effects", Effect(what, by, time.monotonic(), peer))
 
-    def answer(self, by: str, value: Any, *, replayed: bool) -> None:
-        self._append("answers", Answer(by, time.monotonic(), value, replayed))
+    def answer(self, by: str, value: Any, *, replayed: bool, attempt: int = 0) -> None:
+        self._append("answers", Answer(by, time.monotonic(), value, replayed, attempt=attempt))
 
     def error(self, by: str, error: str, text: str = "") -> None:
-        self._append("answers", Answer(by, time.monotonic(), error=error, text=text[:2000]))
+        self._append("answers", Answer(by, time.monotonic(), error=error, text=text[-2000:]))
 
     def struck(self, by: str) -> None:
         self._append("faults", Answer(by, time.monotonic(), error="fault"))
 
+    def entered(self, by: str, nonce: bytes, attempt: int) -> None:
+        self._append("owners", Owner(by, time.monotonic(), nonce.hex(), attempt))
+
+    def woke(self, by: str) -> None:
+        self._append("woken", Answer(by, time.monotonic()))
+
+    def warn(self, by: str) -> None:
+        self._append("warned", Answer(by, time.monotonic()))
+
+    def keep(self, state: str, nonce: bytes, attempts: int) -> None:
+        self._append("records", Kept(state, nonce.hex(), attempts))
+
+    def survive(self, rows: int) -> None:
+        self._append("survived", Answer("store", time.monotonic(), attempt=rows))
+
     def effects(self) -> list[Effect]:
-        return [msgspec.json.decode(line, type=Effect) for line in self._lines("effects")]
+        return self._read("effects", Effect)
 
     def answers(self) -> list[Answer]:
-        return [msgspec.json.decode(line, type=Answer) for line in self._lines("answers")]
+        return self._read("answers", Answer)
 
     def faults(self) -> list[Answer]:
-        return [msgspec.json.decode(line, type=Answer) for line in self._lines("faults")]
+        return self._read("faults", Answer)
 
-    def _append(self, name: str, line: Effect | Answer) -> None:
+    def owners(self) -> list[Owner]:
+        return self._read("owners", Owner)
+
+    def story(self) -> Story:
+        return Story(
+            effects=self.effects(),
+            answers=self.answers(),
+            faults=self.faults(),
+            owners=self.owners(),
+            woken=self._read("woken", Answer),
+            warned=self._read("warned", Answer),
+            records=self._read("records", Kept),
+            survived=self._read("survived", Answer),
+        )
+
+    def _append(self, name: str, line: msgspec.Struct) -> None:
         handle = os.open(self.folder / name, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o644)
         try:
             os.write(handle, msgspec.json.encode(line) + b"\n")
         finally:
             os.close(handle)
 
-    def _lines(self, name: str) -> list[bytes]:
+    def _read(self, name: str, kind: type[_Line]) -> list[_Line]:
         path = self.folder / name
-        return path.read_bytes().splitlines() if path.exists() else []
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        return [msgspec.json.decode(line, type=kind) for line in lines]

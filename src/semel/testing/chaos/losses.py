@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from semel.testing import services
-from semel.testing.chaos.cells import Cell, Verdict
+from semel.testing.chaos.cells import Cell
 from semel.testing.chaos.driver import PATIENCE, Stage
 from semel.testing.chaos.expectations import LOSING
+from semel.testing.chaos.harness import CUT_OFF
 from semel.testing.chaos.places import coloured, sqlite_tables, with_tables
 from semel.testing.chaos.power import Disk, Loss
 from semel.testing.chaos.preloads import (
@@ -22,38 +22,38 @@ from semel.testing.chaos.preloads import (
     ForgetfulPostgres,
     ForgetfulRedis,
 )
-from semel.testing.chaos.signals import Line
-from semel.testing.services.redis import RedisServer, redis_program
-from semel.testing.services.topology import QUICK
+from semel.testing.chaos.replicas import Pair, pair_of
 
 __all__ = ["failed_over", "killed_after_commit", "power_lost"]
 
 
 def _after(stage: Stage) -> None:
-    """What the next caller finds after the store's misfortune; under tx only the rows count, when they must be gone."""
-    if stage.cell.expected is Verdict.LOST:
-        stage.start("look").wait()
-    else:
-        stage.start("heir", last=True).wait()
+    """What the next caller finds after the store's misfortune. Under tx the rows are counted before it calls, where they count."""
+    if stage.cell.mode == "tx":
+        stage.send("look").wait()
+    stage.send("heir", last=True).wait()
 
 
-def power_lost(stage: Stage) -> None:
-    """The power goes out at the moment when the caller has its answer. Who wrote since is dead, and what was not synced is gone."""
-    place: Forgetful = stage.places.hold(stage.cell.lane, lambda: _forgetful(stage.cell))
-    stage.url = coloured(place.url, stage.cell.store, stage.cell.colour)
-    weak = stage.cell.point in LOSING
+def power_lost(stages: Sequence[Stage]) -> None:
+    """The power goes out when the callers have their answers. Who wrote since is dead, and what was not synced is gone."""
+    cell = stages[0].cell
+    place: Forgetful = stages[0].places.hold(cell.lane, lambda: _forgetful(cell))
+    weak = cell.point in LOSING
     if weak:
         # Where an answer waits for no sync, the one that comes by itself a moment later may come too late.
         place.settle()
         place.disk.cut()
-    line = Line.of(str(stage.folder)).make()
-    with _writing_to(place.disk):
-        victim = stage.start("victim")
-    asked = line.asked(victim.pid, timeout=PATIENCE)
-    victim.end()
+    for stage in stages:
+        stage.url = coloured(place.url, cell.store, stage.cell.colour)
+        with _writing_to(place.disk):
+            stage.stand()
+    for stage in stages:
+        assert stage.victim is not None
+        stage.victim.end()
     loss = place.lose_power()
-    stage.bit = asked and (weak or loss.syncs > 0)  # a weak setting's loss shows in what comes after
-    _after(stage)
+    for stage in stages:
+        stage.bit = stage.bit and (weak or loss.syncs > 0)  # a weak setting's loss shows in what comes after
+        _after(stage)
 
 
 def _forgetful(cell: Cell) -> Forgetful:
@@ -112,43 +112,65 @@ def _struck(stage: Stage) -> None:
     stage.ledger.struck("store")
 
 
-def failed_over(stage: Stage) -> None:
-    """The replica's link is cut without a word; the primary acknowledges on; then the primary dies."""
-    with contextlib.ExitStack() as stack:
-        primary = stack.enter_context(RedisServer(program=redis_program(), config=QUICK).open())
-        replica = stack.enter_context(RedisServer(program=redis_program(), config=QUICK).open())
-        replica.command("REPLICAOF", primary.host, primary.port)
-        _until_linked(replica)
-        # Nothing arrives any more, not even what a paused replica's socket would still hold.
-        replica.command("REPLICAOF", "127.0.0.1", 1)
-        stage.url = primary.url
+def failed_over(stages: Sequence[Stage]) -> None:
+    """The primary dies and its replica takes its place.
+
+    `acked.lagging`: it had not heard of the calls, and nobody waited for it. `acked.waited`: their answers waited until it
+    had. `acked.timed-out`: they waited for a while only. `run.returned`: answers wait, and it is cut off when the effects are made: nobody may be told that they are recorded.
+    """
+    cell, key = stages[0].cell, stages[0].key
+    pair = pair_of(cell.store, cell.point)
+    try:
+        if cell.point in LOSING:
+            pair.cut(key)
+        for stage in stages:
+            stage.key = key if stage is stages[0] else pair.near(key, stage.key)
+            stage.url = coloured(pair.url, cell.store, stage.cell.colour)
+        if cell.point == "run.returned":
+            _cut_off(stages, pair)
+        else:
+            for stage in stages:
+                stage.start("victim", settings=_waiting(cell)).wait()
+                stage.bit = any(each.by == "victim" and not each.error for each in stage.ledger.answers())
+                _struck(stage)
+        url = pair.fail_over(key)
+        for stage in stages:
+            stage.url = coloured(url, cell.store, stage.cell.colour)
+            _after(stage)
+    finally:
+        pair.close()
+
+
+def _waiting(cell: Cell) -> dict[str, Any]:
+    """Of SQL servers it is the primary that waits."""
+    return {"acks": 1} if cell.store in {"redis", "cluster"} and cell.point not in LOSING else {}
+
+
+def _cut_off(stages: Sequence[Stage], pair: Pair) -> None:
+    for stage in stages:
+        plan = CUT_OFF.plan
+        stage.stand(lease=plan["lease"], settings={**_waiting(stage.cell), **plan["settings"]})
+    pair.cut(stages[0].key)
+    for stage in stages:
+        stage.reply()
+    for stage in stages:
+        # A caller's own commit has the caller's time limit, which is none: it waits for the replica until it is killed.
+        stage.finish(within=1.0 if stage.cell.mode == "tx" else PATIENCE)
+
+
+def killed_after_commit(stages: Sequence[Stage]) -> None:
+    cell = stages[0].cell
+    setting = "off" if cell.point.endswith("asynchronous") else "on"
+    server = stages[0].places.hold(cell.lane, lambda: _Postgres(setting))
+    server.settle()
+    for stage in stages:
+        stage.url = coloured(server.url, "postgres", stage.cell.colour)
         stage.start("victim").wait()
         _struck(stage)
-        primary.kill()
-        replica.command("REPLICAOF", "NO", "ONE")
-        stage.url = replica.url
+    server.kill()
+    for stage in stages:
         stage.bit = True
         _after(stage)
-
-
-def _until_linked(replica: RedisServer) -> None:
-    until = time.monotonic() + PATIENCE
-    while replica.info("replication").get("master_link_status") != "up":
-        if time.monotonic() > until:
-            raise TimeoutError("the replica has not followed its primary")
-        time.sleep(0.01)
-
-
-def killed_after_commit(stage: Stage) -> None:
-    setting = "off" if stage.cell.point.endswith("asynchronous") else "on"
-    server = stage.places.hold(stage.cell.lane, lambda: _Postgres(setting))
-    stage.url = coloured(server.url, "postgres", stage.cell.colour)
-    server.settle()
-    stage.start("victim").wait()
-    _struck(stage)
-    server.kill()
-    stage.bit = True
-    _after(stage)
 
 
 class _Postgres:

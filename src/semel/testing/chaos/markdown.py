@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from semel.testing.chaos.annexes import as_markdown
 from semel.testing.chaos.cells import Cell
 from semel.testing.chaos.peers import Peer
-from semel.testing.chaos.report import Document, Row, beside
+from semel.testing.chaos.report import Document, Row, beside, recovered, together
 
 __all__ = ["markdown"]
 
@@ -25,21 +26,24 @@ def _lines(found: Document, cells: Sequence[Cell]) -> Iterator[str]:
     yield ""
     servers = ", ".join(f"{name} {version}" for name, version in sorted(summary.servers.items()))
     yield f"* semel {summary.semel}, Python {summary.python}, {servers}"
-    yield f"* {summary.applicable} cells that apply, {summary.not_applicable} that do not (with reasons at the end)"
+    yield (
+        f"* {summary.applicable} cells that apply (digest `{summary.digest}`), {summary.not_applicable} that do not, "
+        f"{summary.not_built} not built yet (with reasons at the end)"
+    )
     yield (
         f"* {summary.schedules} schedules in {summary.seconds:g} s: "
         f"{summary.disagreeing} disagree, {len(summary.missing)} cells had none"
     )
     yield f"* faults: {', '.join(f'{count} {name}' for name, count in sorted(summary.faults.items()))}"
+    if shared := together(summary):
+        yield f"* played in batches: {shared}"
     yield f"* where exactly once is promised: **{summary.lost} lost, {summary.doubled} doubled** in {summary.promised_once} schedules"
     yield (
         f"* reach: {summary.windows} windows hit, {len(summary.unreached)} not; {summary.well} of {summary.after} calls ended "
         "well after the faults were over"
     )
-    yield (
-        f"* recovery after a kill: lease + {summary.recovery_over_lease_p50:g} s (median), "
-        f"lease + {summary.recovery_over_lease_p99:g} s (p99)"
-    )
+    yield f"* recovery after a kill: {recovered(summary)}"
+    yield "* a field is run again by `semel chaos --cell 'store/colour/mode/fault@point'`; points are places, so there is no seed"
     rows = {row.cell: row for row in found.cells}
     for mode in dict.fromkeys(cell.mode for cell in cells):
         yield ""
@@ -47,8 +51,28 @@ def _lines(found: Document, cells: Sequence[Cell]) -> Iterator[str]:
     for peer in found.peers:
         yield ""
         yield from _peer(peer, found)
+    for annex in found.annexes:
+        yield ""
+        yield from as_markdown(annex)
     yield ""
-    yield from _reasons(cells)
+    yield from _settings(found)
+    for title, chosen in (
+        ("Cells that are not built yet", [cell for cell in cells if cell.unbuilt]),
+        ("Cells that do not apply", [cell for cell in cells if not cell.applies and not cell.unbuilt]),
+    ):
+        yield ""
+        yield from _reasons(title, chosen)
+
+
+def _settings(found: Document) -> Iterator[str]:
+    yield "## What the harness sets"
+    yield ""
+    yield "In seconds; everything else is the default. Leases of the recovery plot are their own."
+    yield ""
+    yield "| where | options (why) |"
+    yield "|---|---|"
+    for where, options in found.harness.items():
+        yield f"| {where} | {options} |"
 
 
 def _table(mode: str, cells: Sequence[Cell], rows: dict[str, Row]) -> Iterator[str]:
@@ -80,19 +104,21 @@ def _peer(peer: Peer, found: Document) -> Iterator[str]:
     yield f"## Beside {peer.name} {peer.version}"
     yield ""
     yield "The cases that apply to it, on PostgreSQL, in its own words: the workflow id is the key, an effect is a step or a"
-    yield "datasource transaction, a killed process is followed by the next one of the same executor."
+    yield (
+        "datasource transaction, a killed process is followed by the next one of the same executor. "
+        f"{peer.name} was run on {peer.made or 'the same day'}."
+    )
     yield ""
     yield f"| case | semel | {peer.name} | {peer.name} promises |"
     yield "|---|---|---|---|"
     for each in peer.findings:
         said = ", ".join(dict.fromkeys(each.found)) or each.problem
         yield f"| {each.what} | {beside(found, each)} | {said} | {each.promised} |"
-    kills = [each.seconds for each in peer.findings if each.seconds is not None]
-    if kills:
+    if peer.shortest is not None:
         yield ""
         yield (
-            f"From a kill to the effect, made by {peer.name}'s next process: {min(kills):.1f}-{max(kills):.1f} s, its start included "
-            "(semel's figure above is without one: its heirs are running already)."
+            f"From a kill to the effect, made by {peer.name}'s next process: {peer.shortest:.1f}-{peer.longest:.1f} s, its start included "
+            "(semel's figure above has no start in it: its heirs are processes that run already, and open a connection)."
         )
     yield ""
     yield "Not compared:"
@@ -101,12 +127,11 @@ def _peer(peer: Peer, found: Document) -> Iterator[str]:
         yield f"* {what}: {why}"
 
 
-def _reasons(cells: Sequence[Cell]) -> Iterator[str]:
+def _reasons(title: str, cells: Sequence[Cell]) -> Iterator[str]:
     count: dict[str, int] = defaultdict(int)
     for cell in cells:
-        if not cell.applies:
-            count[cell.reason] += 1
-    yield "## Cells that do not apply"
+        count[cell.reason] += 1
+    yield f"## {title}"
     yield ""
     yield "| cells | why |"
     yield "|---|---|"

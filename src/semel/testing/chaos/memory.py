@@ -21,12 +21,14 @@ from semel.runtime import run_sync
 from semel.testing.chaos import core, expectations
 from semel.testing.chaos.cells import Cell, Part, Plan, register
 from semel.testing.chaos.driver import Stage
+from semel.testing.chaos.harness import PARKED
 from semel.testing.chaos.ledger import Ledger
+from semel.testing.chaos.signals import GO
 from semel.testing.chaos.transactions import wait
 
 __all__ = ["memory_cells"]
 
-_FAULTS: Final = ("thread-death", "zombie", "cancel", "interrupt")
+_FAULTS: Final = ("thread-death", "zombie", "overlap", "overruled", "cancel", "interrupt")
 _PATIENCE: Final = 20.0
 _NEVER: Final = {
     "kill": "its records end with the process: nobody is left who could be told anything (thread-death is its kill)",
@@ -47,7 +49,7 @@ def memory_cells() -> Iterator[Cell]:
                 yield _cell(colour, mode, "any", "any", "memory joins no transaction")
                 continue
             for fault in _FAULTS:
-                for point in core.POINTS[mode]:
+                for point in core.points_of(mode, fault):
                     yield _cell(colour, mode, fault, point, _reason(colour, mode, fault, point))
             for fault, reason in _NEVER.items():
                 yield _cell(colour, mode, fault, "any", reason)
@@ -99,7 +101,7 @@ class _Actor(threading.Thread):
         once = face(self.plan.url, tenant="chaos", lease=self.plan.lease)
         worker = core.Worker(self.plan)
         try:
-            await (worker.judge(once) if self.plan.role == "judge" else worker.call(once))
+            await worker.act(once)
         finally:
             await wait(once.close())
 
@@ -122,7 +124,7 @@ class _Trap:
         self.woken = threading.Event()
 
     def reached(self, name: str) -> None:
-        silent = self.struck.is_set() and self._fault in {"thread-death", "zombie"}
+        silent = self.struck.is_set() and self._fault not in {"cancel", "interrupt"}
         if name == "renew.sent" and silent:
             self.woken.wait()
         elif name == self._name and threading.current_thread() is self._victim:
@@ -140,12 +142,13 @@ class _Trap:
             raise KeyboardInterrupt
         else:
             self.woken.wait()
+            self._ledger.woke("victim")
 
 
 def _attempt(plan: Plan) -> None:
     ledger = Ledger(plan.folder)
     waited = plan.cell.point == "wait.parked"
-    lease = 6.0 if waited else plan.lease
+    lease = PARKED.options["lease"] if waited else plan.lease
     owner = _Actor(plan, role="owner", lease=lease)
     if waited:
         owner.start()
@@ -160,10 +163,21 @@ def _attempt(plan: Plan) -> None:
     if waited:
         Path(plan.folder, "end").touch()
         owner.finish()
-    _play(_Actor(plan, role="heir"))
-    if plan.cell.fault == "zombie":
+    heir = _Actor(
+        plan, role="heir", lease=PARKED.options["lease"]
+    )  # while the victim is silent no heartbeat is heard
+    heir.start()
+    if plan.cell.fault == "overlap":
+        _until(lambda: any(each.by == "heir" for each in ledger.owners()) or not heir.is_alive())
+    else:
+        heir.finish()
+    if plan.cell.fault == "overruled":
+        _play(_Actor(plan, role="person"))
+    if plan.cell.fault != "thread-death":
         trap.woken.set()
         victim.finish()
+    Path(plan.folder, GO).touch()
+    heir.finish()
     _play(_Actor(plan, role="judge"))
     os._exit(0)  # a dead thread would hold up the end of the process
 

@@ -25,19 +25,26 @@ _LOST: Final = {
     "keyed": (Verdict.ONCE, Heir.RAN),
     "probe": (Verdict.DOUBLED, Heir.RAN),  # the record is gone with its policy: nobody asks the probe
     "steps": (Verdict.DOUBLED, Heir.RAN),
-    "tx": (Verdict.LOST, Heir.ANY),
+    "tx": (Verdict.LOST, Heir.RAN),  # and is made again, once: the next caller calls
 }
 _KEPT: Final = (Verdict.ONCE, Heir.REPLAYED)
-_OUTSIDE: Final = ("retry", "hold", "keyed", "probe")
 # By store and fault: what is set, in the words of the store itself. `expectations.LOSING` says which of them promise less.
 _SETTINGS: Final = {
     ("sqlite", "power-loss"): ("acked.full", "acked.normal", "acked.off"),
     ("redis", "power-loss"): ("acked.always", "acked.everysec"),
     ("postgres", "power-loss"): ("acked.synchronous", "acked.asynchronous", "acked.unsynced"),
     ("mariadb", "power-loss"): ("acked.flush-1", "acked.flush-2", "acked.flush-0"),
-    ("redis", "failover"): ("acked.lagging",),
+    **dict.fromkeys(
+        ((store, "failover") for store in ("redis", "cluster", "postgres", "mariadb")),
+        ("acked.lagging", "acked.waited", "run.returned"),
+    ),
+    ("mariadb", "failover"): ("acked.lagging", "acked.timed-out", "acked.waited", "run.returned"),
     ("postgres", "store-kill"): ("acked.synchronous", "acked.asynchronous"),
 }
+
+
+_BATCHED: Final = {"power-loss", "failover", "store-kill"}
+"""Faults whose servers take long to come back: once for all modes and colours."""
 
 
 def nemesis_cells() -> Iterator[Cell]:
@@ -65,6 +72,7 @@ def _cell(store: str, colour: str, mode: str, fault: str, point: str, end: Any, 
         heir=heir,
         reason=reason,
         lane=lane,
+        batch=not reason and fault in _BATCHED,
     )
 
 
@@ -72,13 +80,17 @@ def _losses(store: str, colour: str, mode: str) -> Iterator[Cell]:
     for fault in ("power-loss", "failover", "store-kill"):
         for point in _SETTINGS.get((store, fault), ("acked",)):
             end = _LOST[mode] if point in expectations.LOSING else _KEPT
+            if point == "run.returned":
+                end = _late(
+                    mode, "kill", point
+                )  # its record says that it runs; nobody was told of a transaction
             reason = _why_no_loss(store, mode, fault, point)
             yield _cell(store, colour, mode, fault, point, end, reason)
 
 
 def _why_no_loss(store: str, mode: str, fault: str, point: str) -> str:
-    if store == "cluster":
-        return "each node is a redis: power and replication are broken there, on one node"
+    if store == "cluster" and fault == "power-loss":
+        return "each node is a redis: its power is lost there, on one node"
     if point == "acked":
         return {
             "failover": "one server without a replica: there is nothing to fail over to",
@@ -90,44 +102,34 @@ def _why_no_loss(store: str, mode: str, fault: str, point: str) -> str:
 
 
 def _clocks(store: str, colour: str, mode: str) -> Iterator[Cell]:
-    clocked = store in {"redis", "postgres"}
-    reason = no_compiler() if clocked else _NO_CLOCK[store]
-    if mode not in _OUTSIDE:
-        reason = reason or _AS_RETRY[mode]
-        yield _cell(store, colour, mode, "clock-forward", "run.returned", _KEPT, reason)
-        yield _cell(store, colour, mode, "clock-back", "run.started", _KEPT, reason)
-        return
-    forward = expectations.zombie(mode, "run.returned")
-    yield _cell(store, colour, mode, "clock-forward", "run.returned", forward, reason)
-    backward = expectations.killed(mode, "run.started")
-    yield _cell(store, colour, mode, "clock-back", "run.started", backward, reason)
+    reason = _CLUSTER_CLOCK if store == "cluster" else no_compiler()
+    if mode == "tx" and store != "redis":
+        reason = reason or "an SQL transaction has no lease: a clock changes nothing in it"
+    yield _cell(
+        store, colour, mode, "clock-forward", "run.returned", _late(mode, "zombie", "run.returned"), reason
+    )
+    yield _cell(store, colour, mode, "clock-back", "run.started", _late(mode, "kill", "run.started"), reason)
 
 
-_AS_RETRY: Final = {
-    "steps": "steps live in a run's record: its lease and its room are those of mode retry",
-    "tx": "an SQL transaction has no lease and fails as a whole (reset-before@commit.sent); the lease of a pipeline is that of retry",
-}
-_NO_CLOCK: Final = {
-    "sqlite": "it has the clock of the worker that asks: not one that could jump alone",
-    "mariadb": "it reads the kernel's clock without the C library: a preload does not reach it",
-    "cluster": "each node is a redis: the clock is broken there",
-}
+def _late(mode: str, fault: str, point: str) -> tuple[Verdict, Heir]:
+    """As a zombie's end, or a dead one's, whatever has made it late."""
+    match mode:
+        case "tx":
+            return Verdict.ONCE, Heir.RAN
+        case "steps":
+            return expectations.stepped(fault, point)
+    return expectations.killed(mode, point) if fault == "kill" else expectations.zombie(mode, point)
+
+
+_CLUSTER_CLOCK: Final = "each node is a redis: the clock is broken there"
 
 
 def _disks(store: str, colour: str, mode: str) -> Iterator[Cell]:
-    reason = {
-        "postgres": "a cluster of its files does not fit into the small disk that this cell can fill",
-        "mariadb": "a data folder does not fit into the small disk that this cell can fill",
-        "cluster": "each node is a redis: its disk is filled there",
-    }.get(store, "")
+    reason = "each node is a redis: its disk is filled there" if store == "cluster" else ""
     if not reason and (os.geteuid() != 0 or shutil.which("mount") is None):
         reason = "a small disk (tmpfs) can be mounted by root only"
-    if mode not in _OUTSIDE:
-        yield _cell(store, colour, mode, "disk-full", "run.returned", _KEPT, reason or _AS_RETRY[mode])
-        return
-    yield _cell(
-        store, colour, mode, "disk-full", "run.returned", expectations.killed(mode, "run.returned"), reason
-    )
+    end = _late(mode, "kill", "run.returned")
+    yield _cell(store, colour, mode, "disk-full", "run.returned", end, reason)
 
 
 register(
@@ -136,6 +138,7 @@ register(
         cells=nemesis_cells,
         attempt=core.attempt,
         wanted=core.wanted,
+        helped=True,
         schedules={
             "power-loss": power_lost,
             "failover": failed_over,

@@ -10,11 +10,12 @@ from typing import Final
 
 import msgspec
 
+from semel.testing.chaos.annexes import annexes, as_html
 from semel.testing.chaos.cells import Cell, Verdict
 from semel.testing.chaos.markdown import markdown
 from semel.testing.chaos.peers import Peer
 from semel.testing.chaos.plots import recovery_plot
-from semel.testing.chaos.report import Document, Row, beside, document
+from semel.testing.chaos.report import Document, Row, beside, document, recovered, together
 from semel.testing.chaos.runner import Report
 
 __all__ = ["write"]
@@ -36,9 +37,15 @@ _MEANING: Final = {
 def write(
     report: Report, cells: Sequence[Cell], folder: Path, command: str, peers: Sequence[Peer] = ()
 ) -> Path:
-    """`index.html`, `chaos.json` and `matrix.md` in `folder`; the page's path."""
+    """`index.html`, `chaos.json` and `matrix.md` in `folder`; the page's path. What other proofs left there is shown, too,
+    and a peer's last run when it was not run now."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = document(report, cells, command, peers)
+    kept = folder / "peers.json"
+    if peers:
+        kept.write_bytes(msgspec.json.format(msgspec.json.encode(peers), indent=1) + b"\n")
+    elif kept.exists():
+        peers = msgspec.json.decode(kept.read_bytes(), type=list[Peer])
+    found = document(report, cells, command, peers, annexes(folder))
     (folder / "chaos.json").write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
     (folder / "matrix.md").write_text(markdown(found, cells), "utf-8")
     page = folder / "index.html"
@@ -64,7 +71,12 @@ def _page(found: Document, report: Report, cells: Sequence[Cell]) -> Iterator[st
     yield recovery_plot(report.results)
     yield _recovery(found)
     yield from (_peer(peer, found) for peer in found.peers)
-    yield _reasons(cells)
+    yield from (as_html(annex) for annex in found.annexes)
+    yield _settings(found)
+    yield _reasons("unbuilt", "Cells that are not built yet", [cell for cell in cells if cell.unbuilt])
+    yield _reasons(
+        "not", "Cells that do not apply", [cell for cell in cells if not cell.applies and not cell.unbuilt]
+    )
     yield "</main></body></html>"
 
 
@@ -82,13 +94,16 @@ def _head(found: Document) -> str:
     facts = {
         "made by": f"<code>{escape(summary.command)}</code>",
         "versions": f"semel {summary.semel}, Python {summary.python}, {servers}",
-        "cells": f"{summary.applicable:,} that apply, {summary.not_applicable:,} that do not "
-        '(<a href="#not">listed with the reason</a>)',
+        "cells": f"{summary.applicable:,} that apply (digest <code>{summary.digest}</code>), {summary.not_applicable:,} that do not "
+        f'(<a href="#not">listed with the reason</a>), {summary.not_built:,} <a href="#unbuilt">not built yet</a>',
         "schedules": f"{summary.schedules:,} in {summary.seconds:,g} s: {faults}",
+        "in batches": together(summary) or "none",
+        "to repeat": "<code>semel chaos --cell 'store/colour/mode/fault@point'</code>; a row's own is its tooltip, a field's is "
+        "in chaos.json. Points are places, not times: there is no seed",
         "exactly-once cells": f"{summary.promised_once:,} schedules: <b>{summary.lost} lost, {summary.doubled} doubled</b>",
         "reach": f"{summary.windows} windows were hit, {len(summary.unreached)} were not; "
         f"{summary.well:,} of {summary.after:,} calls ended well after the faults were over",
-        "recovery": f"lease + {summary.recovery_over_lease_p50:g} s (median), lease + {summary.recovery_over_lease_p99:g} s (p99)",
+        "recovery": recovered(summary),
     }
     key = "".join(
         f'<li><span class="swatch {word}">{word}</span> {_MEANING[verdict]}</li>'
@@ -107,8 +122,12 @@ def _head(found: Document) -> str:
 
 def _links(modes: Sequence[str], found: Document) -> str:
     places = [(f"mode-{mode}", mode) for mode in modes] + [("recovery", "recovery")]
-    places += [(f"peer-{peer.name}", f"beside {peer.name}") for peer in found.peers] + [
-        ("not", "what does not apply")
+    places += [(f"peer-{peer.name}", f"beside {peer.name}") for peer in found.peers]
+    places += [(annex.name, annex.title.lower()) for annex in found.annexes]
+    places += [
+        ("harness", "what the harness sets"),
+        ("unbuilt", "not built yet"),
+        ("not", "what does not apply"),
     ]
     return "<nav>" + " ".join(f'<a href="#{name}">{text}</a>' for name, text in places) + "</nav>"
 
@@ -129,12 +148,13 @@ def _table(mode: str, cells: Sequence[Cell], rows: dict[str, Row]) -> str:
     body = []
     for fault, names in points.items():
         for place, point in enumerate(names):
+            again = f"semel chaos --cell '*/{mode}/{fault}@{point}'"
             group = f'<th scope="rowgroup" rowspan="{len(names)}">{fault}</th>' if not place else ""
             fields = "".join(
                 _field(found.get((store, colour, fault, point)), rows) for store, colour in columns
             )
             body.append(
-                f'<tr{"" if place else " class=first"}>{group}<th scope="row">{point}</th>{fields}</tr>'
+                f'<tr{"" if place else " class=first"}>{group}<th scope="row" title="{again}">{point}</th>{fields}</tr>'
             )
     top = "".join(f'<th scope="colgroup" colspan="2">{store}</th>' for store in stores)
     below = "".join(f'<th scope="col">{colour}</th>' for _, colour in columns)
@@ -194,7 +214,7 @@ def _peer(peer: Peer, found: Document) -> str:
     return (
         f'<h2 id="peer-{peer.name}">Beside {peer.name} {peer.version}</h2><p>The cases that apply to it, in its own words: the '
         "workflow id is the key, an effect is a step or a datasource transaction, a killed process is followed by the next one of "
-        f"the same executor, on PostgreSQL.</p>{table}<h3>What is not compared</h3><dl>{apart}</dl>"
+        f"the same executor, on PostgreSQL. {peer.name} was run on {peer.made or 'the same day'}.</p>{table}<h3>What is not compared</h3><dl>{apart}</dl>"
     )
 
 
@@ -218,13 +238,23 @@ def _failures(found: Document) -> str:
     return "\n".join(parts)
 
 
-def _reasons(cells: Sequence[Cell]) -> str:
+def _settings(found: Document) -> str:
+    lines = "".join(
+        f"<tr><th scope=row>{escape(where)}</th><td>{escape(text)}</td></tr>"
+        for where, text in found.harness.items()
+    )
+    return (
+        '<h2 id="harness">What the harness sets</h2><p>In seconds; everything else is the default.</p>'
+        + _region("settings of the harness", f"<table><tbody>{lines}</tbody></table>")
+    )
+
+
+def _reasons(name: str, title: str, cells: Sequence[Cell]) -> str:
     by_reason: dict[str, list[str]] = defaultdict(list)
     for cell in cells:
-        if not cell.applies:
-            by_reason[cell.reason].append(cell.name)
+        by_reason[cell.reason].append(cell.name)
     items = "".join(
         f"<details><summary>{len(names)}: {escape(reason)}</summary><p><code>{escape(', '.join(names))}</code></p></details>"
         for reason, names in sorted(by_reason.items(), key=lambda item: -len(item[1]))
     )
-    return f'<h2 id="not">Cells that do not apply</h2>{items}'
+    return f'<h2 id="{name}">{title}</h2>{items or "<p>None.</p>"}'

@@ -7,9 +7,10 @@ executor takes up what the last one left. What is compared is what its documenta
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
-import tempfile
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +26,7 @@ from semel.testing.chaos.places import DDL
 from semel.testing.chaos.preloads import ForgetfulPostgres, no_compiler
 from semel.testing.chaos.signals import Line
 from semel.testing.chaos.verdicts import judge
+from semel.testing.services import home
 
 __all__ = ["APART", "CASES", "Case", "Finding", "Peer", "cells_beside", "run_peer"]
 
@@ -59,9 +61,16 @@ class Finding(msgspec.Struct, kw_only=True):
 
 
 class Peer(msgspec.Struct, kw_only=True):
+    """What came of a peer's cases. It is kept in the report's folder (`peers.json`) until it is run again."""
+
     name: str
     version: str
     findings: list[Finding]
+    made: str = ""
+    """The day of its run."""
+    shortest: float | None = None
+    """Seconds from a kill to the effect, and `longest`."""
+    longest: float | None = None
 
 
 _ONCE, _TWICE, _LOST = Verdict.ONCE, Verdict.DOUBLED, Verdict.LOST
@@ -114,9 +123,16 @@ def run_peer(python: Path, *, repeat: int = 1, progress: Callable[[str], None] =
         ) from error
     with ExitStack() as stack:
         scene = _Scene(python, stack)
-        return Peer(
-            name="DBOS", version=version, findings=[_find(scene, case, repeat, progress) for case in CASES]
-        )
+        findings = [_find(scene, case, repeat, progress) for case in CASES]
+    kills = [each.seconds for each in findings if each.seconds is not None]
+    return Peer(
+        name="DBOS",
+        version=version,
+        findings=findings,
+        made=time.strftime("%Y-%m-%d", time.gmtime()),
+        shortest=min(kills, default=None),
+        longest=max(kills, default=None),
+    )
 
 
 def _find(scene: _Scene, case: Case, repeat: int, progress: Callable[[str], None]) -> Finding:
@@ -125,11 +141,15 @@ def _find(scene: _Scene, case: Case, repeat: int, progress: Callable[[str], None
         finding.problem = no_compiler()
         return finding
     for _ in range(repeat):
-        with tempfile.TemporaryDirectory(prefix="semel-peer-") as folder:
-            try:
-                _Schedule(scene, case, Path(folder)).play(finding)
-            except (TimeoutError, subprocess.TimeoutExpired) as error:
-                finding.problem = str(error)
+        folder = home.new_folder(
+            "peer"
+        )  # with everything else of this process, it goes when the process has gone
+        try:
+            _Schedule(scene, case, folder).play(finding)
+        except (TimeoutError, subprocess.TimeoutExpired) as error:
+            finding.problem = str(error)
+        finally:
+            shutil.rmtree(folder)
     progress(f"DBOS {case.what}: {', '.join(finding.found) or finding.problem}")
     return finding
 

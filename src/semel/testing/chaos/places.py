@@ -23,6 +23,8 @@ __all__ = [
     "Places",
     "Private",
     "coloured",
+    "near",
+    "node_of",
     "shared_servers",
     "sqlite_tables",
     "with_tables",
@@ -101,6 +103,19 @@ def coloured(url: str, store: str, colour: str) -> str:
     return url if scheme is None else f"{scheme}://{url.partition('://')[2]}"
 
 
+def node_of(cluster: Any, key: str) -> Any:
+    """The node of a cluster that has the record of this key."""
+    with Semel(cluster.url, tenant="chaos") as once:
+        return cluster.master_of(once.tag(key))
+
+
+def near(cluster: Any, other: str, key: str) -> str:
+    """A key made from `key` that the same node has as `other`."""
+    names = (f"{key}-{number}" for number in range(1000))
+    node = node_of(cluster, other)
+    return key if other == key else next(name for name in names if node_of(cluster, name) is node)
+
+
 class Private:
     """A server that belongs to this driver alone, and may be killed."""
 
@@ -110,15 +125,15 @@ class Private:
         self.url = with_tables(store, self.server)
         self._down: Server | None = None
 
-    def kill(self, cell: Cell, key: str) -> None:
+    def near(self, other: str, key: str) -> str:
+        """`key`, or one made from it that the same node of a cluster has as `other`."""
+        return near(self.server, other, key) if self.store == "cluster" else key
+
+    def kill(self, key: str) -> None:
         """SIGKILL; of a cluster the node that has the key."""
-        self._down = self.server
-        if self.store == "cluster":
-            with Semel(self.url, tenant="chaos") as once:
-                self._down = self.server.master_of(once.tag(key))
-        assert self._down is not None
-        del cell
-        self._down.kill()
+        down: Server = node_of(self.server, key) if self.store == "cluster" else self.server
+        self._down = down
+        down.kill()
 
     def start(self) -> None:
         assert self._down is not None
@@ -159,6 +174,12 @@ class Places:
         if name not in self._held:
             self._held[name] = make()
         return self._held[name]
+
+    def helper(self, make: Callable[[], Any]) -> Any:
+        """The process that runs this driver's errands; another one when it had to be ended."""
+        if "helper" in self._held and not self._held["helper"].alive:
+            del self._held["helper"]
+        return self.hold("helper", make)
 
     def address(self, cell: Cell) -> tuple[str, int]:
         place = self._urls[cell.store].partition("://")[2].rpartition("@")[2].partition("/")[0]

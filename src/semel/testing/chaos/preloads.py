@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,6 +16,8 @@ from semel.testing.services.redis import Appendonly, RedisServer, redis_program
 from semel.testing.services.server import Server
 
 __all__ = [
+    "ClockedFile",
+    "ClockedMaria",
     "ClockedPostgres",
     "ClockedRedis",
     "Forgetful",
@@ -22,6 +25,7 @@ __all__ = [
     "ForgetfulMaria",
     "ForgetfulPostgres",
     "ForgetfulRedis",
+    "attach_clock",
     "compiled",
     "no_compiler",
 ]
@@ -159,7 +163,7 @@ def _lost(server: Server, disk: Disk) -> Loss:
 class _Clock:
     """The seconds that a server's clock is wrong by."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server | ClockedFile) -> None:
         self.path = server.folder / "clock"
         self.path.write_bytes(bytes(8))
         home.give(server.folder)
@@ -167,6 +171,38 @@ class _Clock:
     def jump(self, seconds: int) -> None:
         with self.path.open("r+b") as file:
             file.write(seconds.to_bytes(8, "little", signed=True))
+
+
+class ClockedFile:
+    """A SQLite file: its clock is that of the machine, as its workers read it (`attach_clock`)."""
+
+    def __init__(self) -> None:
+        self.folder = home.new_folder("sqlite")
+        self.clock = _Clock(self)
+        self.url = f"sqlite:///{self.folder / 'semel.db'}"
+
+    def open(self) -> ClockedFile:
+        return self
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder)
+
+
+def attach_clock(path: str) -> None:
+    """From now on this process, which has the preload, has the clock of that file."""
+    if ctypes.CDLL(None).semel_clock_attach(path.encode()) != 0:
+        raise RuntimeError(f"the clock {path} cannot be attached: is {compiled('clock')} preloaded?")
+
+
+class ClockedMaria(MariaServer):
+    """A MariaDB whose wall clock can be set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = _Clock(self)
+
+    def argv(self) -> list[str]:
+        return _preloaded(super().argv(), "clock", SEMEL_CLOCK=str(self.clock.path))
 
 
 class ClockedRedis(RedisServer):

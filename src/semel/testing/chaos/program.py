@@ -12,7 +12,7 @@ from semel.testing.chaos.cells import Cell, matrix
 from semel.testing.chaos.goals import LONG_REPEAT, campaign
 from semel.testing.chaos.page import write
 from semel.testing.chaos.peers import cells_beside, run_peer
-from semel.testing.chaos.report import summarize
+from semel.testing.chaos.report import recovered, summarize, together
 from semel.testing.chaos.runner import DRIVERS, Report, explore, jobs_for, recovery_jobs
 from semel.testing.chaos.verdicts import Result
 
@@ -100,9 +100,12 @@ def _tell(report: Report, chosen: Sequence[Cell], command: str, *, verbose: bool
     summary = summarize(report, chosen, command)
     print(
         f"{summary.applicable} cells, {summary.schedules} schedules in {summary.seconds:g} s, "
-        f"{summary.schedules / max(summary.seconds, 0.1):.1f} per second ({summary.not_applicable} cells do not apply)"
+        f"{summary.schedules / max(summary.seconds, 0.1):.1f} per second ({summary.not_applicable} cells do not apply, "
+        f"{summary.not_built} are not built yet)"
     )
     print("faults: " + ", ".join(f"{count} {name}" for name, count in sorted(summary.faults.items())))
+    if shared := together(summary):
+        print(f"in batches: {shared}")
     print("verdicts: " + ", ".join(f"{count} {name}" for name, count in sorted(summary.verdicts.items())))
     print(
         f"where exactly once is promised: {summary.lost} lost, {summary.doubled} doubled in {summary.promised_once} schedules"
@@ -112,10 +115,7 @@ def _tell(report: Report, chosen: Sequence[Cell], command: str, *, verbose: bool
         f"{summary.well} of {summary.after} calls ended well after the faults"
     )
     if report.lateness:
-        print(
-            f"recovery after a kill: lease + {summary.recovery_over_lease_p50:g} s (median), "
-            f"lease + {summary.recovery_over_lease_p99:g} s (p99)"
-        )
+        print(f"recovery after a kill: {recovered(summary)}")
     if verbose:
         for each in report.results:
             print(f"{each.cell}: {each.verdict}; the next caller: {each.heir}")

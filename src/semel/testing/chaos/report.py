@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import msgspec
 
 from semel import __version__
+from semel.testing.chaos.annexes import Annex
 from semel.testing.chaos.cells import Cell, Verdict
 from semel.testing.chaos.expectations import permitted
-from semel.testing.chaos.goals import unreached, well, window
+from semel.testing.chaos.goals import misfortunes, unreached, well, window
+from semel.testing.chaos.harness import SETTINGS
 from semel.testing.chaos.peers import APART, Finding, Peer
 from semel.testing.chaos.runner import Report
 from semel.testing.chaos.verdicts import Result, quantile
 
-__all__ = ["Document", "Recovery", "Row", "Summary", "beside", "document", "summarize"]
+__all__ = [
+    "Document",
+    "Recovery",
+    "Row",
+    "Summary",
+    "beside",
+    "digest",
+    "document",
+    "recovered",
+    "summarize",
+    "together",
+]
 
 
 class Row(msgspec.Struct, kw_only=True):
@@ -28,6 +43,8 @@ class Row(msgspec.Struct, kw_only=True):
     schedules: int
     agreed: int
     reason: str
+    command: str
+    """How it is run again, alone. Its point is an exact place: there is no seed."""
 
 
 class Summary(msgspec.Struct, kw_only=True):
@@ -41,15 +58,21 @@ class Summary(msgspec.Struct, kw_only=True):
     cells: int
     applicable: int
     not_applicable: int
+    not_built: int
+    """Cells that could be and are not; they are none of the `not_applicable`."""
+    digest: str
+    """Of the cells that apply, with what must come of them: two runs of one matrix have the same."""
     schedules: int
     disagreeing: int
     faults: dict[str, int]
+    """Schedules by fault; `misfortunes` counts one that has struck several schedules at once as one."""
+    misfortunes: dict[str, int]
     verdicts: dict[str, int]
     promised_once: int
     lost: int
     doubled: int
-    recovery_over_lease_p50: float
-    recovery_over_lease_p99: float
+    recovery_over_lease_p50: float | None
+    recovery_over_lease_p99: float | None
     missing: list[str]
     windows: int
     """Windows (a fault at a point) that were hit; `unreached` are those that were not."""
@@ -76,21 +99,45 @@ def summarize(report: Report, cells: Sequence[Cell], command: str) -> Summary:
         seconds=round(report.seconds, 1),
         cells=len(cells),
         applicable=sum(cell.applies for cell in cells),
-        not_applicable=sum(not cell.applies for cell in cells),
+        not_applicable=sum(not cell.applies and not cell.unbuilt for cell in cells),
+        not_built=sum(cell.unbuilt for cell in cells),
+        digest=digest(cells),
         schedules=len(report.results),
         disagreeing=len(report.disagreeing),
         faults=dict(Counter(_fault(each) for each in report.results)),
+        misfortunes=misfortunes(report.results),
         verdicts=dict(Counter(each.verdict.value for each in report.results)),
         promised_once=len(exact),
         lost=sum(each.verdict is Verdict.LOST for each in exact),
         doubled=sum(each.verdict is Verdict.DOUBLED for each in exact),
-        recovery_over_lease_p50=round(quantile(late, 0.5), 3),
-        recovery_over_lease_p99=round(quantile(late, 0.99), 3),
+        recovery_over_lease_p50=round(quantile(late, 0.5), 3) if late else None,
+        recovery_over_lease_p99=round(quantile(late, 0.99), 3) if late else None,
         missing=report.missing,
         windows=len({window(each.cell) for each in report.results if each.bit}),
         unreached=unreached(report.results, ran | set(report.missing)),
         well=good,
         after=calls,
+    )
+
+
+def digest(cells: Sequence[Cell]) -> str:
+    """The same for the same cells with the same expectations."""
+    lines = sorted(f"{cell.name} {cell.expected} {cell.heir}" for cell in cells if cell.applies)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def recovered(summary: Summary) -> str:
+    """In words; of a run that has killed nobody for it, too."""
+    if summary.recovery_over_lease_p50 is None:
+        return "not measured in this run"
+    return f"lease + {summary.recovery_over_lease_p50:g} s (median), lease + {summary.recovery_over_lease_p99:g} s (p99)"
+
+
+def together(summary: Summary) -> str:
+    """Which misfortunes of servers have struck several schedules at once."""
+    shared = {name: times for name, times in summary.misfortunes.items() if times < summary.faults[name]}
+    return ", ".join(
+        f"{summary.faults[name]} {name} by {times} misfortunes" for name, times in sorted(shared.items())
     )
 
 
@@ -118,9 +165,17 @@ class Document(msgspec.Struct, kw_only=True):
     wrong: list[Result]
     peers: list[Peer] = []
     apart: dict[str, str]
+    harness: dict[str, str]
+    annexes: list[Annex] = []
 
 
-def document(report: Report, cells: Sequence[Cell], command: str, peers: Sequence[Peer] = ()) -> Document:
+def document(
+    report: Report,
+    cells: Sequence[Cell],
+    command: str,
+    peers: Sequence[Peer] = (),
+    beside: Sequence[Annex] = (),
+) -> Document:
     return Document(
         summary=summarize(report, cells, command),
         cells=_rows(report, cells),
@@ -128,6 +183,8 @@ def document(report: Report, cells: Sequence[Cell], command: str, peers: Sequenc
         wrong=report.disagreeing,
         peers=list(peers),
         apart=APART,
+        harness={each.where: f"{each.text} ({each.why})" for each in SETTINGS},
+        annexes=list(beside),
     )
 
 
@@ -169,6 +226,7 @@ def _rows(report: Report, cells: Sequence[Cell]) -> list[Row]:
             schedules=len(seen[cell.name]),
             agreed=sum(each.agrees for each in seen[cell.name]),
             reason=cell.reason,
+            command=f"semel chaos --cell {shlex.quote(cell.name)}" if cell.applies else "",
         )
         for cell in cells
     ]

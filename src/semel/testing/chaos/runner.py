@@ -18,7 +18,8 @@ import msgspec
 from semel.testing.chaos.cells import PARTS, Cell
 from semel.testing.chaos.driver import Job
 from semel.testing.chaos.frames import receive, send
-from semel.testing.chaos.goals import WELL, unreached, well
+from semel.testing.chaos.goals import WELL, late, unreached, well
+from semel.testing.chaos.harness import EVERY
 from semel.testing.chaos.places import Addresses, shared_servers
 from semel.testing.chaos.preloads import compiled, no_compiler
 from semel.testing.chaos.verdicts import Result
@@ -26,7 +27,7 @@ from semel.testing.services import home
 
 __all__ = ["Report", "explore", "jobs_for", "recovery_jobs"]
 
-LEASE = 0.12
+LEASE: float = EVERY.options["lease"]
 LEASES = (0.06, 0.25, 0.5, 1.0)
 _RECOVERED = ("retry", "kill", "run.started")
 DRIVERS = 10
@@ -41,6 +42,8 @@ class Report(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     cells: int = 0
     versions: dict[str, str] = {}
+    timed: int = 0
+    """How many recoveries were to be measured."""
     missing: list[str] = []
     """Cells that were to run and have no result: the run is invalid."""
 
@@ -62,6 +65,10 @@ class Report(msgspec.Struct, kw_only=True):
             found.append(
                 f"only {good} of {calls} calls ended well after the faults were over: {WELL:.0%} must"
             )
+        if slow := late(self.lateness):
+            found.append(slow)
+        if self.timed and not self.lateness:
+            found.append("no recovery was measured")
         return found
 
     @property
@@ -103,16 +110,17 @@ def explore(
     drivers: int = DRIVERS,
     seconds: float | None = None,
     progress: Callable[[Result, int, int], None] | None = None,
+    mutants: Sequence[str] = (),
 ) -> Report:
-    """Run the jobs; after `seconds` no new one is begun."""
+    """Run the jobs; after `seconds` no new one is begun. `mutants` names bugs that every worker has (`planted`)."""
     began = time.monotonic()
     folder = home.new_folder("chaos")
     folder.chmod(0o711)
-    report = Report(cells=len({job.cell.name for job in jobs}))
+    report = Report(cells=len({job.cell.name for job in jobs}), timed=sum(job.timed for job in jobs))
     try:
         with shared_servers({job.cell.store for job in jobs if not job.cell.lane}, folder) as addresses:
             report.versions = addresses.versions
-            with _drivers(addresses, drivers + LANE_DRIVERS) as lines:
+            with _drivers(addresses, drivers + LANE_DRIVERS, mutants) as lines:
                 run = _Run(report, len(jobs), began, seconds, progress)
                 run.play(_shared_out([job for job in jobs if not job.timed], lines, drivers))
                 run.play(_shared_out([job for job in jobs if job.timed], lines, min(drivers, TIMED_DRIVERS)))
@@ -125,14 +133,16 @@ def explore(
 
 
 @contextmanager
-def _drivers(addresses: Addresses, count: int) -> Iterator[list[socket.socket]]:
+def _drivers(addresses: Addresses, count: int, mutants: Sequence[str]) -> Iterator[list[socket.socket]]:
     pairs = [socket.socketpair() for _ in range(count)]
     numbers = [theirs.fileno() for _, theirs in pairs]
-    words = [msgspec.json.encode(addresses).decode(), msgspec.json.encode(PARTS).decode(), *map(str, numbers)]
+    facts = [msgspec.json.encode(each).decode() for each in (addresses, PARTS, list(mutants))]
+    words = [*facts, *map(str, numbers)]
     # Coverage would write a file for each of thousands of forked workers.
     environment = {name: text for name, text in os.environ.items() if not name.startswith("COVERAGE_PROCESS")}
     if not no_compiler():
-        environment["LD_PRELOAD"] = str(compiled("power"))  # for SQLite, whose disk is written by the workers
+        # For SQLite: it is the workers who write its disk and read its clock.
+        environment["LD_PRELOAD"] = f"{compiled('power')} {compiled('clock')}"
     zygote = subprocess.Popen(
         [sys.executable, "-m", "semel.testing.chaos.zygote", *words], pass_fds=numbers, env=environment
     )
@@ -146,20 +156,31 @@ def _drivers(addresses: Addresses, count: int) -> Iterator[list[socket.socket]]:
         zygote.wait()
 
 
+_Queue = deque[list[Job]]
+
+
 def _shared_out(
     jobs: Sequence[Job], lines: Sequence[socket.socket], drivers: int
-) -> dict[socket.socket, deque[Job]]:
-    """Which jobs each driver takes from: one queue for all, but each lane belongs to one of the last drivers."""
-    common = deque(job for job in jobs if not job.cell.lane)
+) -> dict[socket.socket, _Queue]:
+    """Which jobs each driver takes from: one queue for all, but each lane belongs to one of the last drivers.
+
+    Cells of a lane that are played in a batch go out together, each of them once in a batch.
+    """
+    common: _Queue = deque([job] for job in jobs if not job.cell.lane)
     queues = dict.fromkeys(lines[:drivers], common)
-    lanes: dict[str, list[Job]] = {}
+    lanes: dict[str, dict[tuple[int, str], list[Job]]] = {}
     for job in jobs:
         if job.cell.lane:
-            lanes.setdefault(job.cell.lane, []).append(job)
-    own: dict[socket.socket, deque[Job]] = {line: deque() for line in lines[-LANE_DRIVERS:]}
-    for lane in sorted(lanes.values(), key=len, reverse=True):
-        min(own.values(), key=len).extend(lane)
+            batch = (job.number, "" if job.cell.batch else job.cell.name)
+            lanes.setdefault(job.cell.lane, {}).setdefault(batch, []).append(job)
+    own: dict[socket.socket, _Queue] = {line: deque() for line in lines[-LANE_DRIVERS:]}
+    for lane in sorted(lanes.values(), key=_weight, reverse=True):
+        min(own.values(), key=lambda queue: sum(map(len, queue))).extend(lane.values())
     return queues | own
+
+
+def _weight(lane: dict[tuple[int, str], list[Job]]) -> int:
+    return sum(map(len, lane.values()))
 
 
 class _Run:
@@ -178,7 +199,7 @@ class _Run:
         self._until = began + (float("inf") if seconds is None else seconds)
         self._progress = progress
 
-    def play(self, queues: dict[socket.socket, deque[Job]]) -> None:
+    def play(self, queues: dict[socket.socket, _Queue]) -> None:
         busy = {line for line in queues if self._feed(line, queues[line])}
         while busy:
             ready, _, _ = select.select(list(busy), [], [])
@@ -187,11 +208,12 @@ class _Run:
                 if text is None:  # a driver died: its cells end up in `missing`
                     busy.discard(line)
                     continue
-                self._got(msgspec.json.decode(text, type=Result))
+                for result in msgspec.json.decode(text, type=list[Result]):
+                    self._got(result)
                 if not self._feed(line, queues[line]):
                     busy.discard(line)
 
-    def _feed(self, line: socket.socket, queue: deque[Job]) -> bool:
+    def _feed(self, line: socket.socket, queue: _Queue) -> bool:
         if not queue or time.monotonic() > self._until:
             return False
         send(line, msgspec.json.encode(queue.popleft()))

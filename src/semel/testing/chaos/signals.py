@@ -7,7 +7,12 @@ import select
 import time
 from pathlib import Path
 
-__all__ = ["Line"]
+__all__ = ["GO", "HOLD", "Line"]
+
+GO = "go"
+"""A file of the schedule's folder: an heir that waits inside of its function goes on when it is there."""
+HOLD = "hold"
+"""A file of the schedule's folder: an heir shall wait inside of its handler."""
 
 
 class Line:

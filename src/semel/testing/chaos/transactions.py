@@ -210,8 +210,14 @@ def _redis(url: str, colour: str) -> Any:
 
     retry: Any = (Retry if colour == "sync" else AsyncRetry)(NoBackoff(), 0)
     if url.startswith("redis+cluster"):
-        host, _, port = url.partition("://")[2].partition(",")[0].partition(":")
+        from redis.asyncio.cluster import ClusterNode as AsyncNode
+        from redis.cluster import ClusterNode
+
         kind: Any = redis.RedisCluster if colour == "sync" else redis.asyncio.RedisCluster
-        return kind(host=host, port=int(port))
+        node: Any = ClusterNode if colour == "sync" else AsyncNode
+        places = [
+            place.partition(":") for place in url.partition("://")[2].split(",")
+        ]  # one of them may be down
+        return kind(startup_nodes=[node(host, int(port)) for host, _, port in places])
     kind = redis.Redis if colour == "sync" else redis.asyncio.Redis
     return kind.from_url(url, retry=retry)

@@ -12,13 +12,13 @@ from semel.testing.chaos.cells import Plan
 from semel.testing.chaos.ledger import Ledger
 from semel.testing.chaos.signals import Line
 
-__all__ = ["INSIDE", "SILENT_DEATHS", "arm", "disarm", "woken"]
+__all__ = ["INSIDE", "arm", "disarm", "woken"]
 
 woken = threading.Event()
 """Set in a zombie that goes on."""
 
-SILENT_DEATHS = ("kill", "zombie")
-INSIDE = (*SILENT_DEATHS, "cancel", "interrupt")
+INSIDE = ("kill", "zombie", "overlap", "overruled", "cancel", "interrupt")
+"""Faults that a worker does to itself."""
 
 
 def arm(plan: Plan, ledger: Ledger, *, task: asyncio.Task[object] | None = None) -> None:
@@ -26,10 +26,12 @@ def arm(plan: Plan, ledger: Ledger, *, task: asyncio.Task[object] | None = None)
     name, _, number = plan.cell.point.partition("#")
     left = int(number or 1)
     strike = _striker(plan, ledger, task)
+    ready = name != "renew.sent"  # a heartbeat that comes before the effect is let pass
 
     def listener(reached: str) -> None:
-        nonlocal left
-        if reached == name:
+        nonlocal left, ready
+        ready = ready or reached == "effect.made"
+        if reached == name and ready:
             left -= 1
             if left == 0:
                 strike()
@@ -47,8 +49,9 @@ def _striker(plan: Plan, ledger: Ledger, task: asyncio.Task[object] | None) -> C
         match plan.cell.fault:
             case "kill":
                 signal.raise_signal(signal.SIGKILL)
-            case "zombie":
+            case "zombie" | "overlap" | "overruled":
                 signal.raise_signal(signal.SIGSTOP)
+                ledger.woke(plan.role)
                 woken.set()
             case "cancel":
                 assert task is not None, "a cancellation needs a task"

@@ -8,6 +8,7 @@ from itertools import pairwise
 import msgspec
 
 from semel.testing.chaos.cells import Cell, Heir, Verdict
+from semel.testing.chaos.expectations import kind_of
 from semel.testing.chaos.ledger import Answer, Effect
 
 __all__ = ["Result", "compare", "counts", "heir_of", "judge", "quantile", "recovery", "settled"]
@@ -35,6 +36,8 @@ class Result(msgspec.Struct, kw_only=True):
     lease: float = 0.0
     store: str = ""
     number: int = 0
+    together: int = 1
+    """How many schedules were struck by the same misfortune of their server."""
     story: list[str] = []
     """What happened, for a schedule that disagrees."""
 
@@ -48,16 +51,27 @@ def counts(cell: Cell, effects: Sequence[Effect], wanted: Sequence[str]) -> dict
     return found
 
 
-def judge(cell: Cell, effects: Sequence[Effect], answers: Sequence[Answer], wanted: Sequence[str]) -> Verdict:
-    """The worst that can be said of the key."""
+def judge(
+    cell: Cell,
+    effects: Sequence[Effect],
+    answers: Sequence[Answer],
+    wanted: Sequence[str],
+    *,
+    survived: Answer | None = None,
+) -> Verdict:
+    """The worst that can be said of the key. `survived`: when rows were counted after the store's misfortune, and how many."""
     made = counts(cell, effects, wanted)
     told = [each for each in answers if not each.error]
     last = [each for each in answers if each.by == "judge"]
     if told and min(made.values()) == 0:
         return Verdict.LOST
+    if survived is not None and not survived.attempt and any(each.at < survived.at for each in told):
+        # It was told, and was gone; a later call has made it, once. Twice would be doubled.
+        return Verdict.LOST if max(made.values()) == 1 else Verdict.DOUBLED
     if max(made.values()) > 1 or any(each.by == "judge" for each in effects):
         return Verdict.DOUBLED
-    if any(one.value != other.value for one, other in pairwise(told)):
+    # A store that has forgotten the first result gives the next caller's to everybody from then on.
+    if kind_of(cell) != "loss" and any(one.value != other.value for one, other in pairwise(told)):
         return Verdict.TORN
     if any(each.error == "OutcomeUnknown" for each in answers):
         return Verdict.UNKNOWN
@@ -117,4 +131,5 @@ def settled(cell: Cell, answers: Sequence[Answer]) -> tuple[int, int]:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    return values[min(len(values) - 1, int(len(values) * share))] if values else 0.0
+    """Of sorted values. Of none there is none: nan, which is below no limit and above none."""
+    return values[min(len(values) - 1, int(len(values) * share))] if values else float("nan")

@@ -7,36 +7,47 @@ import ctypes
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from types import TracebackType
 from typing import NoReturn, Self
 
-from semel.testing.proxy import CHUNKS, RESP, Action, Proxy
+from semel.testing.proxy import CHUNKS, RESP, Action, Proxy, Rule
+from semel.testing.services.redis import redis_program
+from semel.testing.services.server import wait_until
+from semel.testing.services.topology import RedisCluster
 
-__all__ = ["Wire"]
+__all__ = ["ProxiedCluster", "Wire"]
 
+_FAULTS = ("reset-before", "reset-after", "stall")
 _ACTIONS = {"reset-before": Action.RESET_BEFORE, "reset-after": Action.SWALLOW_REPLY, "stall": Action.STALL}
 
 
 class Wire:
-    """A proxy to `host:port` that breaks the first request after `arm()`."""
+    """A proxy to each of these places; it breaks the first request that comes to any of them after `arm()`."""
 
-    def __init__(self, host: str, port: int, fault: str, *, resp: bool) -> None:
+    def __init__(self, *targets: tuple[str, int], resp: bool) -> None:
         self._line, theirs = socket.socketpair()
         self.pid = os.fork()
         if self.pid == 0:
             self._line.close()
-            _serve(theirs, host, port, fault, resp=resp)
+            _serve(theirs, targets, resp=resp)
         theirs.close()
         self._line.settimeout(10)
-        self.port = int.from_bytes(self._line.recv(2), "big")
+        self.ports = [int.from_bytes(self._line.recv(2), "big") for _ in targets]
 
-    def arm(self) -> None:
-        self._line.sendall(b"a")
+    def arm(self, fault: str) -> None:
+        self._line.sendall(b"a%d" % _FAULTS.index(fault))
         self._line.recv(1)
 
     def fired(self) -> bool:
-        self._line.sendall(b"f")
+        self._line.sendall(b"f0")
         return self._line.recv(1) == b"1"
+
+    def close(self) -> None:
+        self._line.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
 
     def __enter__(self) -> Self:
         return self
@@ -44,23 +55,50 @@ class Wire:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        self._line.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        self.close()
 
 
-def _serve(line: socket.socket, host: str, port: int, fault: str, *, resp: bool) -> NoReturn:
+def _serve(line: socket.socket, targets: Sequence[tuple[str, int]], *, resp: bool) -> NoReturn:
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        proxy = Proxy(host, port, framing=RESP if resp else CHUNKS)
-        line.sendall(proxy.port.to_bytes(2, "big"))
-        rule = None
-        while word := line.recv(1):
-            if word == b"a":
-                rule = proxy.rule(_ACTIONS[fault])
+        proxies = [Proxy(*target, framing=RESP if resp else CHUNKS) for target in targets]
+        for proxy in proxies:
+            line.sendall(proxy.port.to_bytes(2, "big"))
+        rules: list[Rule] = []
+        while word := line.recv(2):
+            if word[:1] == b"a":
+                for proxy in proxies:
+                    proxy.clear()
+                rules = [proxy.rule(_ACTIONS[_FAULTS[int(word[1:])]]) for proxy in proxies]
                 line.sendall(b"k")
             else:
-                line.sendall(b"1" if rule is not None and rule.fired.is_set() else b"0")
+                line.sendall(b"1" if any(rule.fired.is_set() for rule in rules) else b"0")
+                for proxy in proxies:
+                    proxy.clear()  # what has not struck must not strike the next one
     finally:
         os._exit(0)
+
+
+class ProxiedCluster:
+    """A Redis Cluster without replicas whose nodes name a proxy's address as theirs: no client passes it by."""
+
+    def __init__(self) -> None:
+        self.cluster = RedisCluster(program=redis_program(), replicas=False).open()
+        self.wire = Wire(*self.cluster.addresses, resp=True)
+        for node, port in zip(self.cluster.nodes, self.wire.ports, strict=True):
+            node.command("CONFIG", "SET", "cluster-announce-port", port)
+        wait_until(self._known, timeout=20, what="the nodes name their proxies", step=0.02)
+
+    def _known(self) -> bool:
+        ports = set(self.wire.ports)
+        slots = [node.command("CLUSTER", "SLOTS") for node in self.cluster.nodes]
+        return all({int(row[2][1]) for row in rows} == ports for rows in slots)
+
+    @property
+    def url(self) -> str:
+        """By way of the proxies."""
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in self.wire.ports)
+
+    def close(self) -> None:
+        self.wire.close()
+        self.cluster.close()

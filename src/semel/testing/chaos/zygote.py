@@ -37,8 +37,10 @@ _DRIVERS = (
 def main() -> None:
     addresses = msgspec.json.decode(sys.argv[1], type=Addresses)
     PARTS[:] = msgspec.json.decode(sys.argv[2], type=list[str])
-    numbers = [int(word) for word in sys.argv[3:]]
+    numbers = [int(word) for word in sys.argv[4:]]
     load()
+    if mutants := msgspec.json.decode(sys.argv[3], type=list[str]):
+        importlib.import_module("semel.testing.chaos.planted").plant(mutants)
     for name in _DRIVERS:
         with suppress(ImportError):  # a driver that is not installed has no cells that run
             importlib.import_module(name)
@@ -62,7 +64,7 @@ def _drive(line: socket.socket, addresses: Addresses) -> NoReturn:
     places = Places(addresses, line.fileno())
     try:
         while (text := receive(line)) is not None:
-            send(line, msgspec.json.encode(run(msgspec.json.decode(text, type=Job), places)))
+            send(line, msgspec.json.encode(run(msgspec.json.decode(text, type=list[Job]), places)))
     finally:
         places.close()
         os._exit(0)

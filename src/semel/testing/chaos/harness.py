@@ -1,0 +1,82 @@
+"""What the matrix sets otherwise than a user would, and why: one place, from which schedules take it and pages show it."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+__all__ = [
+    "BACK",
+    "CUT_OFF",
+    "EVERY",
+    "FORWARD",
+    "FULL",
+    "KILLED",
+    "PARKED",
+    "QUIET",
+    "QUIETER",
+    "SETTINGS",
+    "WIRE",
+    "Setting",
+]
+
+
+class Setting(NamedTuple):
+    """`where` it holds, the options of `AsyncSemel` and `execute`, in seconds, and `why`."""
+
+    where: str
+    options: dict[str, Any]
+    why: str
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """As changes of a `Plan`: its own fields, and the face's options."""
+        own = {name: value for name, value in self.options.items() if name in {"lease", "wait"}}
+        return {**own, "settings": {name: value for name, value in self.options.items() if name not in own}}
+
+    @property
+    def text(self) -> str:
+        return ", ".join(f"{name}={value:g}" for name, value in self.options.items())
+
+
+# The core's default is a lease of 10 s, timeout 2, settle_timeout 5.
+EVERY: Final = Setting(
+    "every call, unless said otherwise",
+    {"lease": 0.12, "timeout": 10.0, "settle_timeout": 5.0, "wait": 8.0},
+    "leases end soon; a busy machine is not a fault",
+)
+QUIET: Final = Setting(
+    "zombie, overlap, overruled on SQLite",
+    {"lease": 0.6},
+    "a heartbeat that is stopped inside a write would hold the only lock",
+)
+QUIETER: Final = Setting(
+    "the same with steps, and under HTTP", {"lease": 1.5}, "there are more writes before the point"
+)
+PARKED: Final = Setting(
+    "owners and waiters at wait.parked, and the HTTP server of the retries",
+    {"lease": 6.0},
+    "nothing waits for a lease there",
+)
+WIRE: Final = Setting(
+    "victims of reset-before, reset-after, stall",
+    {"lease": 9.0, "timeout": 2.0},
+    "the default time limit is the one that a stall must outlast",
+)
+KILLED: Final = Setting(
+    "victims of store-kill at run.returned",
+    {"lease": 9.0, "settle_timeout": 20.0},
+    "one restart is shared by all modes; with the default a start that takes more than 5 s ends in NotRecorded",
+)
+CUT_OFF: Final = Setting(
+    "victims of failover at run.returned",
+    {"lease": 1.0, "timeout": 2.0, "settle_timeout": 0.5},
+    "no answer will come: it is given up soon",
+)
+FORWARD: Final = Setting("clock-forward", {"lease": 60.0}, "no heartbeat is due before the clock jumps")
+BACK: Final = Setting("victims of clock-back", {"lease": 0.5}, "it is over when the clock is right again")
+FULL: Final = Setting(
+    "victims of disk-full",
+    {"timeout": 2.0, "settle_timeout": 0.5},
+    "no room will be made: it is given up soon",
+)
+SETTINGS: Final = (EVERY, QUIET, QUIETER, PARKED, WIRE, KILLED, CUT_OFF, FORWARD, BACK, FULL)
