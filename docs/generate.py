@@ -276,6 +276,7 @@ _OPTIONS = {
     "max_body": "the largest request with a key, in bytes",
     "quota": "new keys a second for each principal",
     "fail_open": "run without protection when the store is down",
+    "store_timeout": "seconds that the store may take to answer a claim, three times as many for its first answer; then 503",
     "secret": "store responses encrypted only; needs `encrypt=` of the store",
     "markers": "names of the header that says whether a response was replayed",
     "replay_headers": "more headers to replay",

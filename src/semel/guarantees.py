@@ -76,11 +76,15 @@ class Guarantee(msgspec.Struct, frozen=True):
     exposed: tuple[str, ...]
     settings: Mapping[str, str]
     warnings: tuple[str, ...]
+    absent: Mapping[str, str] = {}
+    """Modes that cannot be had here, and why: their rows say what they would promise."""
 
     @property
     def exactly_once(self) -> bool:
         """Whether effects in the same transaction (mode tx) are exactly once under every fault that can happen."""
-        return all(self.rows[Mode.TX][fault] == Promise.EXACTLY_ONCE for fault in self.exposed)
+        return Mode.TX not in self.absent and all(
+            self.rows[Mode.TX][fault] == Promise.EXACTLY_ONCE for fault in self.exposed
+        )
 
 
 def grade(facts: Facts, *, enabled: bool = True) -> Guarantee:
@@ -96,7 +100,12 @@ def grade(facts: Facts, *, enabled: bool = True) -> Guarantee:
         for mode, row in TABLE.items()
     }
     warnings = facts.warnings if enabled else ("enabled=False: nothing is protected", *facts.warnings)
-    return Guarantee(facts.store, facts.version, rows, tuple(exposed), facts.settings, warnings)
+    absent = _ABSENT | (_IN_MEMORY if facts.store == "memory" else {})
+    return Guarantee(facts.store, facts.version, rows, tuple(exposed), facts.settings, warnings, absent)
+
+
+_ABSENT: dict[str, str] = {Mode.TWO_PHASE.value: "comes with streams"}
+_IN_MEMORY: dict[str, str] = {Mode.TX.value: "memory has no transaction that an effect could join"}
 
 
 # Where two callers may both be told that a key is theirs, only a peer that knows the key keeps it to one effect.

@@ -34,6 +34,7 @@ MACHINERY = {
         "settling",
         "weak",
         "stuck",
+        "unheard",
         "threads",
         "token",
         "won_at",

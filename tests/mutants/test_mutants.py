@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from semel import model
@@ -13,7 +14,7 @@ from semel.testing.mutants.hunt import clause_of
 from semel.testing.mutants.plant import recorded_seeds
 from semel.testing.simulation.invariants import CHECKS
 from semel.testing.simulation.plans import plan_of
-from semel.testing.simulation.runner import explore
+from semel.testing.simulation.runner import check, explore, names_of
 
 MODE = os.environ.get("SEMEL_TEST", "full")
 SIMULATED = [name for name, mutant in MUTANTS.items() if not mutant.store]
@@ -85,3 +86,12 @@ def test_a_mutant_is_gone_when_its_block_ends() -> None:
     with planted("settle-unfenced"):
         assert model.settle is not before
     assert model.settle is before
+
+
+def test_a_lease_by_the_worker_s_clock_is_seen_because_clocks_are_off() -> None:
+    name = "lease-by-the-worker-s-clock"
+    plan = plan_of(recorded_seeds()[name])
+    assert plan.clocks
+    with planted(name):
+        assert "I4" in names_of(check(plan)[0])
+        assert not check(msgspec.structs.replace(plan, clocks=()))[0]

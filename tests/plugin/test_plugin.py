@@ -23,6 +23,17 @@ HANDLERS = Path(__file__).parents[2] / "examples" / "handlers"
 # Without the entry point (a checkout that was installed before there was one) it is named by hand.
 INSTALLED = any(each.value == "semel.testing.plugin" for each in entry_points(group="pytest11"))
 PLUGIN = () if INSTALLED else ("-p", "semel.testing.plugin")
+# Other people's plugins that happen to be installed here: importing them takes longer than most of these tests.
+OTHERS = (
+    "valkey",
+    "cacheprovider",
+    "schemathesis",
+    "faker",
+    "hypothesispytest",
+    "xdist",
+    "xdist.looponfail",
+    "anyio",
+)
 
 
 def run(pytester: pytest.Pytester, *words: str) -> pytest.RunResult:
@@ -31,10 +42,7 @@ def run(pytester: pytest.Pytester, *words: str) -> pytest.RunResult:
         "-m",
         "pytest",
         *PLUGIN,
-        "-p",
-        "no:valkey",
-        "-p",
-        "no:cacheprovider",
+        *(f"-pno:{other}" for other in OTHERS),
         "-s",
         *words,
         timeout=100,

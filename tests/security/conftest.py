@@ -11,10 +11,11 @@ import pytest
 
 from semel import Semel
 
-STORES = ("memory", "sqlite", "redis", "postgres", "mysql")
+STORES = ("memory", "sqlite", "redis", "cluster", "postgres", "mysql")
 ASYNC = {
     "sqlite": "sqlite",
     "redis": "redis",
+    "cluster": "redis+cluster",
     "asyncpg": "postgresql+asyncpg",
     "psycopg": "postgresql+psycopg",
     "asyncmy": "mysql+asyncmy",
@@ -31,6 +32,8 @@ def url_of(request: pytest.FixtureRequest, store: str, folder: Path, scheme: str
             return f"sqlite:///{folder / 'semel.db'}"
         case "redis":
             return str(request.getfixturevalue("redis_server").url)
+        case "cluster":
+            return str(request.getfixturevalue("redis_cluster").url)
         case "mysql" | "asyncmy":
             server = request.getfixturevalue("mariadb_server")
         case _:

@@ -7,6 +7,7 @@ import unicodedata
 import uuid
 from itertools import product
 
+import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from semel.keys import downstream_key, make_scope
 from semel.layers import Namespace
 from semel.stores.memory import MemoryStore
 from semel.stores.redis.index import Names
+from semel.testing import services
 
 from .conftest import told
 
@@ -128,3 +130,20 @@ def test_a_prefix_a_tenant_and_a_namespace_keep_a_shared_store_apart(store_url: 
     finally:
         for face in faces:
             face.close()
+
+
+@pytest.mark.services
+def test_in_a_cluster_no_client_steers_its_records_to_one_node(redis_cluster: services.RedisCluster) -> None:
+    def sizes() -> list[int]:
+        return [
+            int(node.command("DBSIZE"))
+            for node in redis_cluster.nodes
+            if node.info("replication")["role"] == "master"
+        ]
+
+    before = sizes()
+    with Semel(redis_cluster.url, prefix=uuid.uuid4().hex) as once:
+        for number in range(24):
+            once.execute(f"{{steer}}{number}", told(number), tenant="{steer}", operation="{steer}")
+    grown = [after - size for size, after in zip(before, sizes(), strict=True)]
+    assert min(grown) > 0, f"24 keys with one hash tag in their names lie on the masters like this: {grown}"

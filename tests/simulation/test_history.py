@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 from semel import model
 from semel.keys import make_scope
 from semel.model import Answer, Ask, Busy, Kind, Record, Renewal, Settle, Verdict, Won
-from semel.testing.simulation.history import Call, is_linearizable
+from semel.runtime import run_sync
+from semel.stores.memory import MemoryStore
+from semel.testing.simulation.history import Call, inexplicable, is_linearizable, judged
+from semel.testing.simulation.recorded import Log, Recorded, read_logs
 
 SCOPE = make_scope("semel", "t", "o", "k")
 
@@ -143,3 +147,55 @@ def _history_of_a_fence(seed: int, answer: Answer) -> list[Call]:
         call("claim", ask("b"), lease + 1, lease + 1.1, won("b", attempts=2)),
         call("settle", done("a"), lease + 2, lease + 2.1, answer),
     ]
+
+
+def test_a_search_that_is_given_up_is_told_and_is_no_verdict() -> None:
+    # Nobody knows of the first claims: each may have been granted, or not.
+    history = [call("claim", ask(letter), 0, None) for letter in "abcdefgh"]
+    history += [call("claim", ask("x"), 1, 2, BUSY), call("settle", done("x"), 3, 4, Answer.OK)]
+    assert judged(history) is False
+    assert judged(history, most=3) is None
+    assert inexplicable(history, most=3) == ([], 1, 1)
+
+
+def test_what_the_server_never_noted_did_not_happen() -> None:
+    lost = Call("claim", ask("a"), 0.0, witnessed=True)
+    busy = call("claim", ask("b"), 1, 2, BUSY)
+    assert not is_linearizable([lost, busy])
+    lost.applied.append(0.5)
+    assert is_linearizable([lost, busy])
+
+
+def test_a_settle_that_was_sent_twice_may_have_been_taken_the_first_time() -> None:
+    released = Settle(SCOPE, b"a" * 16, Kind.RELEASED, 100.0)
+    history = [
+        call("claim", ask("a"), 0, 0.1, won("a")),
+        call("settle", released, 1, 9, Answer.LOST),
+        call("claim", ask("b"), 2, 2.1, won("b")),
+    ]
+    assert not is_linearizable(history)
+    history[1].resent = True
+    assert is_linearizable(history)
+
+
+def test_a_log_gives_back_what_was_asked_and_told_also_of_who_was_cut_short(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log")
+    store = Recorded(MemoryStore(), log)
+    assert isinstance(run_sync(store.claim((ask("a"),)))[0], Won)
+    assert isinstance(run_sync(store.claim((ask("b"),)))[0], Busy)
+    assert run_sync(store.settle((done("a"),))) == [Answer.OK]
+    record, _ = run_sync(store.peek(SCOPE))
+    assert record is not None
+    log.asked("claim", ask("c"))
+    log.close()
+    whole = (tmp_path / "log").read_bytes()
+    (tmp_path / "log").write_bytes(whole + b"\x40\x00\x00\x00half a line")
+    calls = read_logs([tmp_path / "log"])
+    assert [each.verb for each in calls] == ["claim", "claim", "settle", "peek", "claim"]
+    assert calls[-1].answer is None
+    assert calls[3].answer[0] == record
+    assert is_linearizable(calls)
+    assert not any(each.resent for each in calls)
+    assert all(
+        each.resent for each in read_logs([tmp_path / "log"], broken_at=[each.invoked for each in calls])
+    )

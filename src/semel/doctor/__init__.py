@@ -16,7 +16,7 @@ import msgspec
 from semel.doctor.advice import advice_for, hindrances, unread
 from semel.doctor.looks import Attention, Look, Schema, count, look
 from semel.errors import ConfigurationError
-from semel.guarantees import Facts, Guarantee, grade
+from semel.guarantees import Facts, Guarantee, Mode, grade
 from semel.runtime import run_sync
 from semel.settings import checked_store_settings
 from semel.store import Colour, Settings, Store, open_store
@@ -112,14 +112,18 @@ def judge(checkup: Checkup, require: Requirement | None = None) -> Verdict:
     """Whether this store is as strong as required; without a requirement, whether semel would work on it at all."""
     if checkup.unread:
         return Verdict(2, f"cannot tell: {checkup.unread[0]}")
+    no_tx = checkup.guarantee.absent.get(Mode.TX)
     if require == "exactly-once" and not checkup.exactly_once:
-        return Verdict(1, "refused: effects in the same transaction are not exactly once with these settings")
+        why = no_tx or "effects in the same transaction are not exactly once with these settings"
+        return Verdict(1, f"refused: {why}")
     if require == "durable" and not checkup.durable:
         return Verdict(1, "refused: acknowledged writes do not survive with these settings")
     if checkup.problems:
         return Verdict(2, f"semel cannot work here: {checkup.problems[0]}")
     if require is not None:
         return Verdict(0, f"{require} holds with these settings")
+    if no_tx:
+        return Verdict(0, f"semel works here; {no_tx}")
     word = "exactly once" if checkup.exactly_once else "weaker than exactly once"
     return Verdict(0, f"effects in the same transaction are {word} with these settings")
 

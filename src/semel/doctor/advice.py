@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from semel.guarantees import Facts
 
@@ -20,6 +20,11 @@ def advice_for(facts: Facts) -> Iterator[str]:
             if int(settings.get("standbys", "0")) and settings.get("synchronous_standby_names"):
                 yield "a cancelled wait for the standby is told as unknown, never as stored"
         case "mariadb" | "mysql":
+            if _waits_for_replicas(settings):
+                yield (
+                    "semi-synchronous: that a failover to the replica which confirmed a write keeps it is shown by the crash "
+                    "matrix (failover, acked.waited); which of several replicas takes over is your failover tool's choice"
+                )
             if settings.get("log_bin", "OFF").upper() in ("OFF", "0"):
                 yield "log_bin = OFF: no replica can follow and no point in time be restored; correct for a single server"
         case "sqlite":
@@ -32,17 +37,31 @@ def advice_for(facts: Facts) -> Iterator[str]:
             return
 
 
+def _waits_for_replicas(settings: Mapping[str, str]) -> bool:
+    names = ("rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled")
+    on = any(settings.get(name, "OFF").upper() in ("ON", "1") for name in names)
+    return on and settings.get("replicas", "0") != "0"
+
+
 def _redis(facts: Facts) -> Iterator[str]:
     settings = facts.settings
     if int(settings.get("connected-slaves", "0")) and settings.get("min-replicas-to-write", "0") == "0":
         yield (
             "min-replicas-to-write is 0: a master cut off from its replicas goes on acknowledging writes that a failover "
-            "forgets; CONFIG SET min-replicas-to-write 1 and min-replicas-max-lag 1 bound that time"
+            "forgets; CONFIG SET min-replicas-to-write 1, CONFIG SET min-replicas-max-lag 1 and CONFIG REWRITE bound that time"
+        )
+    if int(settings.get("acks", "0")) and int(settings.get("connected-slaves", "0")):
+        yield (
+            "acks: a write that fewer replicas confirm in time is told as unknown. That a failover to a replica which "
+            "confirmed it keeps it is shown by the crash matrix (failover, acked.waited); Redis itself promises nothing"
         )
     if settings.get("cluster-enabled") == "1":
         yield "cluster: tx holds within one hash slot; name your keys with once.tag(key)"
     if settings.get("aof-enabled") == "0":
-        yield "appendonly yes alone still loses up to a second of writes: CONFIG SET appendfsync always as well"
+        yield (
+            "appendonly yes alone still loses up to a second of writes: CONFIG SET appendfsync always as well, then CONFIG "
+            "REWRITE"
+        )
     if facts.durable_writes:
         yield "appendfsync always: each write waits for the disk, calls in one tick share it"
 

@@ -9,11 +9,12 @@ from semel.guarantees import FAULTS
 
 __all__ = ["lines", "show"]
 
-_NEVER = "does not happen here"
+_NEVER = "cannot happen with these settings"
+# As the guarantee table of the documentation has them.
 _HEADS = {
-    "crash": "worker killed, message lost, store killed",
+    "crash": "worker killed, request or reply lost, store killed",
     "zombie": "worker paused beyond its lease",
-    "loss": "store loses acknowledged writes",
+    "loss": "store loses writes it had acknowledged",
 }
 
 
@@ -52,8 +53,10 @@ def _title(checkup: Checkup) -> str:
 
 
 def _rows(checkup: Checkup) -> Iterator[list[str]]:
-    exposed = checkup.guarantee.exposed
+    exposed, absent = checkup.guarantee.exposed, checkup.guarantee.absent
     for mode, promises in checkup.guarantee.rows.items():
+        if mode in absent:
+            continue
         yield [mode, *(promises[fault] if fault in exposed else _NEVER for fault in FAULTS)]
 
 
@@ -61,6 +64,8 @@ def _findings(checkup: Checkup, verdict: Verdict) -> Iterator[str]:
     settings = checkup.guarantee.settings
     if settings:
         yield "settings: " + ", ".join(f"{name}={value or '-'}" for name, value in settings.items())
+    absent = checkup.guarantee.absent
+    yield from _marked("not here", (f"{mode}: {why}" for mode, why in absent.items()))
     yield from _marked("stops semel", checkup.problems)
     yield from _marked("weakens", checkup.guarantee.warnings)
     yield from _marked("note", checkup.advice)

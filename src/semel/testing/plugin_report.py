@@ -26,8 +26,10 @@ _ADVICE = {
         "outside service the key current_run().downstream_key(name)"
     ),
     "lost": (
-        "something was marked as done before its effect: let semel hold the mark (once.execute(key, effect)), or commit mark "
-        "and effect in one transaction"
+        "a client was told that it succeeded, and the effect is missing. Was something marked as done before its effect? Let "
+        "semel hold the mark (once.execute(key, effect)), or commit mark and effect in one transaction "
+        "(once.within(connection)). Does semel hold it already? Then the function must have made its effect when it returns: "
+        "committed, not left to a background task, and none of its errors swallowed"
     ),
     "unknown": (
         "the outcome is held for a person: once.resolve(key, …), or give on_unknown= a probe that looks the effect up"

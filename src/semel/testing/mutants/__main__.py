@@ -6,9 +6,11 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from semel.testing.mutants import MUTANTS, Catch, catch, search, story
 from semel.testing.mutants.plant import recorded_seeds
+from semel.testing.simulation.published import publish_mutants
 
 _SEEDS = Path(__file__).with_name("seeds.json")
 
@@ -21,6 +23,7 @@ def main() -> int:
     parser.add_argument(
         "--most", type=int, default=20_000, help="with --search: schedules per mutant at most"
     )
+    parser.add_argument("--first", type=int, default=0, help="with --search: the first seed")
     parser.add_argument(
         "--record",
         action="store_true",
@@ -28,6 +31,12 @@ def main() -> int:
     )
     parser.add_argument(
         "--story", action="store_true", help="show what it does, in the smallest plan that is still caught"
+    )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FOLDER",
+        help="write the figures into mutants.json and simulation.md there",
     )
     options = parser.parse_args()
     names = options.names or list(MUTANTS)
@@ -39,11 +48,15 @@ def main() -> int:
         return 0
     caught = []
     for name in names:
-        found = search(name, most=options.most) if options.search else catch(name)
+        found = search(name, first=options.first, most=options.most) if options.search else catch(name)
         caught.append(found)
         _show(found, told=options.story)
         if options.record:
             _record(found)
+    if options.report is not None:
+        searched = f" --search --first {options.first} --most {options.most}" if options.search else ""
+        command = f"python -m semel.testing.mutants{searched} --report {options.report}"
+        publish_mutants(options.report, [_row(each) for each in caught], command=command)
     survived = [each.name for each in caught if not each.caught]
     stale = [each.name for each in caught if each.stale is not None]
     print(f"{len(caught) - len(survived)} of {len(caught)} caught; {len(stale)} recorded seeds were stale")
@@ -60,6 +73,20 @@ def _show(found: Catch, *, told: bool) -> None:
     print(f"{found.name:32s} {word}, {found.schedules} tried, {found.seconds:.1f} s{more}{stale}", flush=True)
     if told and found.seed is not None:
         print(f"\n{MUTANTS[found.name].what}\n{story(found.name, found.seed)}\n", flush=True)
+
+
+def _row(found: Catch) -> dict[str, Any]:
+    mutant = MUTANTS[found.name]
+    return {
+        "mutant": found.name,
+        "caught by": f"{found.check} ({mutant.store})" * found.caught
+        if mutant.store
+        else found.check * found.caught,
+        "seed": "–" if found.seed is None else str(found.seed),
+        "schedules tried": found.schedules,
+        "also seen by": " ".join(found.others),
+        "what": mutant.what,
+    }
 
 
 def _record(found: Catch) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from semel import ids, steps
+from semel import ids, model, steps
 from semel.calls import Call
 from semel.debts import Debts
-from semel.errors import OutcomeUnknown
+from semel.errors import KeyExpired, OutcomeUnknown
 from semel.flow import Engine
 from semel.heart import Heart
 from semel.model import Answer, Ask, Busy, Kind, Policy, Record, Replay, Settle, State, Unknown, Won
@@ -24,6 +24,8 @@ from semel.waiting import Seat
 __all__: list[str] = []
 
 replace = msgspec.structs.replace
+
+_EPOCH = 1_000_000.0  # the simulated server's clock when a worker's clock that is right shows 0
 
 
 @mutant("effect-before-the-claim", check="I1")
@@ -299,3 +301,46 @@ def _straggler_given_up() -> Sequence[Patch]:
         return answer is not Answer.GONE if debt.run is None else await real(self, debt, answer)
 
     return [(Debts, "_is_paid", is_paid)]
+
+
+@mutant("lease-by-the-worker-s-clock", check="I4")
+def _lease_by_the_worker_s_clock() -> Sequence[Patch]:
+    """Whether a lease is over is decided by the clock of whoever asks, not by the store's (R20)."""
+    real_claim, real = Engine.claim, model.claim
+    sent: dict[bytes, float] = {}
+
+    async def claim(self: Engine, ask: Ask) -> Any:
+        sent[ask.nonce] = _EPOCH + self.runtime.now()
+        return await real_claim(self, ask)
+
+    def decide(record: Record | None, ask: Ask, now: float) -> Any:
+        return real(record, ask, sent.get(ask.nonce, now))
+
+    return [(Engine, "claim", claim), (model, "claim", decide)]
+
+
+@mutant("expiry-told-before-it-is-written", check="I11")
+def _expiry_told_before_it_is_written() -> Sequence[Patch]:
+    """A worker tells by its own clock that a result is no longer kept; the store has not said so, and replays it to others."""
+    real = Engine.replay
+
+    def replay(self: Engine, call: Call, record: Record) -> Outcome[Any]:
+        if record.expires <= _EPOCH + self.runtime.now():
+            raise KeyExpired("its time is over, by this worker's clock")
+        return real(self, call, record)
+
+    return [(Engine, "replay", replay)]
+
+
+@mutant("store-trouble-replayed", check="I10")
+def _store_trouble_replayed() -> Sequence[Patch]:
+    """A store that did not answer a step counts as a failure of the function, which "replay" makes the outcome."""
+    real = Stepper._note  # noqa: SLF001
+
+    async def note(self: Stepper, run: Run, step: steps.Step) -> None:
+        try:
+            await real(self, run, step)
+        finally:
+            run.unheard = None
+
+    return [(Stepper, "_note", note)]

@@ -14,10 +14,9 @@ from typing import Any
 
 import msgspec
 
-from semel.store import Colour, Settings, Store, open_store
 from semel.testing import services
-from semel.testing.contract import StoreContract
 from semel.testing.mutants.plant import MUTANTS, Mutant, planted, recorded_seeds
+from semel.testing.mutants.trials import Trials
 from semel.testing.simulation.runner import Report, explore, names_of
 from semel.testing.simulation.stories import told
 
@@ -141,6 +140,8 @@ def _served(store: str, stack: ExitStack) -> str:
         return f"sqlite:///{Path(folder) / 'semel.db'}"
     if store == "redis":
         return stack.enter_context(services.redis()).url
+    if store == "mysql":
+        return stack.enter_context(services.mariadb()).database(driver="pymysql")
     return stack.enter_context(services.postgres()).database(driver="psycopg")
 
 
@@ -149,7 +150,7 @@ def _try_clause(pipe: Any, mutant: Mutant, url: str, plant: bool) -> None:
         if plant:
             stack.enter_context(planted(mutant.name))
         try:
-            getattr(_Suite(url), mutant.check)()
+            getattr(Trials(url), mutant.check)()
             word = "passed"
         except AssertionError:
             word = "failed"
@@ -158,13 +159,3 @@ def _try_clause(pipe: Any, mutant: Mutant, url: str, plant: bool) -> None:
     pipe.send_bytes(word.encode())
     pipe.close()
     os._exit(0)
-
-
-class _Suite(StoreContract):
-    colour: Colour | None = "sync"
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def open(self) -> Store:
-        return open_store(self._url, Settings(), "sync")

@@ -156,3 +156,16 @@ def _batch_cancelled_as_a_whole() -> Sequence[Patch]:
         await real(self, together, *args)
 
     return [(batch._Queue, "_fly", fly)]  # noqa: SLF001
+
+
+@mutant("cancelled-leader-is-followed", check="R31")
+def _cancelled_leader_is_followed() -> Sequence[Patch]:
+    """A leader that was cancelled has released its key, and yet callers in its process go on following it."""
+    real_settle = Coalesce.settle
+
+    async def settle(self: Coalesce, ends: Sequence[Settle]) -> Any:
+        if any(end.error is not None and end.error.type == "CancelledError" for end in ends):
+            return await self.inner.settle(ends)
+        return await real_settle(self, ends)
+
+    return [(Coalesce, "settle", settle)]

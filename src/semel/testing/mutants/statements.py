@@ -37,6 +37,16 @@ def _redis_settle_unfenced() -> Sequence[Patch]:
 
 
 @mutant(
+    "redis-quick-settle-unfenced",
+    check="test_nothing_that_an_overtaken_owner_writes_is_accepted",
+    store="redis",
+)
+def _redis_quick_settle_unfenced() -> Sequence[Patch]:
+    """The quick settle of Redis does not compare the nonce."""
+    return _lua("SETTLE", ("and sub(run, 100, 115) == owner", ""))
+
+
+@mutant(
     "redis-claim-forgets-its-sender",
     check="test_a_claim_sent_again_wins_again_as_the_same_attempt",
     store="redis",
@@ -90,3 +100,45 @@ def _postgres_settle_unfenced() -> Sequence[Patch]:
         return _changed(real(*args), ("r.nonce = $3::bytea and ", ""), ("r.nonce = ends.nonce and ", ""))
 
     return [(postgres_sql, "_text", text)]
+
+
+@mutant(
+    "mysql-settle-unfenced",
+    check="test_nothing_that_an_overtaken_owner_writes_is_accepted",
+    store="mysql",
+)
+def _mysql_settle_unfenced() -> Sequence[Patch]:
+    """The settle and the heartbeat of MariaDB and MySQL update whatever run there is."""
+    from semel.stores.mysql import rows as mysql_rows
+
+    real = mysql_rows._texts  # noqa: SLF001
+    mysql_rows.statements.cache_clear()
+
+    def texts() -> Any:
+        found = dict(real())
+        found["settle"] = _changed(found["settle"], (" AND r.`nonce` = %(nonce)s", ""))
+        found["renew"] = _changed(found["renew"], (" AND r.`nonce` = v.nonce", ""))
+        return found
+
+    return [(mysql_rows, "_texts", texts)]
+
+
+@mutant("redis-client-retries", check="test_the_driver_never_tries_again_by_itself", store="redis")
+def _redis_client_retries() -> Sequence[Patch]:
+    """The connections of redis-py keep their own habit: ten tries, each of which may send again what was sent."""
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    from semel.stores.redis import address as redis_address
+
+    return [(redis_address, "_no_retry", lambda _: Retry(NoBackoff(), 10))]
+
+
+@mutant(
+    "redis-record-before-its-index", check="test_a_claim_that_fails_half_way_leaves_no_record", store="redis"
+)
+def _redis_record_before_its_index() -> Sequence[Patch]:
+    """claim.lua writes the record first and its marker in the index last: if that fails, the key is granted to nobody."""
+    marker = "  redis.call('ZADD', KEYS[3], ends, sub(KEYS[1], -32))\n"
+    record = "  redis.call('SET', KEYS[1], changed, 'PXAT', ends)\n"
+    return _lua("CLAIM", (marker + record, record + marker))

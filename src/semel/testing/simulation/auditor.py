@@ -68,6 +68,8 @@ class Auditor:
         self._lossy = lossy
         self.expected: dict[bytes, tuple[Kind, float]] = {}
         """What `on_error` said about a run that failed, by nonce: the kind of its end, and its delay."""
+        self.replays: set[bytes] = set()
+        """Runs that failed under the word "replay": their failure is the outcome, also in a store that forgot their claim."""
         self.ids: dict[bytes, bytes] = {}
         self.begun: dict[tuple[bytes, str], bytes] = {}
         """Steps that were marked as started, and by which nonce."""
@@ -85,6 +87,8 @@ class Auditor:
         self.forgotten: dict[tuple[str, bytes], float] = {}
         """Outcomes that were forgotten or replaced, by name and result, and when."""
         self.settled: dict[tuple[str, bytes], float] = {}
+        self.over_at: dict[str, float] = {}
+        """When the first outcome of a key that leaves a tombstone is no longer kept."""
         self.overtaken: set[str] = set()
         """Keys that were taken from an owner whose lease had lapsed."""
         self.lapsed: list[tuple[str, bytes]] = []
@@ -270,7 +274,7 @@ class Auditor:
             self.words.add(end.result)
         if end.actor and end.kind is Kind.RELEASED:
             self.freed.add(name)
-        if end.kind is Kind.FAILED and (end.actor or end.nonce in self.expected):
+        if end.kind is Kind.FAILED and (end.actor or end.nonce in self.replays):
             self.failed.add(name)
         if end.new_nonce:
             self.owners.setdefault(name, set()).add(end.new_nonce)
@@ -289,6 +293,8 @@ class Auditor:
         )
         outcome = end.kind in (Kind.DONE, Kind.FAILED) and grant.known_until != inf
         grant.buried_until = grant.known_until + end.tombstone if outcome else 0.0
+        if outcome and end.tombstone:
+            self.over_at[name] = min(grant.known_until, self.over_at.get(name, inf))
 
     def _forgot(self, end: Settle, before: Record, now: float) -> None:
         grant = self.grants.pop(end.scope.hash, None)

@@ -14,7 +14,7 @@ from semel.options import NOT_FOUND, UNDECIDED, Found
 from semel.run import Run, current_run
 from semel.testing.simulation.auditor import name_of
 from semel.testing.simulation.failures import on_error_of, will_fail
-from semel.testing.simulation.plans import POINTS, Op, plan_of, straggler_plan_of, sync_plan_of
+from semel.testing.simulation.plans import NETWORK, POINTS, Op, plan_of, straggler_plan_of, sync_plan_of
 from semel.testing.simulation.workloads import Workload, register
 
 if TYPE_CHECKING:
@@ -276,6 +276,43 @@ CALLS: dict[str, Callable[..., Any]] = {
     "history": _history,
 }
 
-register(Workload("core", plan=plan_of, calls=CALLS, points=POINTS))
-register(Workload("sync", plan=sync_plan_of, calls=CALLS, points=POINTS))
-register(Workload("stragglers", plan=straggler_plan_of, calls=CALLS, checks=(_granted_to_nobody,)))
+_VERBS = ("claim", "settle", "renew", "note", "peek", "watch", "scan", "purge")
+_STRIKES = {"kill", "pause", "store-down", "failover", "clock", "worker-clock", "lose-wake"}
+
+
+def _windows(kinds: tuple[str, ...], verbs: tuple[str, ...], others: set[str]) -> frozenset[str]:
+    """Every fault at every point of the core, and every trouble of the network at these verbs."""
+    at_points = {f"{kind}-at-point@{point}" for kind in kinds for point in POINTS}
+    return frozenset(at_points | {f"{kind}@{verb}" for kind in NETWORK for verb in verbs} | others)
+
+
+register(
+    Workload(
+        "core",
+        plan=plan_of,
+        calls=CALLS,
+        points=POINTS,
+        windows=_windows(("kill", "pause", "cancel"), _VERBS, _STRIKES | {"cancel", "cancel-at-await"}),
+        shows=("retry",),
+    )
+)
+register(
+    Workload(
+        "sync",
+        plan=sync_plan_of,
+        calls=CALLS,
+        points=POINTS,
+        # It is run a tenth as often: the rare verbs are left to the core's.
+        windows=_windows(("kill", "pause"), ("claim", "settle", "renew"), _STRIKES),
+        shows=("retry",),
+    )
+)
+register(
+    Workload(
+        "stragglers",
+        plan=straggler_plan_of,
+        calls=CALLS,
+        checks=(_granted_to_nobody,),
+        windows=frozenset({"late@claim"}),
+    )
+)

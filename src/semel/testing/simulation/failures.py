@@ -48,6 +48,8 @@ def _undecided(error: Exception) -> Any:
 def will_fail(world: World, op: Op, run: Run) -> Flaw:
     """The failure to raise. What it must mean for the key is told to the auditor first."""
     auditor = world.server.auditor
+    if op.on_error == "replay":
+        auditor.replays.add(run.ask.nonce)
     grant = auditor.grants.get(run.scope.hash)
     if grant is not None and grant.nonce == run.ask.nonce:
         default = Kind.RELEASED if grant.policy is Policy.RETRY else Kind.UNKNOWN

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.util
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from math import inf
 from typing import Any
 
@@ -21,8 +22,9 @@ import msgspec
 from semel import model as _product
 from semel.keys import Scope
 from semel.model import Kind, Record, Replay, State, Unknown, Won
+from semel.steps import decode
 
-__all__ = ["Call", "Look", "inexplicable", "is_linearizable"]
+__all__ = ["Call", "Look", "inexplicable", "is_linearizable", "judged"]
 
 _MOST_CONFIGURATIONS = 20_000
 
@@ -47,13 +49,20 @@ class Look(msgspec.Struct, frozen=True):
 
 
 class Call:
-    """One item of one request. `answer` is None while its sender does not know it; `applied` holds store times."""
+    """One item of one request. `answer` is None while its sender does not know it; `applied` holds store times.
 
-    __slots__ = ("answer", "applied", "done", "invoked", "item", "verb")
+    `witnessed`: the server itself noted every time at which it applied this call, so there are no others. Without that,
+    a call whose answer was lost may have been applied, and one that may have been sent twice (`resent`) once more than
+    its answer tells: as of its invocation, so leases must be long where answers are lost.
+    """
 
-    def __init__(self, verb: str, item: Any, invoked: float) -> None:
+    __slots__ = ("answer", "applied", "done", "invoked", "item", "resent", "verb", "witnessed")
+
+    def __init__(self, verb: str, item: Any, invoked: float, *, witnessed: bool = False) -> None:
         self.verb, self.item, self.invoked = verb, item, invoked
+        self.witnessed = witnessed
         self.done = inf
+        self.resent = False
         self.answer: Any = None
         self.applied: list[float] = []
 
@@ -69,39 +78,58 @@ class _Move:
 
     __slots__ = ("call", "due", "must", "times")
 
-    def __init__(self, call: Call, times: Sequence[float], *, must: bool) -> None:
+    def __init__(self, call: Call, times: Iterable[float], *, must: bool) -> None:
         self.call, self.times, self.must = call, tuple(times), must
         self.due = call.done if must else inf
 
 
-def inexplicable(calls: Iterable[Call]) -> list[str]:
-    """The keys whose history no order explains, in words."""
+def inexplicable(calls: Iterable[Call], *, most: int = _MOST_CONFIGURATIONS) -> tuple[list[str], int, int]:
+    """The keys whose history no order explains, in words; how many keys there are; how many could not be decided."""
     by_key: dict[bytes, list[Call]] = defaultdict(list)
     for call in calls:
         by_key[call.item.scope.hash].append(call)
-    return [
+    verdicts = [(each, judged(each, most=most)) for each in by_key.values()]
+    told = [
         f"H1: no order of decisions explains {len(each)} calls on {each[0].item.scope!r}"
-        for each in by_key.values()
-        if not is_linearizable(each)
+        for each, explained in verdicts
+        if explained is False
     ]
+    return told, len(verdicts), sum(explained is None for _, explained in verdicts)
 
 
 def is_linearizable(calls: Sequence[Call]) -> bool:
-    """Whether the calls on one key have an order. True also when the search was given up as too long."""
+    """Whether the calls on one key have an order; a history that is too long to tell is an error."""
+    explained = judged(calls)
+    if explained is None:
+        raise ValueError(f"{len(calls)} calls are too many: the search for their order was given up")
+    return explained
+
+
+def judged(calls: Sequence[Call], *, most: int = _MOST_CONFIGURATIONS) -> bool | None:
+    """Whether some order explains the calls on one key; None when the search was given up as too long."""
     moves = _moves(calls)
     must = frozenset(number for number, move in enumerate(moves) if move.must)
-    seen: set[Any] = set()
+    seen: dict[Any, list[frozenset[int]]] = {}
+    count = 0
     stack: list[tuple[frozenset[int], Record | None, float]] = [(frozenset(), None, -inf)]
     while stack:
         taken, record, clock = stack.pop()
         if must <= taken:
             return True
-        here = (taken, clock, None if record is None else (*_run_of(record), record.state, record.updated))
-        if here in seen:
+        here = (
+            taken & must,
+            clock,
+            None if record is None else (*_run_of(record), record.state, record.updated),
+        )
+        # Whoever got here with fewer assumptions can do whatever this one can.
+        assumed = taken - must
+        before = seen.setdefault(here, [])
+        if any(each <= assumed for each in before):
             continue
-        seen.add(here)
-        if len(seen) > _MOST_CONFIGURATIONS:
-            return True
+        before.append(assumed)
+        count += 1
+        if count > most:
+            return None
         stack.extend(_next(moves, taken, record, clock))
     return False
 
@@ -109,13 +137,15 @@ def is_linearizable(calls: Sequence[Call]) -> bool:
 def _moves(calls: Sequence[Call]) -> list[_Move]:
     moves: list[_Move] = []
     for call in calls:
-        known = call.answer is not None
-        if known:
+        extra = call.applied
+        if call.answer is not None:
             # The first delivery is the one that was answered; a second one may or may not count.
             moves.append(_Move(call, call.applied[:1] or (call.invoked, call.done), must=True))
             extra = call.applied[1:]
-        else:
-            extra = call.applied or [call.invoked]
+            if call.resent:
+                moves.append(_Move(call, (call.invoked,), must=False))
+        elif not extra and not call.witnessed:
+            moves += [_Move(call, (call.invoked,), must=False)] * (2 if call.resent else 1)
         moves += [_Move(call, (time,), must=False) for time in extra]
     return moves
 
@@ -125,12 +155,13 @@ def _next(moves: Sequence[_Move], taken: frozenset[int], record: Record | None, 
     left = [(number, move) for number, move in enumerate(moves) if number not in taken]
     horizon = min((move.due for _, move in left if move.must), default=inf)
     found = []
-    for number, move in sorted(left, key=lambda each: -each[1].times[0]):
+    # The last of them is tried first: the earliest that was answered. What may never have happened is assumed last.
+    for number, move in sorted(left, key=lambda each: (each[1].must, -each[1].times[0])):
         if move.call.invoked > horizon:
             continue
         for time in move.times:
             decided = _decide(record, move, max(time, clock) if len(move.times) > 1 else time)
-            if decided is not None:
+            if decided is not None and (move.must or decided[0] is not record):  # else nothing came of it
                 found.append((taken | {number}, decided[0], max(time, clock)))
     return found
 
@@ -170,4 +201,12 @@ def _seen(record: Record | None, now: float) -> Any:
 
 
 def _run_of(record: Record) -> Any:
-    return record.nonce, record.attempts, record.policy, record.steps
+    return record.nonce, record.attempts, record.policy, record.steps and _steps_of(record.steps)
+
+
+@lru_cache(maxsize=4_096)
+def _steps_of(text: bytes) -> Any:
+    """What steps mean: a note that was sent again is appended again, and of one name the last counts."""
+    return tuple(
+        sorted((step.name, step.phase, step.value, step.fingerprint) for step in decode(text).values())
+    )

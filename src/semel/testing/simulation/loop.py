@@ -3,6 +3,9 @@
 First in, first out, as asyncio promises; what varies between two seeds is how long things take, never the order of
 callbacks that are due at once. So a seed gives the same trace on every Python version, whatever the number of internal
 callbacks is there.
+
+A worker may have a clock of its own (`set_clock`): then `time()` and every timer inside that worker go by it, as they
+would in a process on another machine, while messages under way and the server go by the one true time, `now`.
 """
 
 from __future__ import annotations
@@ -10,16 +13,39 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from contextvars import ContextVar
-from typing import Any, ClassVar
+from collections.abc import Callable
+from contextvars import Context, ContextVar
+from typing import Any, ClassVar, TypeVarTuple, Unpack
 
-__all__ = ["Deadlock", "SimLoop", "worker_tag"]
+__all__ = ["Clock", "Deadlock", "SimLoop", "worker_tag"]
+
+_Args = TypeVarTuple("_Args")
 
 worker_tag: ContextVar[str] = ContextVar("semel_sim_worker", default="")
 
 
 class Deadlock(AssertionError):
     """Everybody waits and nothing is due: in the real world this would hang for ever."""
+
+
+class Clock:
+    """A worker's own clock: where it began, how fast it goes, and what it has jumped since."""
+
+    __slots__ = ("offset", "rate")
+
+    def __init__(self, offset: float = 0.0, rate: float = 1.0) -> None:
+        self.offset, self.rate = offset, rate
+
+    def shown(self, now: float) -> float:
+        return now * self.rate + self.offset
+
+    def comes(self, when: float) -> float:
+        """The true time at which this clock will show `when`, or a little more: never less, or its timer would be due
+        again at the same moment, for ever."""
+        true = (when - self.offset) / self.rate
+        while self.shown(true) < when:
+            true += 1e-12
+        return true
 
 
 class SimLoop(asyncio.BaseEventLoop):
@@ -37,12 +63,40 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._now = 0.0
+        self.now = 0.0
         self._dead: set[str] = set()
         self._paused: dict[str, list[asyncio.Handle]] = {}
+        self._clocks: dict[str, Clock] = {}
 
     def time(self) -> float:
-        return self._now
+        """What the clock of the worker that asks shows; the true time is `now`."""
+        if self._clocks and (clock := self._clocks.get(worker_tag.get())) is not None:
+            return clock.shown(self.now)
+        return self.now
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[_Args]], object],
+        *args: *_Args,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        if self._clocks and (clock := self._clocks.get(worker_tag.get())) is not None:
+            when = clock.comes(when)
+        return super().call_at(when, callback, *args, context=context)
+
+    def set_clock(self, tag: str, clock: Clock) -> None:
+        self._clocks[tag] = clock
+
+    def jump(self, tag: str, span: float) -> None:
+        """A worker's clock is set forward or back: its timers, which go by it, are due so much sooner or later."""
+        clock = self._clocks.setdefault(tag, Clock())
+        clock.offset += span
+        for timer in self._scheduled:
+            if timer._context.get(worker_tag) == tag:  # type: ignore[attr-defined]  # noqa: SLF001
+                moved = timer.when() - span / clock.rate
+                timer._when = max(self.now, moved)  # type: ignore[attr-defined]  # noqa: SLF001
+        heapq.heapify(self._scheduled)
 
     def kill(self, tag: str) -> None:
         """From now on nothing of this worker runs, not even its clean-up."""
@@ -68,7 +122,7 @@ class SimLoop(asyncio.BaseEventLoop):
         if not self._ready and not self._advance():
             if self._stopping:
                 return
-            raise Deadlock(f"at {self._now:.6f} everybody waits and nothing is due")
+            raise Deadlock(f"at {self.now:.6f} everybody waits and nothing is due")
         handle: Any = self._ready.popleft()
         if handle.cancelled():
             return
@@ -89,7 +143,7 @@ class SimLoop(asyncio.BaseEventLoop):
             if timer.cancelled():
                 self._timer_cancelled_count -= 1
                 continue
-            self._now = max(self._now, timer.when())
+            self.now = max(self.now, timer.when())
             self._ready.append(timer)
             return True
         return False

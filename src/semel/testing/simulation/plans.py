@@ -43,6 +43,7 @@ FAULTS: dict[str, int] = {
     "store-down": 6,
     "failover": 4,
     "clock": 4,
+    "worker-clock": 0,  # drawn apart, so that what other faults a seed means does not depend on it
 }
 NETWORK = frozenset({"lose-request", "lose-reply", "reset-request", "reset-reply", "double", "late"})
 POINTS = (
@@ -155,6 +156,8 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     warns: bool = False
     colour: Literal["async", "sync"] = "async"
     workload: str = "core"
+    clocks: tuple[tuple[float, float], ...] = ()
+    """Each worker's own clock: seconds by which it is off, and how fast it goes. Empty: all are right."""
 
     @property
     def lossy(self) -> bool:
@@ -166,6 +169,11 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
         """A record is swept away because its time is over, and then its time comes back."""
         sweeps = self.purge_every or any(op.kind == "purge" for ops in self.workers for op in ops)
         return bool(sweeps) and _steps_back(self.faults)
+
+    @property
+    def slowest(self) -> float:
+        """How fast the slowest of all clocks goes; the auditor's is right."""
+        return min(1.0, *(rate for _, rate in self.clocks), 1.0)
 
     @property
     def kinds(self) -> set[str]:
@@ -182,6 +190,7 @@ def plan_of(seed: int) -> Plan:
         return _beat(rng, seed, mode)
     workers = _workers(rng, shape, lease, mode)
     faults = tuple(_fault(rng, len(workers), lease) for _ in range(rng.choice((0, 1, 1, 2, 2, 3))))
+    clocks, jumps = _clocks(Random(f"clocks/{seed}"), len(workers), lease)  # noqa: S311 - repeatable on purpose
     brief = shape == "brief"
     return Plan(
         seed=seed,
@@ -189,7 +198,7 @@ def plan_of(seed: int) -> Plan:
         lease=lease,
         latency=rng.choice((0.001, 0.01, 0.05)),
         workers=workers,
-        faults=faults,
+        faults=faults + jumps,
         retention=rng.choice((0.5, 1.5)) * lease if brief else None,
         batches=rng.random() < 0.2,
         cache=rng.random() < 0.2 or shape == "stale",
@@ -201,7 +210,21 @@ def plan_of(seed: int) -> Plan:
         ids=mode == "steps" and rng.random() < 0.3,
         doubts=rng.random() < 0.15,
         warns=rng.random() < 0.1,
+        clocks=clocks,
     )
+
+
+def _clocks(
+    rng: Random, workers: int, lease: float
+) -> tuple[tuple[tuple[float, float], ...], tuple[Fault, ...]]:
+    """Workers whose clocks are off, too fast or too slow (R20: nobody notices), and now and then one that jumps."""
+    if rng.random() >= 0.25:
+        return (), ()
+    clocks = tuple((rng.uniform(-3600, 3600), rng.uniform(0.8, 1.25)) for _ in range(workers))
+    if rng.random() >= 0.3:
+        return clocks, ()
+    span = rng.choice((-1, 1)) * rng.uniform(0.5, 3) * lease
+    return clocks, (Fault("worker-clock", rng.randrange(workers), rng.uniform(0, 3 * lease), span),)
 
 
 def _steps_back(faults: tuple[Fault, ...]) -> bool:

@@ -15,14 +15,13 @@ import msgspec
 
 from semel.testing.simulation.invariants import doubled, violations
 from semel.testing.simulation.plans import Plan
+from semel.testing.simulation.reach import class_of
 from semel.testing.simulation.workloads import workload_of
 from semel.testing.simulation.world import World
 
 __all__ = ["CHUNK", "Report", "check", "explore", "names_of"]
 
 CHUNK = 200  # schedules per forked process: what killed workers leave behind is never finalized, so processes end early
-
-_ENDS = frozenset({"KeyMismatch", "Flaw", "InProgress", "PreviousFailure", "KeyExpired"})
 
 
 class Report(msgspec.Struct):
@@ -31,16 +30,25 @@ class Report(msgspec.Struct):
     failures: list[tuple[int, list[str]]] = []
     reached: dict[str, int] = {}
     doubled: dict[str, int] = {}
-    answered: int = 0
-    answered_well: int = 0
+    during: dict[str, int] = {}
+    """Calls that began before the last fault had ended, by how they ended (`reach.CLASSES`)."""
+    after: dict[str, int] = {}
+    """Calls that began afterwards: of these most must end, or the run proves nothing."""
+    refusals: dict[str, int] = {}
+    """What those of them were told that have to ask again, by error."""
+    histories: int = 0
+    undecided: int = 0
+    """Histories whose search for an order was given up."""
 
     def add(self, other: Report) -> None:
         self.schedules += other.schedules
         self.failures += other.failures
-        self.reached = dict(Counter(self.reached) + Counter(other.reached))
-        self.doubled = dict(Counter(self.doubled) + Counter(other.doubled))
-        self.answered += other.answered
-        self.answered_well += other.answered_well
+        self.histories += other.histories
+        self.undecided += other.undecided
+        for name in ("reached", "doubled", "during", "after", "refusals"):
+            mine: dict[str, int] = getattr(self, name)
+            for key, number in getattr(other, name).items():
+                mine[key] = mine.get(key, 0) + number
 
 
 def check(plan: Plan) -> tuple[list[str], World]:
@@ -118,24 +126,43 @@ def _work(pipe: Any, seeds: range, setup: Callable[[], Any] | None, workload: st
     if setup is not None:
         setup()
     report, plan = Report(), workload_of(workload).plan
-    reached: Counter[str] = Counter()
-    twice: Counter[str] = Counter()
     for seed in seeds:
         broken, world = check(plan(seed))
-        report.schedules += 1
-        reached.update(world.reached)
-        twice[world.plan.mode] += doubled(world)
-        report.answered += len(world.answers)
-        report.answered_well += sum(
-            not answer.error or answer.error in _ENDS or answer.op.kind in ("resolve", "forget")
-            for answer in world.answers
-        )
+        report.add(_tally(world))
         if broken:
             report.failures.append((seed, broken))
-    report.reached, report.doubled = dict(reached), dict(twice)
     pipe.send_bytes(msgspec.json.encode(report))
     pipe.close()
     os._exit(0)
+
+
+def _tally(world: World) -> Report:
+    """One schedule as numbers."""
+    during: Counter[str] = Counter()
+    after: Counter[str] = Counter()
+    refusals: Counter[str] = Counter()
+    calm = world.calm_at
+    for answer in world.answers:
+        kind = class_of(answer)
+        if answer.began < calm:
+            during[kind] += 1
+            continue
+        after[kind] += 1
+        if kind == "refused":
+            refusals[answer.error] += 1
+    # What the audit asked again because the answer had got lost is a refusal as well.
+    after["refused"] += world.asked_again
+    twice: dict[str, int] = {world.plan.mode: doubled(world)}
+    return Report(
+        1,
+        reached=dict(world.reached),
+        doubled=twice,
+        during=dict(during),
+        after=dict(after),
+        refusals=dict(refusals),
+        histories=world.histories,
+        undecided=world.undecided,
+    )
 
 
 def names_of(broken: list[str]) -> set[str]:

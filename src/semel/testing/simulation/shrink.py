@@ -22,6 +22,7 @@ _PLAINEST = {
     "ids": False,
     "doubts": False,
     "warns": False,
+    "clocks": (),
 }
 
 

@@ -30,7 +30,7 @@ class Server(MemoryStore):
 
     def __init__(self, loop: Any, *, tx: bool, lossy: bool) -> None:
         self.skew = 0.0
-        self._loop = loop
+        self.loop = loop
         super().__init__(capacity=100_000, clock=self._time)
         self.down = False
         self.tx = tx
@@ -43,7 +43,7 @@ class Server(MemoryStore):
         """Words of people that were taken, by the name of the key: what `history` must tell."""
 
     def _time(self) -> float:
-        now: float = 1_000_000.0 + self._loop.time() + self.skew
+        now: float = 1_000_000.0 + self.loop.now + self.skew
         return now
 
     def apply(self, verb: str, argument: Any) -> Any:
@@ -59,7 +59,7 @@ class Server(MemoryStore):
             answer = [_DECIDE[verb](self, item) for item in argument]
         if self._lossy:
             state = (dict(self._records), self.auditor.save(), list(self.effects))
-            self._past.append((self._loop.time(), state))
+            self._past.append((self.loop.now, state))
         return answer
 
     def _claimed(self, ask: Ask) -> Verdict | Exception:
@@ -103,7 +103,7 @@ class Server(MemoryStore):
 
     def fail_over(self, lost: float) -> None:
         """A replica takes over that lacks the last `lost` seconds of acknowledged writes."""
-        horizon = self._loop.time() - lost
+        horizon = self.loop.now - lost
         while self._past and self._past[-1][0] > horizon:
             self._past.pop()
         records, audit, effects = self._past[-1][1] if self._past else ({}, ({}, {}, {}, {}), [])
@@ -155,6 +155,7 @@ class Link:
         self._lost_wakes = lost_wakes
         self.calls = 0
         self.wakes = 0
+        self.troubled_until = 0.0
         self.told_lost: set[bytes] = set()
         """Nonces whose owner has been told, in an answer that arrived, that they are fenced."""
 
@@ -169,6 +170,7 @@ class Link:
         again = self._rng.uniform(0, 4 * self._latency)
         if incident:
             self._reached[f"{incident}@{verb}"] += 1
+            self.troubled_until = loop.now + 2 * self._timeout
         if incident == "late":
             # Too late for its caller, and yet it arrives (a paused server, a slow network).
             out = self._timeout * (1 + self._rng.random())
@@ -184,7 +186,7 @@ class Link:
         if isinstance(answer, StoreUnavailable):
             raise answer
         for call, each in zip(calls, (answer,) if verb in _SINGLE else answer if calls else (), strict=True):
-            call.returned(loop.time(), each)
+            call.returned(loop.now, each)
             if each is Answer.LOST:
                 self.told_lost.add(call.item.nonce)
         return answer
@@ -193,7 +195,7 @@ class Link:
         if verb not in _WRITTEN_DOWN:
             return []
         items = (argument,) if verb in _SINGLE else argument
-        calls = [Call(verb, item, loop.time()) for item in items]
+        calls = [Call(verb, item, loop.now, witnessed=True) for item in items]
         self._server.history += calls
         return calls
 
@@ -243,6 +245,7 @@ class Link:
         lost = self.wakes in self._lost_wakes
         if lost:
             self._reached["lose-wake"] += 1
+            self.troubled_until = self._server.loop.now
         return lost
 
     def delay(self) -> float:
@@ -267,22 +270,26 @@ class _Message:
     def travel(
         self, incident: str, out: float, again: float, back: float, arrived: asyncio.Future[Any]
     ) -> None:
-        later = self._loop.call_later
+        arrive, silent = self._arrive, 0.0
         match incident:
             case "lose-request":
                 return
             case "reset-request":
-                later(out, _reset, arrived)
+                self._later(out, _reset, arrived)
             case "lose-reply":
-                later(out, self._arrive, None, 0.0, context=_NOBODY)
+                self._later(out, arrive, None, silent)
             case "reset-reply":
-                later(out, self._arrive, None, 0.0, context=_NOBODY)
-                later(out + back, _reset, arrived)
+                self._later(out, arrive, None, silent)
+                self._later(out + back, _reset, arrived)
             case "double":
-                later(out, self._arrive, arrived, back, context=_NOBODY)
-                later(out + again, self._arrive, None, 0.0, context=_NOBODY)
+                self._later(out, arrive, arrived, back)
+                self._later(out + again, arrive, None, silent)
             case _:
-                later(out, self._arrive, arrived, back, context=_NOBODY)
+                self._later(out, arrive, arrived, back)
+
+    def _later(self, delay: float, then: Callable[..., object], *args: Any) -> None:
+        """Under way it belongs to nobody, and goes by nobody's clock."""
+        _NOBODY.run(self._loop.call_later, delay, then, *args)
 
     def _arrive(self, arrived: asyncio.Future[Any] | None, back: float) -> None:
         """It arrives although its sender died. The reply dies with its reader."""

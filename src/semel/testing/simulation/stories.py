@@ -52,6 +52,10 @@ def described(plan: Plan) -> str:
     lines = [", ".join([head, f"latency about {plan.latency * 1000:g} ms", *store])]
     for number, ops in enumerate(plan.workers):
         lines += [f"  worker {number}: {_op(op)}" for op in ops]
+    lines += [
+        f"  clock of worker {number}: {offset:+g} s, {rate:g} times as fast"
+        for number, (offset, rate) in enumerate(plan.clocks)
+    ]
     lines += [f"  fault: {_fault(fault)}" for fault in plan.faults] or ["  no fault"]
     return "\n".join(lines)
 

@@ -1,6 +1,7 @@
 """What a world does, as parts that can be added: each later part of the product registers its own.
 
-    register(Workload("outbox", plan=plan_of_outbox, calls={"publish": publish}, checks=(no_gap,), points=("relay.sent",)))
+    register(Workload("outbox", plan=plan_of_outbox, calls={"publish": publish}, checks=(no_gap,),
+                      points=("relay.sent",), windows=frozenset({"kill-at-point@relay.sent"})))
 
     python -m semel.testing.simulation --workload outbox --schedules 2000
 
@@ -34,7 +35,11 @@ class Workload(msgspec.Struct, frozen=True):
     checks: tuple[Callable[[World], list[str]], ...] = ()
     """Invariants of this workload's own, each line "NAME: what was broken"; the core's hold for all."""
     points: tuple[str, ...] = ()
-    """Fault points that its plans aim at: a run in which one is never hit is invalid."""
+    """Fault points that its plans aim at."""
+    windows: frozenset[str] = frozenset()
+    """Names in `World.reached` (a point, a fault, "fault@point", "fault@verb"): a run in which one was never hit is invalid."""
+    shows: tuple[str, ...] = ()
+    """Modes that promise less than once, and must have shown it: else the faults did not bite."""
 
 
 _registered: dict[str, Workload] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import types
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
@@ -17,9 +18,10 @@ from semel.model import State
 from semel.results import codec_for
 from semel.run import Run
 from semel.testing.simulation import faces
+from semel.testing.simulation.auditor import name_of
 from semel.testing.simulation.clients import policy_of, probe_record
 from semel.testing.simulation.failures import Flaw
-from semel.testing.simulation.loop import SimLoop, worker_tag
+from semel.testing.simulation.loop import Clock, SimLoop, worker_tag
 from semel.testing.simulation.plans import NETWORK, Fault, Op, Plan
 from semel.testing.simulation.stores import Link, Server
 from semel.testing.simulation.workloads import workload_of
@@ -29,6 +31,9 @@ __all__ = ["Answered", "Effect", "World"]
 TIMEOUT = 0.4
 SETTLE_TIMEOUT = 1.0
 LONGEST = 150.0  # virtual seconds: by then every world has come to rest, or never will
+
+# Under these a worker may not know yet that it has released a key.
+_MUDDLED = NETWORK | {"pause", "pause-at-point", "store-down", "failover", "clock", "worker-clock"}
 
 _call_tag: ContextVar[str] = ContextVar("semel_sim_call", default="")
 _CODEC = codec_for(None, str)
@@ -76,7 +81,10 @@ class World:
         self.count = 0
         self.looks = 0
         self.finished_at: float | None = None
-        self.quiet_at = 0.0
+        self.asked_again = 0
+        self.histories = 0
+        self.undecided = 0
+        self._calm_at = 0.0
         self._calls = workload_of(plan.workload).calls
         self._senders: dict[bytes, str] = {}
         self._passes: Counter[tuple[str, str]] = Counter()
@@ -93,15 +101,21 @@ class World:
 
     def run(self) -> World:
         points.listen(self._at_point)
+        # When cycles are collected depends on everything that ran before, and a run that nobody holds any more (see
+        # Heart) would end with them: a seed must mean the same alone and among others.
+        collects = gc.isenabled()
+        gc.disable()
         try:
             self.loop.run_until_complete(self._live())
         finally:
             points.listen(None)
             self.loop.graveyard.append(self)
+            if collects:
+                gc.enable()
         return self
 
     def say(self, text: str) -> None:
-        self.trace.append(f"{self.loop.time():.6f} {worker_tag.get() or '-'} {text}")
+        self.trace.append(f"{self.loop.now:.6f} {worker_tag.get() or '-'} {text}")
 
     def begin(self, op: Op, run: Run) -> None:
         """A client's function begins."""
@@ -110,7 +124,7 @@ class World:
 
     def happen(self, op: Op, value: str) -> None:
         """An effect on the world outside."""
-        self.effects.append(Effect(self.loop.time(), op.name, worker_tag.get(), value, op.request))
+        self.effects.append(Effect(self.loop.now, op.name, worker_tag.get(), value, op.request))
         self.done_outside.setdefault(op.name, value)
         self.say(f"effect {value}")
 
@@ -150,21 +164,22 @@ class World:
             alive = [task for task in everybody if not task.done() and not self.loop.is_dead(task.get_name())]
             if not alive and not self._returning:
                 break
-            if self.loop.time() > LONGEST:
+            if self.loop.now > LONGEST:
                 self.say("never at rest")
                 return
             await asyncio.wait(alive, timeout=self.plan.lease) if alive else await asyncio.sleep(
                 self.plan.lease
             )
         latest = max((fault.at + max(fault.span, 0) for fault in self.plan.faults), default=0.0)
-        await asyncio.sleep(max(0.0, latest - self.loop.time()) + 4 * self.plan.lease)
-        self.quiet_at = self.loop.time()
+        await asyncio.sleep(max(0.0, latest - self.loop.now) + 4 * self.plan.lease)
         await self._audit()
-        self.finished_at = self.loop.time()
+        self.finished_at = self.loop.now
 
     def _start(self, number: int, ops: tuple[Op, ...]) -> asyncio.Task[None]:
         self._incarnation[number] += 1
         tag = f"w{number}.{self._incarnation[number]}"
+        if self.plan.clocks:
+            self.loop.set_clock(tag, Clock(*self.plan.clocks[number]))
         token = worker_tag.set(tag)
         try:
             return self.loop.create_task(self._work(number, tag, ops), name=tag)
@@ -220,6 +235,14 @@ class World:
             face.recovery("default", probe=self.plain(probe_record, self))
         return face
 
+    @property
+    def calm_at(self) -> float:
+        """From then on nothing went wrong any more."""
+        return max(self._calm_at, *(link.troubled_until for link in self._links.values()), 0.0)
+
+    def _troubled(self, seconds: float = 0.0) -> None:
+        self._calm_at = max(self._calm_at, self.loop.now + seconds)
+
     # ------------------------------------------------------------------------------------------------ clients
 
     async def _client(self, face: Any, tag: str, op: Op) -> None:
@@ -230,7 +253,7 @@ class World:
         if task is not None:
             self._by_call[name] = task
         await asyncio.sleep(op.after)
-        answered = Answered(op, tag, self.loop.time())
+        answered = Answered(op, tag, self.loop.now)
         self.say(f"call {op.kind} {op.name}")
         try:
             call = self._calls[op.kind](self, face, op, answered)
@@ -239,6 +262,7 @@ class World:
             answered.error = type(error).__name__
             if answered.error == "InProgress" and op.kind in ("execute", "consume", "claim"):
                 self._check_blocked(name, op)
+                self._check_followed(answered)
         except asyncio.CancelledError:
             answered.error = "CancelledError"
             if task not in self._cancelled:
@@ -246,7 +270,7 @@ class World:
             raise
         finally:
             if not self.loop.is_dead(tag):
-                answered.at = self.loop.time()
+                answered.at = self.loop.now
                 self.answers.append(answered)
                 self.say(f"told {op.kind} {op.name} {answered.value or answered.error}")
 
@@ -256,12 +280,28 @@ class World:
             if record.state is State.RUNNING and self._senders.get(record.nonce) == call:
                 self.broken.append(f"R16: a caller of {op.name} was told to wait for its own claim")
 
+    def _check_followed(self, answered: Answered) -> None:
+        """R31: who gave up leads nobody. A key that was free when he asked, and still is, is refused to nobody."""
+        if self.plan.kinds & _MUDDLED:
+            return
+        asked_at = (
+            1_000_000.0 + answered.began - 15 * self.plan.latency
+        )  # the release's own answer takes its time
+        for record in self.server._records.values():  # noqa: SLF001 - a look from above
+            named = record.scope is not None and name_of(record.scope) == answered.op.name
+            free_from = max(record.updated, record.not_before)
+            if named and record.state is State.RELEASED and free_from < asked_at:
+                self.broken.append(
+                    f"R31: a caller of {answered.op.name} was told to wait for who had given up"
+                )
+
     # ------------------------------------------------------------------------------------------------- faults
 
     def _strike(self, fault: Fault) -> None:
         tag = f"w{fault.worker}.{self._incarnation[fault.worker]}"
         self.reached[fault.kind] += 1
         self.say(f"fault {fault.kind} {tag}")
+        self._troubled(fault.span if fault.kind == "store-down" else 0.0)
         match fault.kind:
             case "kill":
                 self._kill(fault.worker, tag)
@@ -276,6 +316,8 @@ class World:
                 self.loop.call_later(fault.span, self._up)
             case "failover":
                 self.server.fail_over(fault.span)
+            case "worker-clock":
+                self.loop.jump(tag, fault.span)
             case _:
                 self.server.skew += fault.span
 
@@ -295,6 +337,7 @@ class World:
                 left.append(op)
         # The client of a killed worker asks again, with the same key, once it is back.
         self._returning += 1
+        self._troubled(self.plan.lease / 4)
         self._from_outside(self.plan.lease / 4, self._restart, number, tuple(left))
 
     def _from_outside(self, delay: float, then: Callable[..., object], *args: Any) -> None:
@@ -310,6 +353,7 @@ class World:
 
     def _pause(self, tag: str, span: float) -> None:
         self.loop.pause(tag)
+        self._troubled(span)
         self._from_outside(span, self.loop.resume, tag)
 
     def _cancel_at_await(self, tasks: list[asyncio.Task[None]]) -> None:
@@ -319,6 +363,7 @@ class World:
 
     def _cancel(self, task: asyncio.Task[None]) -> None:
         self._cancelled.add(task)
+        self._troubled()
         task.cancel()
 
     def _at_point(self, name: str) -> None:
@@ -355,6 +400,7 @@ class World:
                     if self.answers[-1].error not in ("StoreUnavailable", "NotRecorded"):
                         break
                     self.answers.pop()
+                    self.asked_again += 1
         finally:
             worker_tag.reset(token)
 

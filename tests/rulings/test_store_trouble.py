@@ -1,0 +1,100 @@
+"""R9, R16, R17: what the store's own trouble means, and does not mean. Found by the simulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from semel import AsyncSemel, OutcomeUnknown, PreviousFailure, Semel, StoreUnavailable, current_run
+from semel.layers import Layer
+from semel.model import Answer
+from semel.stores.memory import MemoryStore
+
+from .conftest import Lab
+
+
+class Deaf(Layer):
+    """Takes no notes while it is deaf."""
+
+    deaf = True
+
+    async def note(self, note: Any) -> Answer:
+        if self.deaf:
+            raise StoreUnavailable("the note was lost")
+        return await self.inner.note(note)
+
+
+def _face(lab: Lab, store: Any, **settings: Any) -> Any:
+    return (Semel if lab.colour == "sync" else AsyncSemel)(store, **settings)
+
+
+@pytest.mark.parametrize("on_error", ["replay", lambda _: "replay"], ids=["word", "callable"])
+async def test_R9_a_store_that_does_not_answer_a_step_is_no_failure_of_the_function(
+    light_lab: Lab, on_error: Any
+) -> None:
+    store = Deaf(MemoryStore())
+    once = _face(light_lab, store, settle_timeout=0.05)
+
+    def work() -> Any:
+        return current_run().step("charge", light_lab.effect())
+
+    with pytest.raises(StoreUnavailable):
+        await light_lab.do(once.execute("k", light_lab.fn(work), on_error=on_error))
+    store.deaf = False
+    assert (await light_lab.do(once.execute("k", light_lab.fn(work), on_error=on_error))).value == "done"
+    await light_lab.do(once.close())
+
+
+async def test_R9_under_hold_a_step_whose_note_is_lost_leaves_the_key_unknown_not_failed(
+    light_lab: Lab,
+) -> None:
+    once = _face(light_lab, Deaf(MemoryStore()), settle_timeout=0.05)
+
+    def work() -> Any:
+        return current_run().step("charge", light_lab.effect(), on_unknown="retry")
+
+    for expected in (StoreUnavailable, OutcomeUnknown):
+        with pytest.raises(expected):
+            await light_lab.do(once.execute("k", light_lab.fn(work), on_error="replay", on_unknown="hold"))
+    await light_lab.do(once.close())
+
+
+async def test_R9_the_function_s_own_failure_after_a_lost_note_is_replayed(light_lab: Lab) -> None:
+    once = _face(light_lab, Deaf(MemoryStore()), settle_timeout=0.05)
+
+    def work() -> Any:
+        raise LookupError("of its own") from StoreUnavailable("somebody else's")
+
+    for expected in (LookupError, PreviousFailure):
+        with pytest.raises(expected):
+            await light_lab.do(once.execute("k", light_lab.fn(work), on_error="replay"))
+    await light_lab.do(once.close())
+
+
+class Slow(Layer):
+    """The reply of the first settle is lost, and the retention is over when it is sent again."""
+
+    def __init__(self, inner: MemoryStore, clock: list[float]) -> None:
+        super().__init__(inner)
+        self._clock = clock
+        self.lost = 0
+
+    async def settle(self, ends: Any) -> Any:
+        answers = await self.inner.settle(ends)
+        if not self.lost:
+            self.lost += 1
+            self._clock[0] += 1.5
+            raise StoreUnavailable("the reply was lost")
+        return answers
+
+
+async def test_R17_a_settle_that_was_stored_and_is_buried_when_it_is_sent_again_was_not_lost_to_anybody(
+    light_lab: Lab,
+) -> None:
+    clock = [1000.0]
+    store = Slow(MemoryStore(clock=lambda: clock[0]), clock)
+    once = _face(light_lab, store, retention=1.0, tombstone=60.0)
+    assert (await light_lab.do(once.execute("k", light_lab.effect()))).value == "done"
+    assert store.lost == 1
+    await light_lab.do(once.close())
