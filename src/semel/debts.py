@@ -84,8 +84,17 @@ class Debts:
         if answer is Answer.OK:
             self._heart.remove(run)
             return True
-        if answer is Answer.GONE and await self.reclaim(run):
-            return False
+        if answer is Answer.GONE:
+            if await self.reclaim(run):
+                return False
+            try:
+                record, _ = await self._store.peek(run.scope)
+            except Exception:  # noqa: BLE001 - no answer is no refusal
+                return False
+            if record is not None and record.nonce == run.ask.nonce:
+                # Buried: an earlier copy of this very settle was stored, and its retention is over already.
+                self._heart.remove(run)
+                return True
         run.lease_lost = True
         self._heart.remove(run)
         if self._emit is not None:

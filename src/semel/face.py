@@ -37,6 +37,7 @@ from semel.stores.memory import MemoryStore
 __all__ = ["Face"]
 
 _MOST_OPTIONS = 256
+_NO_KWARGS: Mapping[str, Any] = {}
 _WHERE = frozenset({"tenant", "operation", "result_type", "retention", "tombstone"})
 _SWITCHED_OFF = "semel is switched off (enabled=False): every call runs, nothing is protected"
 
@@ -191,7 +192,7 @@ class Face:
         kwargs = labels = None
         print_ = b""
         readable = self._readable
-        if callable(key):
+        if type(key) is not str and callable(key):
             raise InvalidKey("the key comes first, then the function: execute(key, fn, *arguments)")
         if fn is not None:
             if not callable(fn):
@@ -219,7 +220,7 @@ class Face:
             options,
             fn or nothing_to_run,
             args,
-            kwargs or {},
+            kwargs or _NO_KWARGS,
             codec_for(fn, options.result_type) if keep else None,
             print_,
             checked_labels(labels) if labels else None,

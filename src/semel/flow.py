@@ -19,6 +19,7 @@ import msgspec
 from semel import ids, steps
 from semel.calls import Call, failure_of, name_of
 from semel.canonical import FINGERPRINT_VERSION
+from semel.codec import Codec
 from semel.debts import Debts
 from semel.errors import (
     CodecError,
@@ -89,11 +90,16 @@ class Engine:
 
     async def execute(self, call: Call) -> Outcome[Any]:
         ask = self._ask(call)
-        verdict = await self.claim(ask)
+        reach("claim.sent")
+        try:  # as `claim`, without a coroutine more around the wait: each one costs whoever waits at the bottom
+            verdict = (await self.store.claim((ask,)))[0]
+        except BaseException:
+            self.debts.abandon(ask)
+            raise
         if type(verdict) is Replay:
             return self.replay(call, verdict.record)
         if type(verdict) is not Won:
-            ask, verdict = await self._contend(call, ask, verdict)
+            ask, verdict = await self._contend(call, ask, self._answered(ask, verdict))
             if type(verdict) is Replay:
                 return self.replay(call, verdict.record)
         if self.runtime.detaches(call.fn, call.options.inline):
@@ -128,18 +134,23 @@ class Engine:
             _current.reset(token)
         if run.interrupt.fired:
             run.interrupt.absorb()
-        return await self.complete(run, value)
+        # As `complete`, without a coroutine more around the settle.
+        data, marker, problem = self._encode(call, value)
+        await self.recorder.record(run, done_of(run, data, marker), value)
+        return self._completed(run, value, marker, problem)
 
     async def complete(self, run: Run, value: Any) -> Outcome[Any]:
         """The effect happened: record it, whatever that takes."""
         data, marker, problem = self._encode(run.call, value)
-        end = done_of(run, data, marker)
-        await self.recorder.record(run, end, value)
+        await self.recorder.record(run, done_of(run, data, marker), value)
+        return self._completed(run, value, marker, problem)
+
+    def _completed(self, run: Run, value: Any, marker: str, problem: CodecError | None) -> Outcome[Any]:
         if self.emit is not None:
             self.emit(Executed(run.scope, run.attempt, self.runtime.now() - run.won_at))
         if problem is not None:
             raise problem
-        return Outcome(value, replayed=False, ref=run.ref, attempt=run.attempt, marker=marker)
+        return Outcome(value, False, run.ref, run.attempt, marker)
 
     def _encode(self, call: Call, value: Any) -> tuple[bytes, str, CodecError | None]:
         if call.codec is None:
@@ -167,14 +178,13 @@ class Engine:
             )
         if call.options.ref_type is not None and record.ref is not None:
             _check_ref(call, record.ref)
-        value = self._decode(call, record)
-        return Outcome(value, replayed=True, ref=record.ref, attempt=record.attempts, marker=record.marker)
+        value = None if call.codec is None or not record.result else self._decode(call, call.codec, record)
+        return Outcome(value, True, record.ref, record.attempts, record.marker)
 
-    def _decode(self, call: Call, record: Record) -> Any:
-        if call.codec is None or not record.result:
-            return None
+    @staticmethod
+    def _decode(call: Call, codec: Codec, record: Record) -> Any:
         try:
-            return call.codec.decode(record.result)
+            return codec.decode(record.result)
         except CodecError as error:
             raise OutcomeUnknown(
                 f"the stored result of {name_of(call)} cannot be read ({error}); it is kept as it is: read it with the "
@@ -219,6 +229,9 @@ class Engine:
             # No answer: the store may have granted it. Nobody will run it, so nobody may wait for it.
             self.debts.abandon(ask)
             raise
+        return self._answered(ask, verdict)
+
+    def _answered(self, ask: Ask, verdict: Verdict | Exception) -> Verdict:
         if isinstance(verdict, Exception):
             self.debts.abandon(ask)
             raise verdict
@@ -426,19 +439,12 @@ class Engine:
 
 def done_of(run: Run, data: bytes, marker: str, policy: Policy | None = None) -> Settle:
     """The end of a run whose effect happened."""
-    options = run.call.options
+    options, ask = run.call.options, run.ask
+    summary = steps.summarize(run.steps) if run.has_steps else None
     return Settle(
-        scope=run.scope,
-        nonce=run.ask.nonce,
-        kind=Kind.DONE,
-        retention=options.retention,
-        tombstone=options.tombstone,
-        result=data,
-        marker=marker,
-        ref=run.ref,
-        policy=policy,
-        steps=steps.summarize(run.steps) if run.has_steps else None,
-    )
+        ask.scope, ask.nonce, Kind.DONE, options.retention, options.tombstone,
+        data, marker, run.ref, None, 0.0, policy, summary,
+    )  # fmt: skip
 
 
 def _decide(run: Run, error: Exception) -> str | Release:
@@ -446,11 +452,14 @@ def _decide(run: Run, error: Exception) -> str | Release:
     if run.stuck:
         return "hold"
     decision = run.call.options.on_error
+    lost = "release" if run.policy is Policy.RETRY else "hold"
     if decision is None:
-        return "release" if run.policy is Policy.RETRY else "hold"
-    if not callable(decision):
-        return decision
-    answer: Any = decision(error)
+        return lost
+    answer: Any = decision(error) if callable(decision) else decision
+    if answer == "replay" and error is run.unheard:
+        return (
+            lost  # the store did not answer a step: that is no failure of the function, and never its outcome
+        )
     if isinstance(answer, Release) or answer in ("release", "hold", "replay"):
         return answer  # type: ignore[no-any-return]
     raise ConfigurationError(

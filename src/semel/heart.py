@@ -30,9 +30,10 @@ class Heart:
         self._ticker = runtime.ticker(self._beat)
 
     def add(self, run: Run) -> None:
-        run.due = run.won_at + run.ask.lease / 3
-        self._runs[run.ask.nonce] = run.weak
-        self._ticker.at(run.due)
+        ask = run.ask
+        run.due = due = run.won_at + ask.lease / 3
+        self._runs[ask.nonce] = run.weak
+        self._ticker.at(due)
 
     def remove(self, run: Run) -> None:
         self._runs.pop(run.ask.nonce, None)

@@ -183,7 +183,8 @@ def make_scope(prefix: str, tenant: str, operation: str, key: str, readable: Rea
     raw = key.encode()
     digest = head.copy()
     digest.update(len(raw).to_bytes(4, "big") + raw)
-    return Scope(digest.digest(), tenant, operation, _readable_form(key, readable))
+    shown = key if readable == "full" else _readable_form(key, readable)
+    return Scope(digest.digest(), tenant, operation, shown)
 
 
 # -------------------------------------------------------------------------------------- fingerprints

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from asyncio import current_task
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
@@ -12,8 +13,11 @@ from functools import partial
 from inspect import CO_COROUTINE, isawaitable, iscoroutinefunction
 from typing import Any, Literal, TypeVar
 
+import msgspec
+
 from semel.errors import ConfigurationError
 from semel.run import run_or_none
+from semel.running import clock_of
 from semel.runtime import Interrupt, Parker, Ticker, stopped, ticked
 
 __all__ = ["LoopRuntime", "is_async", "running_loop"]
@@ -127,12 +131,9 @@ class _LoopTicker:
             self.at(again)
 
 
-class _TaskInterrupt:
-    __slots__ = ("_task", "fired")
-
-    def __init__(self, task: asyncio.Task[Any] | None) -> None:
-        self._task = task
-        self.fired = False
+class _TaskInterrupt(msgspec.Struct, eq=False):
+    _task: asyncio.Task[Any] | None
+    fired: bool = False
 
     def fire(self) -> None:
         if self._task is not None and not self.fired and not self._task.done():
@@ -151,7 +152,7 @@ class LoopRuntime:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pool: Callable[[], ThreadPoolExecutor]) -> None:
         self.loop = loop
-        self.now: Callable[[], float] = loop.time
+        self.now: Callable[[], float] = clock_of(loop)
         self._pool = pool
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -168,7 +169,7 @@ class LoopRuntime:
         return _LoopTicker(self, tick)
 
     def interrupt(self) -> Interrupt:
-        return _TaskInterrupt(asyncio.current_task())
+        return _TaskInterrupt(current_task(self.loop))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = self.loop.create_task(coroutine)

@@ -200,9 +200,12 @@ def _is_gone(record: Record, now: float) -> bool:
 
 
 def bury(record: Record) -> Record:
-    """What a tombstone keeps: that the key was used, by how many attempts and when. The body is gone (R19)."""
+    """What a tombstone keeps: that the key was used, by how many attempts and when. The body is gone (R19).
+
+    So is the time of expiry: a clock that is set back must not make an outcome without a body of it again.
+    """
     return msgspec.structs.replace(
-        record, result=b"", error=None, steps=b"", ref=None, labels=None, marker=""
+        record, result=b"", error=None, steps=b"", ref=None, labels=None, marker="", expires=0.0
     )
 
 

@@ -21,6 +21,7 @@ from semel.guarantees import Guarantee
 from semel.loop import LoopRuntime, is_async, running_loop
 from semel.model import Event, Record
 from semel.run import Outcome
+from semel.running import runs_here
 from semel.runtime import ThreadRuntime, run_sync
 from semel.store import Colour
 from semel.within import AsyncWithin, Within, bind
@@ -206,9 +207,10 @@ class AsyncSemel(Face):
         self._last: tuple[weakref.ref[asyncio.AbstractEventLoop], Engine] | None = None
 
     def _engine(self) -> Engine:
+        last = self._last
+        if last is not None and (known := last[0]()) is not None and runs_here(known):
+            return last[1]
         loop = running_loop()
-        if self._last is not None and self._last[0]() is loop:
-            return self._last[1]
         engine = self._engines.get(loop)
         if engine is None:
             engine = self._make_engine(loop)

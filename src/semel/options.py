@@ -93,9 +93,10 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def policy(self) -> Policy:
-        if callable(self.on_unknown):
-            return Policy.PROBE
-        return Policy.HOLD if self.on_unknown == "hold" else Policy.RETRY
+        word = self.on_unknown
+        if word == "retry":
+            return Policy.RETRY
+        return Policy.HOLD if word == "hold" else Policy.PROBE
 
 
 _WORDS: Mapping[str, frozenset[Any]] = {

@@ -77,7 +77,7 @@ class Failure(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(msgspec.Struct, frozen=True, gc=False):
     """One scope's record as a store keeps it. Times are the store's clock in seconds; `inf` means never."""
 
     state: State
@@ -112,7 +112,7 @@ class Record(msgspec.Struct, frozen=True):
         return f"<Record {self.state.value} {self.scope!r}, attempts={self.attempts}{ref}{error}{kept}>"
 
 
-class Ask(msgspec.Struct, frozen=True):
+class Ask(msgspec.Struct, frozen=True, gc=False):
     """A claim on its way to the store. The nonce makes it repeatable: sent twice, it is granted once."""
 
     scope: Scope
@@ -128,7 +128,7 @@ class Ask(msgspec.Struct, frozen=True):
     """The nonce of an unknown record that a probe has cleared for a re-run."""
 
 
-class Settle(msgspec.Struct, frozen=True):
+class Settle(msgspec.Struct, frozen=True, gc=False):
     """The end of a run, or a person's or a probe's word on it (`new_nonce` set), on its way to the store."""
 
     scope: Scope
@@ -149,7 +149,7 @@ class Settle(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Renewal(msgspec.Struct, frozen=True):
+class Renewal(msgspec.Struct, frozen=True, gc=False):
     """One heartbeat: the lease counts from the store's clock when it arrives."""
 
     scope: Scope
@@ -158,7 +158,7 @@ class Renewal(msgspec.Struct, frozen=True):
     retention: float
 
 
-class Note(msgspec.Struct, frozen=True):
+class Note(msgspec.Struct, frozen=True, gc=False):
     """A step's mark: `entry` is appended to the record's steps."""
 
     scope: Scope
@@ -177,19 +177,19 @@ class Event(msgspec.Struct, frozen=True):
     attempt: int = 0
 
 
-class Won(msgspec.Struct, frozen=True, tag=True):
+class Won(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The caller owns the key: run the effect, then settle with the same nonce."""
 
     record: Record
 
 
-class Replay(msgspec.Struct, frozen=True, tag=True):
+class Replay(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The key is settled (done or failed): give back what is stored."""
 
     record: Record
 
 
-class Busy(msgspec.Struct, frozen=True, tag=True):
+class Busy(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Somebody runs the key, or a released key may not be tried before `retry_after` seconds."""
 
     retry_after: float
@@ -197,17 +197,17 @@ class Busy(msgspec.Struct, frozen=True, tag=True):
     delayed: bool = False
 
 
-class Mismatch(msgspec.Struct, frozen=True, tag=True):
+class Mismatch(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The key belongs to another request."""
 
 
-class Expired(msgspec.Struct, frozen=True, tag=True):
+class Expired(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The key was used; only its tombstone is left, until `until`."""
 
     until: float = 0.0
 
 
-class Unknown(msgspec.Struct, frozen=True, tag=True):
+class Unknown(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The outcome was lost and policy (the stricter of the stored and the caller's) forbids a plain re-run."""
 
     record: Record | None

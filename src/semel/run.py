@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, overload
 from weakref import ref
 
+import msgspec
+
 from semel import steps
 from semel.errors import CodecError, ConfigurationError
 from semel.keys import check_ref
@@ -42,23 +44,18 @@ def current_run() -> Run:
     return run
 
 
-class Outcome(Generic[T_co]):
+class Outcome(msgspec.Struct, Generic[T_co], eq=False):
     """What happened: the value, whether it was replayed, the ref, and the attempt that made it.
 
     A result over `max_result` is known as done but was not kept: then `value` raises CodecError on a replay, and
     `ref` is what is left to find it by.
     """
 
-    __slots__ = ("_value", "attempt", "marker", "ref", "replayed")
-
-    def __init__(
-        self, value: T_co, *, replayed: bool, ref: str | None, attempt: int, marker: str = ""
-    ) -> None:
-        self._value = value
-        self.replayed = replayed
-        self.ref = ref
-        self.attempt = attempt
-        self.marker = marker
+    _value: T_co
+    replayed: bool
+    ref: str | None
+    attempt: int
+    marker: str = ""
 
     @property
     def value(self) -> T_co:
@@ -98,6 +95,7 @@ class Run:
         "stuck",
         "threads",
         "token",
+        "unheard",
         "weak",
         "won_at",
     )
@@ -120,6 +118,8 @@ class Run:
         """Threads of steps that run on although whoever waited for them has given up."""
         self.in_flight: dict[str, list[Parker]] = {}
         self.stuck = False
+        self.unheard: Exception | None = None
+        """The store did not answer a step or an id: this very error says nothing about the function."""
         self.due = 0.0
         self.won_at = engine.runtime.now()
         self._started = record.updated

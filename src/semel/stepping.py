@@ -195,10 +195,14 @@ class Stepper:
 
     async def _note(self, run: Run, step: steps.Step) -> None:
         note = Note(run.scope, run.ask.nonce, steps.encode(step))
-        answer = await self._store.note(note)
-        if answer is Answer.GONE and await self._debts.reclaim(run):
-            # The store lost the record, nobody took it over: the same nonce claims it again.
+        try:
             answer = await self._store.note(note)
+            if answer is Answer.GONE and await self._debts.reclaim(run):
+                # The store lost the record, nobody took it over: the same nonce claims it again.
+                answer = await self._store.note(note)
+        except StoreUnavailable as error:
+            run.unheard = error
+            raise
         if answer is Answer.REFUSED:
             raise ConfigurationError(f"{name_of(run.call)} has ended: it takes no more steps ({step.name!r})")
         if answer is not Answer.OK:

@@ -834,6 +834,23 @@ def test_results_are_compressed_only_above_the_threshold_and_only_when_it_helps(
     assert untyped.encode(noise, compress_over=0) == untyped.encode(noise)
 
 
+def test_R15_what_would_fill_the_memory_is_unreadable_and_was_never_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("semel.codec.INFLATED_LIMIT", 10_000)
+    room = 10_000 - len(untyped.encode(b"x" * 9_000)[1:]) + 9_000
+    small = untyped.encode(b"x" * room, compress_over=0)
+    assert len(small) < 200
+    assert untyped.decode(small) == b"x" * room
+    larger = untyped.encode(b"x" * (room + 1), compress_over=0)
+    assert len(larger) > room
+    assert untyped.decode(larger) == b"x" * (room + 1)
+    with pytest.raises(CodecError, match="larger than 10000 bytes, which semel never writes"):
+        untyped.decode(b"\x11" + zlib.compress(larger[1:]))
+    with pytest.raises(CodecError, match="its end is missing"):
+        untyped.decode(small[:-4])
+
+
 # -------------------------------------------------------------------------------------- what types tell
 
 

@@ -204,6 +204,17 @@ def test_R11_a_probe_may_clear_an_outcome_that_was_declared_unknown() -> None:
     assert won(record, ask(TWO, takeover=ONE), NOW).attempts == 2
 
 
+def test_R11_what_a_strict_callers_probe_found_settles_a_lapsed_run_under_retry_but_no_live_one() -> None:
+    running = won()
+    found = word(actor="", nonce=running.nonce, result=b"found")
+    assert model.settle(running, found, NOW)[0] is Answer.REFUSED
+    answer, changed = model.settle(running, found, running.lease_until)
+    assert answer is Answer.OK
+    assert changed is not None
+    assert (changed.state, changed.result, changed.nonce) == (State.DONE, b"found", THREE)
+    assert model.settle(running, word(nonce=running.nonce), running.lease_until)[0] is Answer.REFUSED
+
+
 @pytest.mark.parametrize("policy", STRICT)
 def test_R12_unknown_is_read_not_written(policy: Policy) -> None:
     record = won(asked=ask(policy=policy))
@@ -404,7 +415,7 @@ def test_R19_a_tombstone_takes_no_write_from_anybody() -> None:
         assert model.note(record, Note(SCOPE, nonce, b"x"), buried) == (Answer.GONE, None)
 
 
-def test_R19_a_buried_record_has_no_body_but_still_expires_the_same() -> None:
+def test_R19_a_buried_record_has_no_body_and_stays_expired_whatever_the_clock_says() -> None:
     running = noted(won(asked=ask(fingerprint=MINE, labels={"a": "b"})))
     record = settled(
         Kind.FAILED, record=running, result=b"r", ref="o", error=FAILURE, marker="m", tombstone=5.0
@@ -412,7 +423,7 @@ def test_R19_a_buried_record_has_no_body_but_still_expires_the_same() -> None:
     buried = model.bury(record)
     assert (buried.result, buried.ref, buried.error, buried.marker) == (b"", None, None, "")
     assert (buried.labels, buried.steps) == (None, b"")
-    assert (buried.attempts, buried.expires, buried.tombstone) == (1, record.expires, record.tombstone)
+    assert (buried.attempts, buried.expires, buried.tombstone) == (1, 0.0, record.tombstone)
 
 
 def test_R24_a_key_tried_again_after_a_release_keeps_its_secret() -> None:

@@ -25,6 +25,8 @@ __all__ = ["FORMAT", "Codec", "check_encodable", "encoder_for", "preview", "retu
 FORMAT: Final = 1  # readers keep this version and the one before it
 _PLAIN: Final = bytes([FORMAT << 4])
 _ZLIB: Final = bytes([FORMAT << 4 | 1])
+INFLATED_LIMIT: Final = 64 << 20
+"""Bytes of a result that may be compressed; a larger one is stored as it is, if `max_result` allows."""
 
 
 class Codec:
@@ -48,7 +50,7 @@ class Codec:
             raise CodecError(refused.explain("result")) from None
         except Exception as error:  # the value's own code ran: properties, comparisons, serializers
             raise CodecError(f"the result cannot be stored: {type(error).__name__}: {error}") from error
-        if compress_over is not None and len(body) > compress_over:
+        if compress_over is not None and compress_over < len(body) <= INFLATED_LIMIT:
             small = zlib.compress(body, 1)
             if len(small) < len(body):
                 return _ZLIB + small
@@ -98,13 +100,24 @@ def _named(classes: list[type]) -> dict[type, Shape]:
     return shapes
 
 
+def _inflated(small: bytes | bytearray | memoryview) -> bytes:
+    """Decompress, but never to more than was ever compressed: a few damaged or forged bytes could fill the memory."""
+    inflate = zlib.decompressobj()
+    body = inflate.decompress(small, INFLATED_LIMIT + 1)
+    if len(body) > INFLATED_LIMIT:
+        raise CodecError(f"decompressed it is larger than {INFLATED_LIMIT} bytes, which semel never writes")
+    if not inflate.eof:
+        raise CodecError("its end is missing")
+    return body
+
+
 def _decode(data: bytes | bytearray | memoryview, read: Any) -> Any:
     head = data[:1]
     try:
         if head == _PLAIN:
             return read(data[1:])
         if head == _ZLIB:
-            return read(zlib.decompress(data[1:]))
+            return read(_inflated(data[1:]))
     except CodecError as error:
         raise CodecError(f"the stored result is unreadable: {error}") from None
     except Exception as error:

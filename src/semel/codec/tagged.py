@@ -50,7 +50,6 @@ class Tag:
 
 _pack: Final = msgspec.msgpack.Encoder().encode
 _LEAVES: Final[frozenset[type]] = frozenset({str, int, float, bool, NoneType, bytes})
-_CONTAINERS: Final[frozenset[type]] = frozenset({dict, list})
 _only_leaves: Final = _LEAVES.issuperset
 MAX_PARTS: Final = 1_000_000
 _TOO_MANY: Final = f"has more than {MAX_PARTS:,} parts: return less, or a reference to it"
@@ -71,15 +70,14 @@ def _is_plain(value: Any, room: int, budget: list[int]) -> bool:
     unless all of them are exact strings) and `issuperset(map(type, …))` run in C: half of the time of a recursion.
     """
     kind = type(value)
-    if kind not in _CONTAINERS:
+    if kind is not dict and kind is not list:
         return kind in _LEAVES
     nodes = [value]
-    while True:
-        budget[0] -= sum(map(len, nodes))  # _spend, without the call
-        if budget[0] < 0:
-            raise Refused(_TOO_MANY)
+    left = budget[0] - len(value)
+    while left >= 0:  # _spend, without the call: only what is within the budget is fetched
         parts = get_referents(*nodes)
         if _only_leaves(map(type, parts)):
+            budget[0] = left
             return True
         if room <= 0:
             return False
@@ -87,10 +85,12 @@ def _is_plain(value: Any, room: int, budget: list[int]) -> bool:
         nodes = []
         for part in parts:
             kind = type(part)
-            if kind in _CONTAINERS:
+            if kind is dict or kind is list:
                 nodes.append(part)
+                left -= len(part)
             elif kind not in _LEAVES:
                 return False
+    raise Refused(_TOO_MANY)
 
 
 # --------------------------------------------------------------------------------------------- scalars

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from math import inf
 
 from semel.errors import StoreUnavailable
 from semel.layers.layer import Layer
@@ -78,15 +79,28 @@ class Cache(Layer):
         return None
 
     async def _keep(self, ask: Ask, record: Record) -> None:
-        """Remember an outcome for what is left of its retention by the store's clock, and at most `ttl`."""
+        """Remember an outcome for what is left of its retention by the store's clock, and at most `ttl`.
+
+        Time counts from a look at the store that shows it still there, taken while a wake-up would be heard: between the
+        claim and here this process may have stood still, and the key may have been forgotten.
+        """
         key = ask.scope.hash
+        entry = _Entry(record, inf)
         try:
-            _, now = await self.inner.peek(ask.scope)
-            entry = _Entry(record, self._runtime.now() + min(self._ttl, record.expires - now))
             if self.inner.capabilities.notifies:
                 entry.unwatch = await self.inner.watch(ask.scope, self._dropper(entry))
+            looked_at = self._runtime.now()
+            seen, now = await self.inner.peek(ask.scope)
         except StoreUnavailable:
+            self._forget(entry)
             return  # the replay is in hand; there is just nothing to remember
+        except BaseException:
+            self._forget(entry)
+            raise
+        if seen is None or (seen.nonce, seen.state) != (record.nonce, record.state):
+            self._forget(entry)
+            return
+        entry.until = min(entry.until, looked_at + min(self._ttl, record.expires - now))
         with self._lock:
             replaced = self._entries.pop(key, None)
             self._entries[key] = entry
@@ -98,7 +112,7 @@ class Cache(Layer):
     @staticmethod
     def _dropper(entry: _Entry) -> Callable[[], None]:
         def drop() -> None:
-            entry.until = 0.0  # also before it is in: what was watched has changed already
+            entry.until = -inf  # also before it is in: what was watched has changed already
 
         return drop
 

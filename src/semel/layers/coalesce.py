@@ -35,6 +35,9 @@ from semel.store import Store, Unwatch
 __all__ = ["Coalesce"]
 
 
+_FRESH = 1.0  # seconds for which an outcome is shared: the stale bound of the cache
+
+
 class _Flight(msgspec.Struct):
     """One key's leader in this process. record: None while its claim is under way, then what is known of the key.
 
@@ -42,6 +45,8 @@ class _Flight(msgspec.Struct):
     """
 
     leader: bytes
+    as_of: float
+    """When the store was asked for what is known: no answer is older, however long this process stood still since."""
     record: Record | None = None
     lease_until: float = 0.0
     landed: bool = False
@@ -69,7 +74,8 @@ class Coalesce(Layer):
             return await self.inner.claim(asks)
         ask = asks[0]
         key = ask.scope.hash
-        flight = self._flights.setdefault(key, mine := _Flight(ask.nonce))  # atomic: one of two threads leads
+        # atomic: one of two threads leads
+        flight = self._flights.setdefault(key, mine := _Flight(ask.nonce, self._runtime.now()))
         if flight is not mine:
             return await self._ask_leader(flight, asks)
         try:
@@ -79,12 +85,10 @@ class Coalesce(Layer):
             raise
         verdict = verdicts[0]
         if type(verdict) is Won:
-            with self._lock:
-                flight.lease_until = self._runtime.now() + ask.lease
-                flight.record = verdict.record
-                asking, flight.asking = flight.asking, ()
-            for parker in asking:
-                parker.wake()
+            flight.lease_until = self._runtime.now() + ask.lease
+            flight.record = verdict.record
+            if flight.asking:  # without the lock: whoever sits down now looks once more (_ask_leader)
+                self._call_in(flight)
         else:
             # Those who asked meanwhile share a replay; later ones ask for themselves.
             self._land(key, flight, verdict.record if type(verdict) is Replay else None)
@@ -101,6 +105,10 @@ class Coalesce(Layer):
                 parker = self._runtime.parker()
                 flight.asking += (parker,)
         if parker is not None:
+            if (
+                flight.record is not None or flight.landed
+            ):  # learned while we sat down: nobody else may wake us
+                parker.wake()
             await parker.park(self._timeout)
         # The same flight, though it may have landed meanwhile: its record, if any, is this follower's answer.
         if (record := flight.record) is None:
@@ -112,12 +120,20 @@ class Coalesce(Layer):
         """Answer a follower from what the leader knows; None sends it to the store."""
         if ask.takeover:
             return None
+        if record.state is not State.RUNNING and self._runtime.now() - flight.as_of > _FRESH:
+            return None  # it may have been forgotten since
         if conflicts(record, ask):
             return Mismatch()
         if record.state is State.RUNNING:
             left = flight.lease_until - self._runtime.now()
             return Busy(left, record.attempts) if left > 0 else None
         return Replay(record)
+
+    def _call_in(self, flight: _Flight) -> None:
+        with self._lock:
+            asking, flight.asking = flight.asking, ()
+        for parker in asking:
+            parker.wake()
 
     def _land(self, key: bytes, flight: _Flight, record: Record | None) -> None:
         with self._lock:
@@ -129,14 +145,17 @@ class Coalesce(Layer):
             flight.wake()
 
     async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
+        asked_at = self._runtime.now()
         answers = await self.inner.settle(ends)
-        for end, answer in zip(ends, answers, strict=True):
-            flight = self._flights.get(end.scope.hash)
-            if flight is not None and not isinstance(answer, Exception):
+        for at, end in enumerate(ends):
+            key = end.scope.hash
+            flight = self._flights.get(key)
+            if flight is not None and type(answer := answers[at]) is Answer:
                 if flight.watchers:
+                    flight.as_of = asked_at
                     self._settled(flight, end, answer)
                 else:
-                    self._land(end.scope.hash, flight, None)
+                    self._land(key, flight, None)
         return answers
 
     def _settled(self, flight: _Flight, end: Settle, answer: Answer) -> None:

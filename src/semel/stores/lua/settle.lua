@@ -10,7 +10,10 @@
 -- reply 8 bytes of the scope hash, the sender's nonce (the new one, if there is one), one letter:
 --       O ok   L lost   G gone   R refused   X unreadable
 local FORGOTTEN = 7
+-- From the kind on: an owner's result, and nothing else to say, under a nonce of 16 bytes.
+local PLAIN = '\2\255\0\16\0\0\0\255\255\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
 local ending, result = ARGV[1], ARGV[2]
+--@include quick
 if #ending < 61 then return redis.error_reply('ERR semel: the end is too short') end
 local retention, keep_known, after, skew, kind, new_policy, options, end_nonce_size, new_nonce_size,
   end_marker, end_ref, end_tenant, end_operation, end_key, end_actor, end_error, end_steps, end_reason

@@ -15,6 +15,7 @@ __all__ = ["check", "facts"]
 _OLDEST: Final = 7
 _SETTINGS: Final = ("appendfsync", "save", "min-replicas-to-write", "min-replicas-max-lag")
 _KEEP: Final = "CONFIG SET maxmemory-policy noeviction"
+_AND_KEEP: Final = "and CONFIG REWRITE: without it a restart undoes the setting"
 
 
 async def check(link: Link, *, accept_eviction: bool) -> None:
@@ -52,14 +53,21 @@ async def facts(link: Link, *, acks: int) -> Facts:
     durable = bool(infos) and all(info.get("aof_enabled") == "1" for info in infos.values())
     if durable and settings and fsync != {"always"}:
         warnings.append(
-            "appendfsync is not always: a power loss takes up to a second of writes; CONFIG SET appendfsync always"
+            "appendfsync is not always: a power loss takes up to a second of writes; CONFIG SET appendfsync always "
+            f"{_AND_KEEP}"
         )
-    replicated = link.topology != "standalone" or any(
-        int(info.get("connected_slaves", 0)) for info in infos.values()
-    )
+    followers = max((int(info.get("connected_slaves", 0)) for info in infos.values()), default=0)
+    replicated = link.topology != "standalone" or followers > 0
     if replicated and not acks:
         warnings.append(
             "replicas follow without being waited for: a failover can lose acknowledged writes; set acks=1"
+        )
+    elif replicated and acks < followers:
+        # What is shown (the crash matrix, failover acked.waited): a replica that acknowledged loses nothing. Which one is
+        # made master Redis does not promise, so all of them must have.
+        warnings.append(
+            f"acks={acks} of {followers} replicas: a failover to one that was not waited for loses acknowledged writes; set "
+            f"acks={followers}"
         )
     some: Mapping[str, str] = next(iter(infos.values()), {})
     return Facts(
@@ -67,7 +75,7 @@ async def facts(link: Link, *, acks: int) -> Facts:
         version=some.get("valkey_version") or _version(some),
         settings=_told(link, some, next(iter(settings.values()), {}), acks),
         durable_writes=durable and fsync == {"always"},
-        survives_failover=not replicated or acks > 0,
+        survives_failover=not replicated or 0 < acks >= followers,
         evicts=any(map(_evicts, infos.values())),
         warnings=tuple(dict.fromkeys(warnings)),
     )
@@ -83,11 +91,14 @@ def _told(link: Link, info: Mapping[str, str], settings: Mapping[str, str], acks
 def _warn_about(info: Mapping[str, str]) -> Iterable[str]:
     policy = info.get("maxmemory_policy", "noeviction")
     if _evicts(info):
-        yield f"maxmemory-policy is {policy}: Redis may drop a record before it ends, and its key runs again; {_KEEP}"
+        yield f"maxmemory-policy is {policy}: Redis may drop a record before it ends, and its key runs again; {_KEEP} {_AND_KEEP}"
     elif policy != "noeviction":
-        yield f"maxmemory-policy is {policy}: harmless until somebody sets maxmemory; {_KEEP}"
+        yield f"maxmemory-policy is {policy}: harmless until somebody sets maxmemory; {_KEEP} {_AND_KEEP}"
     if info.get("aof_enabled") == "0":
-        yield "appendonly is off: a restart loses what came after the last snapshot; CONFIG SET appendonly yes"
+        yield (
+            "appendonly is off: a restart loses what came after the last snapshot; CONFIG SET appendonly yes "
+            f"{_AND_KEEP}"
+        )
 
 
 def _evicts(info: Mapping[str, str]) -> bool:

@@ -15,6 +15,7 @@ from redis import exceptions as driver
 
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.forks import survive_fork
+from semel.running import clock_of, runs_here
 from semel.stores.redis.address import Endpoint, Target, connection
 from semel.stores.redis.calls import Arg, Call, Lane, Script, Unwatch
 from semel.stores.redis.courier import Courier, Parcel, Trouble, pack
@@ -36,7 +37,10 @@ class _Home:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
+        self.now = clock_of(loop)
         self.wires: tuple[dict[Endpoint, Wire], ...] = ({}, {}, {})
+        self.main: Wire | None = None  # the wire of the last post, and where it goes
+        self.main_node: Endpoint | None = None
         self.watcher: LoopWatcher | None = None
         self.closed = False
         self._guard = self._until_the_loop_ends()
@@ -86,6 +90,7 @@ class LoopLink(Courier):
         ping_every: float,
     ) -> None:
         super().__init__(target, timeout=timeout, connect_timeout=connect_timeout)
+        self._patience = timeout / 2  # of a first try: see Parcel.patience
         self._ping_every = ping_every
         self._cap = cap
         self._max_queued_bytes = max_queued_bytes
@@ -136,14 +141,19 @@ class LoopLink(Courier):
     def post(self, key: bytes, packed: bytes, lane: Lane = Lane.MAIN) -> asyncio.Future[Any] | None:
         """See `Link`. The future ends as `Wire.send` says."""
         home = self._home
-        if home is None or home.closed or home.loop is not asyncio.get_running_loop():
+        if home is None or home.closed or not runs_here(home.loop):
             return None
-        wire = home.wires[_WIRE_OF[lane]].get(self._topology.locate(key))  # type: ignore[arg-type]  # None finds none
-        if wire is None or wire.dead:
-            return None
-        now = home.loop.time()
+        node = self._topology.single or self._topology.locate(key)
+        wire = home.main
+        if lane or wire is None or wire.dead or node is not home.main_node:
+            wire = home.wires[_WIRE_OF[lane]].get(node)  # type: ignore[arg-type]  # None finds none
+            if wire is None or wire.dead:
+                return None
+            if not lane:
+                home.main, home.main_node = wire, node
+        now = home.now()
         try:
-            return wire.send(packed, now, self._timeout / 2, now + self._timeout)
+            return wire.send(packed, now, self._patience, now + self._timeout)
         except NotSent:
             return None
 

@@ -32,13 +32,13 @@ class Topology:
         self.proven = False
         self.refreshing = False
         self.refreshed_at = float("-inf")
-        self._single: Endpoint | None = target.seeds[0] if target.kind == "standalone" else None
+        self.single: Endpoint | None = target.seeds[0] if target.kind == "standalone" else None
         self._slots: list[Endpoint | None] = []
 
     def locate(self, key: bytes | None) -> Endpoint | None:
         """The master for `key` as far as known; None asks for a refresh."""
-        if self._single is not None:
-            return self._single
+        if self.single is not None:
+            return self.single
         if self._slots:
             if key is None:
                 return next((node for node in self._slots if node is not None), None)
@@ -46,14 +46,14 @@ class Topology:
         return None
 
     def masters(self) -> list[Endpoint]:
-        if self._single is not None:
-            return [self._single]
+        if self.single is not None:
+            return [self.single]
         return sorted({node for node in self._slots if node is not None})
 
     def suspect(self) -> bool:
         """The map may be wrong: says whether asking the servers can help."""
         if self.target.kind == "sentinel":
-            self._single = None
+            self.single = None
         return self.target.kind != "standalone"
 
     def learn(self, text: str, asked: Endpoint) -> Endpoint:
@@ -90,7 +90,7 @@ class Topology:
             if found is None:
                 unknown += 1
                 continue
-            self._single = self._remapped(found[0].decode(), int(found[1]))
+            self.single = self._remapped(found[0].decode(), int(found[1]))
             return
         if unknown == len(self.target.seeds):
             names = ", ".join(map(str, self.target.seeds))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from asyncio import Future
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
@@ -89,7 +90,7 @@ class Wire(asyncio.Protocol):
             raise Full(StoreUnavailable(f"{self._cap} calls already wait on this Redis connection"))
         if self._queued_bytes > self._max_queued_bytes:
             raise Full(StoreUnavailable(f"{self._queued_bytes} bytes already wait to be written to Redis"))
-        future: asyncio.Future[Any] = asyncio.Future(loop=self._loop)  # create_future, without the call
+        future: Future[Any] = Future(loop=self._loop)  # create_future, without the call
         queue.append((future, packed, now, patience, deadline))
         self._queued_bytes += len(packed)
         if not self._flushing:

@@ -1,0 +1,59 @@
+"""What hot paths ask about their loop: the cheap answers are the true ones."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+import uvloop
+
+from semel.running import clock_of, runs_here
+
+LOOPS = pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])
+
+
+@LOOPS
+def test_R29_a_loop_runs_here_only_while_it_runs_and_only_in_its_thread(make: object) -> None:
+    loop, other = make(), asyncio.new_event_loop()  # type: ignore[operator]
+    elsewhere: list[bool] = []
+
+    async def look() -> tuple[bool, bool]:
+        thread = threading.Thread(target=lambda: elsewhere.append(runs_here(loop)))
+        thread.start()
+        await asyncio.to_thread(thread.join)
+        return runs_here(loop), runs_here(other)
+
+    try:
+        assert not runs_here(loop)
+        assert loop.run_until_complete(look()) == (True, False)
+        assert elsewhere == [False]
+        assert not runs_here(loop)
+    finally:
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+        other.close()
+
+
+@LOOPS
+def test_the_clock_of_a_loop_tells_its_time(make: object) -> None:
+    loop = make()  # type: ignore[operator]
+    try:
+        assert clock_of(loop)() == pytest.approx(loop.time(), abs=5.0)
+    finally:
+        loop.close()
+
+
+def test_a_loop_with_a_clock_of_its_own_is_asked_for_it() -> None:
+    class Slow(asyncio.SelectorEventLoop):
+        def time(self) -> float:
+            return 42.0
+
+    loop, plain = Slow(), asyncio.new_event_loop()
+    try:
+        assert clock_of(loop)() == 42.0
+        assert clock_of(plain) is time.monotonic
+    finally:
+        loop.close()
+        plain.close()
