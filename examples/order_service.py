@@ -39,7 +39,7 @@ def shipping(url: str) -> Inbox:
 async def consume(inbox: Inbox, source: str, count: int) -> None:
     consumer = inbox.consuming(source)
     running = asyncio.create_task(consumer.run())
-    while consumer.counts.handled + consumer.counts.duplicates < count:
+    while consumer.counts.handled + consumer.counts.duplicates < count:  # noqa: ASYNC110 - an example, not a service
         await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
