@@ -35,6 +35,10 @@ SERIAL = {"chaos"}  # it keeps all cores busy by processes of its own
 # Much of their time these wait for what was killed, paused or started: one process more.
 WAITING = {"grpc", "http", "ops", "plugin", "processes", "races", "within"}
 FIRST = ("unit", "typing", "contract")
+# These share one run: each would leave a core idle while its last long test ends, and start everything for a few seconds.
+TOGETHER = (("unit", "typing"), ("simulation", "docs", "mutants"), ("plugin", "security"))
+# pytest plugins that come with libraries and take a second to import, in every process: who needs them.
+BYSTANDERS = {"faker": set[str](), "schemathesis": {"http"}}
 # In virtual time, against the clock, in children that are killed or patched, or to be read: measuring would slow them,
 # and what they run counts as tested only where it is also looked at.
 UNMEASURED = {"simulation", "chaos", "mutants", "races", "processes", "docs"}
@@ -78,8 +82,8 @@ def main() -> int:
         _reset_coverage()
     start = time.monotonic()
     rows: list[Row] = []
-    for part in parts:
-        rows += _lint() if part == "lint" else [_pytest(part, options, measured=part in measured)]
+    for run in _runs(parts, measured):
+        rows += _lint() if run == ["lint"] else [_pytest(run, options, measured=run[0] in measured)]
     if measured:
         rows.append(_coverage(gate=complete and _strict()))
     return _report(rows, time.monotonic() - start)
@@ -106,6 +110,21 @@ def _parts() -> list[str]:
     return [part for part in FIRST if part in folders] + sorted(folders - set(FIRST))
 
 
+def _runs(parts: list[str], measured: set[str]) -> list[list[str]]:
+    """The parts in their order, those that share a run together; what is measured and what is not never share one."""
+    runs: list[list[str]] = []
+    for part in parts:
+        mates = next((group for group in TOGETHER if part in group), ())
+        for run in runs:
+            if run[0] in mates and (run[0] in measured) == (part in measured):
+                run.append(part)
+                break
+        else:
+            runs.append([part])
+    order = {part: at for group in TOGETHER for at, part in enumerate(group)}  # long tests first
+    return [sorted(run, key=lambda part: order.get(part, 0)) for run in runs]
+
+
 # -- lint ---------------------------------------------------------------------------------------------------------------
 def _lint() -> list[Row]:
     with ThreadPoolExecutor(2) as threads:
@@ -124,24 +143,32 @@ def _lint_one(name: str) -> Row:
 
 
 # -- tests --------------------------------------------------------------------------------------------------------------
-def _pytest(part: str, options: argparse.Namespace, *, measured: bool) -> Row:
-    print(f"==== {part}", flush=True)
+def _pytest(parts: list[str], options: argparse.Namespace, *, measured: bool) -> Row:
+    name = " ".join(parts)
+    print(f"==== {name}", flush=True)
     runner = ["coverage", "run", "-m", "pytest"] if measured else ["pytest"]
-    report = RESULTS / f"{part}.xml"
+    report = RESULTS / f"{'-'.join(parts)}.xml"
     report.unlink(missing_ok=True)  # the other parts' stay: somebody may be running them at the same time
-    command = [sys.executable, "-m", *runner, f"tests/{part}", f"--junitxml={report}"]
-    if options.workers > 1 and part not in SERIAL:
-        command += ["-n", str(options.workers + (part in WAITING)), "--dist=loadgroup"]
+    command = [sys.executable, "-m", *runner, *(f"tests/{part}" for part in parts), f"--junitxml={report}"]
+    if options.workers > 1 and not SERIAL.intersection(parts):
+        command += ["-n", str(options.workers + bool(WAITING.intersection(parts))), "--dist=loadgroup"]
     if options.k:
         command += ["-k", options.k]
     start = time.monotonic()
-    code = subprocess.run(command, check=False).returncode
+    code = subprocess.run(command, check=False, env=_environment(parts)).returncode
     passed, failed, skipped = _counts(report)
     # 5 means that nothing was selected: fine when the part holds long tests only, not when it was asked for by name
     nothing = code == 5 and not options.part
     ok = (code == 0 and passed > 0) or (code == 0 and skipped > 0 and not _strict()) or nothing
     note = "nothing selected" if code == 5 else "" if code in {0, 1} else f"pytest ended with {code}"
-    return Row(part, ok, time.monotonic() - start, passed, failed, skipped, note)
+    return Row(name, ok, time.monotonic() - start, passed, failed, skipped, note)
+
+
+def _environment(parts: list[str]) -> dict[str, str]:
+    """By the environment, because some tests run a pytest of their own."""
+    unused = [f"-pno:{plugin}" for plugin, users in BYSTANDERS.items() if not users.intersection(parts)]
+    asked = os.environ.get("PYTEST_ADDOPTS", "")
+    return {**os.environ, "PYTEST_ADDOPTS": " ".join([*unused, asked]).strip()}
 
 
 def _strict() -> bool:
@@ -182,15 +209,15 @@ def _coverage(*, gate: bool) -> Row:
 def _report(rows: list[Row], total: float) -> int:
     from semel.testing import services
 
-    print("\npart              result   passed  failed  skipped  seconds")
+    print(f"\n{'part':26}result   passed  failed  skipped  seconds")
     for row in rows:
         result = "ok" if row.ok else "FAILED"
         counts = f"{row.passed:8}{row.failed:8}{row.skipped:9}"
-        print(f"{row.part:18}{result:7}{counts}{row.seconds:9.1f}  {row.note}")
+        print(f"{row.part:26}{result:7}{counts}{row.seconds:9.1f}  {row.note}")
     missing = services.missing()
     for remedy in missing.values():
         print(f"SERVER MISSING, its tests did not run: {remedy}")
-    print(f"together{total:50.1f}")
+    print(f"together{total:58.1f}")
     if total > BUDGET:
         print(f"over the budget of {BUDGET} s: {total:.0f} s")
     passed, failed, skipped = (

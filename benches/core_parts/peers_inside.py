@@ -122,6 +122,17 @@ async def exactly_once_redis(url: str) -> AsyncIterator[Call]:
 
 
 @contextlib.asynccontextmanager
+async def exactly_once_sqlite(url: str) -> AsyncIterator[Call]:
+    from exactly_once import Store
+
+    store = Store.sqlite(url.removeprefix("sqlite:///") + ".exactly-once")
+    # By itself it does not survive a power loss (synchronous=NORMAL); compared is what is durable when it answers.
+    store._conn.execute("pragma synchronous = full")
+    yield _exactly_once(store)
+    await store.aclose()
+
+
+@contextlib.asynccontextmanager
 async def mobius(url: str) -> AsyncIterator[Call]:
     from mobius_idempotence.backends.redis import RedisBackend
     from mobius_idempotence.manager import IdempotencyManager
@@ -227,6 +238,7 @@ def main() -> None:
         ("Redis, mobius (manager)", mobius, redis, redis, effort),
         ("PostgreSQL, idemkit", idemkit_postgres, first_db, ours_pg, slow),
         ("PostgreSQL, dbos (workflow and step)", dbos, third_db, ours_pg, slowest),
+        ("SQLite, exactly-once with a lease, at FULL", exactly_once_sqlite, file, file, slow),
         ("SQLite, justonce", justonce, file, file, slow),
         ("SQLite, agent-once", agent_once, file, file, slow),
     ]

@@ -68,6 +68,7 @@ def test_a_file_is_exactly_once_and_the_command_says_so(file: Path) -> None:
     assert checkup.exactly_once is checkup.durable is on_disk
     assert checkup.schema.state == "present"
     page = doctor(f"sqlite:///{file}", "--require", "exactly-once", code=0 if on_disk else 1)
+    assert "not here: 2pc: comes with streams" in page
     assert "schema version 1" in page
     assert "none needs attention" in page
 
@@ -155,8 +156,11 @@ def test_counting_ends(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.unknown == 2
 
 
-def test_memory_is_weaker_than_required() -> None:
+def test_memory_is_weaker_than_required_and_shows_no_row_that_it_does_not_have() -> None:
     assert judge(examine("memory://")).code == 0
+    page = told(examine("memory://"))
+    assert "\n  tx " not in page
+    assert "not here: tx: memory has no transaction that an effect could join" in page
     assert doctor_data("memory://", "--require", "durable", code=1)["durable"] is False
 
 
@@ -180,7 +184,10 @@ def test_redis_that_flushes_late_is_refused_with_the_setting_that_mends_it(
         checkup = agree(server.url)
         assert not checkup.exactly_once
         assert judge(checkup).code == 0, "informative unless something is required"
-        assert f"CONFIG SET {remedy}" in doctor(server.url, "--require", "exactly-once", code=1)
+        page = doctor(server.url, "--require", "exactly-once", code=1)
+        assert f"CONFIG SET {remedy} and CONFIG REWRITE" in page, (
+            "a setting alone is lost at the next restart"
+        )
         doctor(server.url, "--require", "durable", code=1)
 
 
@@ -212,7 +219,11 @@ def test_redis_that_drops_records_is_misconfigured() -> None:
 
 @pytest.mark.services
 def test_a_replica_needs_acks() -> None:
-    with services.redis(appendonly="always") as server, services.redis() as replica:
+    with (
+        services.redis(appendonly="always") as server,
+        services.redis() as replica,
+        services.redis() as second,
+    ):
         replica.command("REPLICAOF", server.host, server.port)
         until = time.monotonic() + 20
         while server.info("replication")["connected_slaves"] != 1:
@@ -225,7 +236,17 @@ def test_a_replica_needs_acks() -> None:
         assert any("min-replicas-to-write 1" in text for text in checkup.advice)
         assert examine(server.url, Settings(acks=1)).exactly_once
         doctor(server.url, "--require", "exactly-once", code=1)
-        doctor(server.url, "--require", "exactly-once", "--acks", "1", code=0)
+        page = doctor(server.url, "--require", "exactly-once", "--acks", "1", code=0)
+        assert "shown by the crash matrix" in page
+        assert "Redis itself promises nothing" in page
+        second.command("REPLICAOF", server.host, server.port)
+        while server.info("replication")["connected_slaves"] != 2:
+            assert time.monotonic() < until, "the second replica did not come"
+            time.sleep(0.02)
+        weak = examine(server.url, Settings(acks=1))
+        assert not weak.exactly_once, "the other replica may be the one that takes over"
+        assert any("acks=1 of 2 replicas" in text for text in weak.guarantee.warnings)
+        assert examine(server.url, Settings(acks=2)).exactly_once
 
 
 @pytest.mark.services

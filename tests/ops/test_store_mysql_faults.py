@@ -28,7 +28,7 @@ from semel.stores.mysql.pools import ThreadPool
 from semel.stores.mysql.wires import _connection_class, dial_pymysql
 from semel.testing import services
 from semel.testing.proxy import Action, Proxy
-from tests.ops.mysql_lab import COLOURS, Colour, ask, beat, drive, end, scope, using, win
+from tests.ops.mysql_lab import COLOURS, Colour, ask, beat, drive, end, race, scope, using, win
 
 pytestmark = pytest.mark.filterwarnings("error")
 SLACK = 0.6  # seconds that a loaded machine may add to a time-out
@@ -44,10 +44,18 @@ def url(mariadb_server: services.MariaServer) -> str:
     return mariadb_server.database()
 
 
-@pytest.fixture
-def own() -> Iterator[services.MariaServer]:
+@pytest.fixture(scope="module")
+def spare() -> Iterator[services.MariaServer]:
     with services.mariadb() as server:
         yield server
+
+
+@pytest.fixture
+def own(spare: services.MariaServer) -> services.MariaServer:
+    """A server that may be killed, paused and reconfigured; each test leaves it as it was."""
+    if not spare.running:
+        spare.restart()
+    return spare
 
 
 @pytest.fixture
@@ -310,7 +318,7 @@ def test_a_paused_server_is_unavailable_in_time_and_takes_no_claim_twice(
 def test_what_the_operator_takes_away_later_is_unavailable_not_misconfigured(
     colour: Colour, own: services.MariaServer
 ) -> None:
-    own.execute("CREATE USER app@'%'")
+    own.execute("CREATE OR REPLACE USER app@'%'")
     own.execute("GRANT ALL ON *.* TO app@'%'")
 
     async def body(store: MysqlStore) -> None:
@@ -327,7 +335,7 @@ def test_what_the_operator_takes_away_later_is_unavailable_not_misconfigured(
 
 
 def test_a_server_that_became_read_only_names_the_writer(colour: Colour, own: services.MariaServer) -> None:
-    own.execute("CREATE USER app@'%'")
+    own.execute("CREATE OR REPLACE USER app@'%'")
     own.execute("GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON *.* TO app@'%'")
 
     async def body(store: MysqlStore) -> None:
@@ -392,24 +400,10 @@ def test_a_connection_that_cannot_be_set_up_is_not_kept(colour: Colour, proxy: P
 # ---------------------------------------------------------------------------------------- processes
 
 
-def _race(
-    url: str, gate: multiprocessing.synchronize.Barrier, won: multiprocessing.queues.Queue[list[str]]
-) -> None:
-    store = mysql.open_url(url, Settings(timeout=20), "sync")
-    keys = [f"key-{n}" for n in range(60)]
-    gate.wait(20)
-    mine = [key for key in keys if isinstance(run_sync(store.claim([ask(key)]))[0], Won)]
-    batch = [ask(f"batch-{n}") for n in range(60)]
-    verdicts = run_sync(store.claim(batch))
-    mine += [one.scope.key for one, verdict in zip(batch, verdicts, strict=True) if isinstance(verdict, Won)]
-    won.put(mine)
-    run_sync(store.aclose())
-
-
 def test_of_many_processes_exactly_one_wins_each_key(url: str) -> None:
     spawn = multiprocessing.get_context("spawn")
     gate, won = spawn.Barrier(4), spawn.Queue()
-    processes = [spawn.Process(target=_race, args=(url, gate, won)) for _ in range(4)]
+    processes = [spawn.Process(target=race, args=(url, gate, won)) for _ in range(4)]
     for process in processes:
         process.start()
     winners = [key for _ in processes for key in won.get(timeout=60)]

@@ -7,19 +7,23 @@ import os
 import random
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from semel.errors import CodecError, ConfigurationError, StoreUnavailable
+from semel.keys import Scope
 from semel.model import Answer, Ask, Busy, Failure, Kind, Policy, Renewal, Replay, Settle, Unknown, Won
 from semel.runtime import run_sync
 from semel.stores.rows import COLUMNS
 from semel.stores.sqlite import SqliteStore, bulk
 from semel.stores.sqlite.desk import Desk
+from semel.stores.sqlite.writer import Job
 from tests.ops.sqlite_lab import ask, end, opened, raw, scope
 
 NOW = 1_700_000_000.0
@@ -86,7 +90,8 @@ def test_a_batch_leaves_what_its_items_leave_one_by_one(tmp_path: Path, seed: in
         now += chance.choice([0.0, 0.1, 20.0])
         with at(together, lambda now=now: now), at(singly, lambda now=now: now):  # type: ignore[misc]
             asks = [
-                random_ask(chance, f"key-{chance.randrange(KEYS)}") for _ in range(chance.choice([3, 30, 90]))
+                random_ask(chance, f"key-{chance.randrange(KEYS)}")
+                for _ in range(chance.choice([3, 14, 30, 62, 90]))
             ]
             asks += chance.sample(asks, 2)  # the same claim again
             verdicts = run_sync(together.claim(asks))
@@ -110,14 +115,43 @@ def statements_of(store: SqliteStore) -> Iterator[list[str]]:
     db.set_trace_callback(None)
 
 
-def test_64_claims_and_their_settles_are_one_statement_each_and_two_commits(tmp_path: Path) -> None:
+def test_64_claims_and_their_settles_are_one_statement_each_and_each_is_a_transaction(tmp_path: Path) -> None:
     store = opened(tmp_path / "semel.db")
     run_sync(store.peek(scope()))
     asks = [ask(f"key-{number}") for number in range(64)]
     with statements_of(store) as seen:
         assert {type(verdict) for verdict in run_sync(store.claim(asks))} == {Won}
         assert set(run_sync(store.settle([end(one, result=b"x") for one in asks]))) == {Answer.OK}
-    assert seen == ["BEGIN", "INSERT", "COMMIT", "BEGIN", "UPDATE", "COMMIT"]
+    assert seen == ["INSERT", "UPDATE"]
+    run_sync(store.aclose())
+
+
+def test_a_key_taken_meanwhile_is_busy_and_the_others_of_its_statement_are_won(tmp_path: Path) -> None:
+    store = opened(tmp_path / "semel.db")
+    run_sync(store.claim([taken := ask("key-3")]))
+    asks = [ask(f"key-{number}") for number in range(16)]
+    job = Job(store._records.claim, asks, time.monotonic() + 9, None, store._records.claim_all, alike=True)
+    verdicts = store._file.writer.commit(job)
+    assert [type(verdict) for verdict in verdicts] == [Won] * 3 + [Busy] + [Won] * 12
+    owners = {(one.scope.hash, one.nonce) for one in [*asks[:3], taken, *asks[4:]]}
+    assert set(raw(tmp_path / "semel.db", "SELECT scope, nonce FROM semel")) == owners
+    run_sync(store.aclose())
+
+
+def test_a_statement_of_many_rows_waits_for_another_process(tmp_path: Path) -> None:
+    store = opened(tmp_path / "semel.db")
+    run_sync(store.peek(scope()))
+    other = sqlite3.connect(tmp_path / "semel.db", isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    with statements_of(store) as seen:
+        ender = threading.Timer(0.05, other.execute, ["COMMIT"])
+        ender.start()
+        assert {type(verdict) for verdict in run_sync(store.claim([ask(f"key-{n}") for n in range(16)]))} == {
+            Won
+        }
+    assert seen[-3:] == ["BEGIN", "INSERT", "COMMIT"]
+    ender.join()
+    other.close()
     run_sync(store.aclose())
 
 
@@ -223,6 +257,20 @@ def test_a_dropped_table_is_named_to_every_one_of_many(tmp_path: Path) -> None:
     run_sync(store.aclose())
 
 
+def test_a_dropped_table_is_named_to_a_task_that_peeks(tmp_path: Path) -> None:
+    path = tmp_path / "semel.db"
+    store = opened(path, "async")
+
+    async def main() -> None:
+        await _won(store, "key")
+        raw(path, "DROP TABLE semel")
+        with pytest.raises(ConfigurationError, match="lacks a part of semel's tables"):
+            await store.peek(scope("key"))
+        await store.aclose()
+
+    asyncio.run(main())
+
+
 # ---------------------------------------------------------------------------------------------- the desk's trouble
 
 
@@ -254,6 +302,78 @@ def test_tasks_of_one_tick_are_all_told_what_went_wrong(
         await store.aclose()
 
     asyncio.run(main())
+
+
+def test_a_look_that_met_a_busy_file_is_taken_again_and_answers_all_of_its_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path / "semel.db", "async")
+    busy = sqlite3.OperationalError("database is locked")
+    busy.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    look, in_the_way = store._records.look_all, [busy, busy]
+
+    def slow(db: sqlite3.Connection, asks: Sequence[Ask]) -> Any:
+        if in_the_way:
+            raise in_the_way.pop()
+        return look(db, asks)
+
+    async def main() -> None:
+        await store.settle([end((await _won(store, "done")), result=b"x")])
+        monkeypatch.setattr(store._records, "look_all", slow)
+        asks = [ask("done"), ask("new")]
+        verdicts = [answer[0] for answer in await asyncio.gather(*(store.claim([one]) for one in asks))]
+        assert [type(verdict) for verdict in verdicts] == [Replay, Won]
+        await store.aclose()
+
+    asyncio.run(main())
+    assert not in_the_way
+
+
+def test_a_peek_that_met_a_busy_file_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(tmp_path / "semel.db", "async")
+    busy = sqlite3.OperationalError("database is locked")
+    busy.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    peek, in_the_way = store._records.peek, [busy]
+
+    def slow(db: sqlite3.Connection, which: Scope) -> Any:
+        if in_the_way:
+            raise in_the_way.pop()
+        return peek(db, which)
+
+    async def main() -> None:
+        await _won(store, "key")
+        monkeypatch.setattr(store._records, "peek", slow)
+        assert (await store.peek(scope("key")))[0] is not None
+        await store.aclose()
+
+    asyncio.run(main())
+    assert not in_the_way
+
+
+def test_loops_that_take_turns_have_a_desk_each(tmp_path: Path) -> None:
+    store = opened(tmp_path / "semel.db", "async")
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        for number, runner in enumerate((first, second, first, second)):
+            runner.run(_won(store, f"key-{number}"))
+        assert len(store._desks) == 2
+        first.run(store.aclose())
+    assert raw(tmp_path / "semel.db", "SELECT count(*) FROM semel") == [(4,)]
+
+
+async def _won(store: SqliteStore, key: str) -> Ask:
+    await store.claim([mine := ask(key)])
+    return mine
+
+
+def test_who_stops_watching_leaves_the_others_watching(tmp_path: Path) -> None:
+    file, rung = opened(tmp_path / "semel.db")._file, list[str]()
+    first, second = (file.watch(scope().hash, partial(rung.append, name)) for name in ("first", "second"))
+    first()
+    first()
+    file.wake([end(ask())])
+    second()
+    file.wake([end(ask())])
+    assert rung == ["second"]
 
 
 def _no_more_threads(thread: threading.Thread) -> None:

@@ -39,9 +39,9 @@ CREATE TABLE IF NOT EXISTS "{table}" (
 CREATE INDEX IF NOT EXISTS "{table}_expiry" ON "{table}" (max(expires, coalesce(tombstone, 0)))
     WHERE expires IS NOT NULL AND state <> 'running';
 
--- Whose retention is over while their tombstone stands: a purge takes their bodies.
+-- Whose retention is over while their tombstone stands: a purge takes their bodies, and the time of expiry with them.
 CREATE INDEX IF NOT EXISTS "{table}_bodies" ON "{table}" (expires)
-    WHERE tombstone IS NOT NULL AND coalesce(result, error_type, steps, ref, labels, marker) IS NOT NULL;
+    WHERE tombstone IS NOT NULL AND expires > 0;
 
 CREATE INDEX IF NOT EXISTS "{table}_places" ON "{table}" (tenant, operation, state);
 

@@ -13,13 +13,20 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, Final, TypeVar
 
-__all__ = ["Bulk", "parts"]
+__all__ = ["FRESH", "Bulk", "Finish", "is_part", "parts"]
 
 T = TypeVar("T")
 
-_SIZES: Final = (64, 16, 4) if sqlite3.sqlite_version_info >= (3, 33) else ()  # older ones lack UPDATE … FROM
+_SIZES: Final = (
+    (64, 32, 16, 4) if sqlite3.sqlite_version_info >= (3, 33) else ()
+)  # older ones lack UPDATE … FROM
 """Rows of a statement: a few sizes only, because SQLite takes longer to read such a statement than to run it."""
 _NAME: Final = re.compile(r":(\w+)")
+FRESH: Final = (
+    "scope", "tenant", "operation", "key", "nonce", "token", "policy", "fingerprint", "fingerprint_version",
+    "lease_until", "expires", "labels", "secret_id",
+)  # fmt: skip
+"""What the rows of first claims differ in; the rest is the same for all of them, or NULL."""
 
 
 def parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -33,48 +40,78 @@ def parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
         yield items[single : single + 1]
 
 
-class Bulk:
-    """The statements. `done` is the text of an UPDATE's end with named parameters, `:now` among them."""
+def is_part(items: Sequence[object]) -> bool:
+    """Whether one statement takes them all."""
+    return bool(_SIZES) and (len(items) == 1 or len(items) in _SIZES)
 
-    def __init__(self, table: str, columns: Sequence[str], fresh: Sequence[str], done: str) -> None:
+
+class Bulk:
+    """One table's statements of many rows."""
+
+    def __init__(self, table: str, columns: Sequence[str], done: str, plain: str) -> None:
         self._table = table
-        self._columns = ", ".join(columns)
-        self._fresh = fresh
-        self.names = tuple(dict.fromkeys(name for name in _NAME.findall(done) if name != "now"))
-        """What `finish` takes for each row, in order."""
-        changes, _, condition = done.partition(" WHERE ")
-        self._changes, self._condition = self._from_rows(changes), self._from_rows(condition)
+        self._found = ", ".join(f"t.{name}" for name in columns)
+        self.done = Finish(table, done)
+        self.plain = Finish(table, plain)
         self._texts: dict[tuple[str, int], str] = {}
 
-    def add(self, db: sqlite3.Connection, rows: Sequence[Sequence[Any]]) -> bool:
-        """Insert them; False if a key was there already (then the others are in)."""
-        text = self._text("add", len(rows), len(self._fresh))
-        return db.execute(text, list(chain.from_iterable(rows))).rowcount == len(rows)
+    def add(self, db: sqlite3.Connection, now: float, rows: Sequence[Sequence[Any]]) -> bool:
+        """Insert fresh runs, each a row of `FRESH`; False if a key was there already (then the others are in)."""
+        return db.execute(self._text("add", len(rows)), [now, *chain.from_iterable(rows)]).rowcount == len(
+            rows
+        )
 
-    def finish(self, db: sqlite3.Connection, now: float, rows: Sequence[Sequence[Any]], size: int) -> bool:
+    def find(self, db: sqlite3.Connection, hashes: Sequence[bytes]) -> list[Any]:
+        return db.execute(self._text("find", len(hashes)), hashes).fetchall()
+
+    def _text(self, verb: str, rows: int) -> str:
+        text = self._texts.get((verb, rows))
+        if text is None:
+            text = self._texts[verb, rows] = self._add(rows) if verb == "add" else self._find(rows)
+        return text
+
+    def _add(self, rows: int) -> str:
+        width = len(FRESH)
+        binds = (", ".join(f"?{2 + row * width + at}" for at in range(width)) for row in range(rows))
+        values = ", ".join(f"({row}, 'running', 1, ?1, ?1, 0)" for row in binds)
+        columns = ", ".join((*FRESH, "state", "attempts", "created", "updated", "resolved"))
+        return f'INSERT INTO "{self._table}" ({columns}) VALUES {values} ON CONFLICT (scope) DO NOTHING'
+
+    def _find(self, rows: int) -> str:
+        # A list of keys would be sorted into a table of its own before the first of them is looked for.
+        given = ", ".join(["(?)"] * rows)
+        return (
+            f'SELECT {self._found} FROM (VALUES {given}) AS given CROSS JOIN "{self._table}" AS t '
+            "ON t.scope = given.column1"
+        )
+
+
+class Finish:
+    """An UPDATE of many rows. `done` is the end of its text, with named parameters, `:now` among them."""
+
+    def __init__(self, table: str, done: str) -> None:
+        self._table = table
+        self.names = tuple(dict.fromkeys(name for name in _NAME.findall(done) if name != "now"))
+        """What `run` takes for each row, in order."""
+        changes, _, condition = done.partition(" WHERE ")
+        self._changes, self._condition = self._from_rows(changes), self._from_rows(condition)
+        self._texts: dict[int, str] = {}
+
+    def run(self, db: sqlite3.Connection, now: float, rows: Sequence[Sequence[Any]], size: int) -> bool:
         """Update them; False if one was not as its owner thinks (then the others are done). At most `size` rows."""
         values = [now, *chain.from_iterable(rows)]
         values += [None] * ((size - len(rows)) * len(self.names))  # a row without a key matches nothing
-        return db.execute(self._text("finish", size, len(self.names)), values).rowcount == len(rows)
+        return db.execute(self._text(size), values).rowcount == len(rows)
 
-    def find(self, db: sqlite3.Connection, hashes: Sequence[bytes]) -> list[Any]:
-        return db.execute(self._text("find", len(hashes), 1), hashes).fetchall()
-
-    def _text(self, verb: str, rows: int, width: int) -> str:
-        text = self._texts.get((verb, rows))
+    def _text(self, rows: int) -> str:
+        text = self._texts.get(rows)
         if text is None:
-            row = ", ".join("?" * width)
-            binds = ", ".join([row if verb == "find" else f"({row})"] * rows)
-            text = self._texts[verb, rows] = self._made(verb, binds)
+            row = ", ".join("?" * len(self.names))
+            given = ", ".join([f"({row})"] * rows)
+            text = self._texts[rows] = (
+                f'UPDATE "{self._table}" SET {self._changes} FROM (VALUES {given}) AS given WHERE {self._condition}'
+            )
         return text
-
-    def _made(self, verb: str, binds: str) -> str:
-        if verb == "add":
-            columns = ", ".join(self._fresh)
-            return f'INSERT INTO "{self._table}" ({columns}) VALUES {binds} ON CONFLICT (scope) DO NOTHING'
-        if verb == "find":
-            return f'SELECT {self._columns} FROM "{self._table}" WHERE scope IN ({binds})'
-        return f'UPDATE "{self._table}" SET {self._changes} FROM (VALUES {binds}) AS given WHERE {self._condition}'
 
     def _from_rows(self, sql: str) -> str:
         """The same with columns of `given` instead of parameters; SQLite calls them column1, column2, …"""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from semel.model import Answer, Ask, Settle, Verdict
+from semel.model import Answer, Ask, Kind, Settle, Verdict
 from semel.stores.sqlite.errors import explained, is_busy, overdue
 from semel.stores.sqlite.file import DatabaseFile
 from semel.stores.sqlite.records import Records
@@ -109,7 +109,7 @@ class Desk:
             waiting,
             deadline,
             loop,
-            lambda items: Job(records.claim, items, deadline, None, records.claim_all),
+            lambda items: Job(records.claim, items, deadline, None, records.claim_all, alike=True),
         )
 
     def _settle(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -122,7 +122,14 @@ class Desk:
             waiting,
             deadline,
             loop,
-            lambda items: Job(records.settle, items, deadline, partial(file.wake, items), records.settle_all),
+            lambda items: Job(
+                records.settle,
+                items,
+                deadline,
+                partial(file.wake, items),
+                records.settle_all,
+                alike=all(end.kind is Kind.DONE for end in items),
+            ),
         )
 
     def _write(

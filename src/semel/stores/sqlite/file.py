@@ -24,14 +24,14 @@ from typing import Any, Final, TypeVar
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.model import Settle
 from semel.stores.sqlite.errors import explain, is_busy, overdue
-from semel.stores.sqlite.writer import Writer, patiently
+from semel.stores.sqlite.writer import Writer, patiently, taken
 
 __all__ = ["DatabaseFile"]
 
 T = TypeVar("T")
 
-CHECKPOINT: Final = 1000
-"""Pages of log after which they are moved into the database file, as `stored` counts them (at most 16 MiB)."""
+CHECKPOINT: Final = 8 << 20
+"""Bytes of log file from which it counts as full when it grows: then its pages are moved into the database file."""
 LOG_LIMIT: Final = 64 << 20
 """Bytes of log file after which it is cut down to nothing; below that it is overwritten, which is faster."""
 _LAST_WORDS: Final = 10.0
@@ -73,9 +73,10 @@ class DatabaseFile:
         self._lent = 0
         self._log_size = 0
         self._log_limit = LOG_LIMIT
-        self._log_pages = 0
+        self._log_full = CHECKPOINT
+        self._log_grew = False
         self._watchers: dict[bytes, list[Callable[[], None]]] = defaultdict(list)
-        self._held_for_fork = (False, False)
+        self._held_for_fork: tuple[list[bool], list[bool]] = ([], [])
 
     @classmethod
     def at(cls, path: str) -> DatabaseFile:
@@ -106,16 +107,18 @@ class DatabaseFile:
         self, user: object, check: Callable[[sqlite3.Connection, float], None], create: bool, deadline: float
     ) -> object:
         """Connect, let `check` look at the schema, and count `user` in. Returns the epoch for which this holds."""
-        if not self.writer.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise overdue(self.path)
+        held: list[bool] = []
         try:
+            if not taken(self.writer.lock.acquire, held, deadline - time.monotonic()):
+                raise overdue(self.path)
             check(self.connected(deadline, create=create), deadline)
             self.users.add(user)
             return self.epoch
         except sqlite3.Error as error:
             raise explain(error, self.path) from error
         finally:
-            self.writer.lock.release()
+            if any(held):
+                self.writer.lock.release()
 
     def connected(self, deadline: float, *, create: bool = False) -> sqlite3.Connection:
         there = _identity(self.path)
@@ -127,7 +130,7 @@ class DatabaseFile:
             )
         self._writing = self._connect(deadline, create=create and self._identity is None)
         self._identity = _identity(self.path)
-        self._log_pages = 0
+        self._log_size, self._log_full, self._log_grew = self._size_of_log() or 0, CHECKPOINT, False
         return self._writing
 
     def _connect(self, deadline: float, *, create: bool = False, reader: bool = False) -> sqlite3.Connection:
@@ -184,13 +187,14 @@ class DatabaseFile:
 
         It knows the pages that it wrote, which a reader has to read again after every commit.
         """
-        if self.writer.lock.acquire(blocking=False):
-            try:
-                if self._writing is not None:
-                    return work(self._writing)
-            except sqlite3.Error:
-                pass  # a connection for reading will meet the same trouble, if it lasts, and is easily replaced
-            finally:
+        held: list[bool] = []
+        try:
+            if taken(self.writer.lock.acquire, held, 0.0) and self._writing is not None:
+                return work(self._writing)
+        except sqlite3.Error:
+            pass  # a connection for reading will meet the same trouble, if it lasts, and is easily replaced
+        finally:
+            if any(held):
                 self.writer.lock.release()
         return self.read_now(work)
 
@@ -205,26 +209,33 @@ class DatabaseFile:
                 self._mutex.notify_all()
 
     # --------------------------------------------------------------------------- for the writer
-    def stored(self, rows: int) -> None:
-        # One record touches four or five pages, many touch one each, but mostly the same ones as the next many:
-        # moved later, they are moved once. (A log that grows costs twice the time of one that is overwritten.)
-        self._log_pages += 4 + rows // 4
-        try:
-            self._log_size = os.stat(f"{self.path}-wal").st_size  # noqa: PTH116 - once per commit
-        except OSError as error:
+    def stored(self) -> None:
+        size = self._size_of_log()
+        if size is None:
             raise StoreUnavailable(
                 f"the log of the SQLite file {self.path!r} (-wal beside it) was deleted while in use, and with it the "
                 "last writes: never touch SQLite's files while a program uses them"
-            ) from error
+            )
+        self._log_grew = size > self._log_size
+        self._log_size = size
+
+    def _size_of_log(self) -> int | None:
+        try:
+            return os.stat(f"{self.path}-wal").st_size  # noqa: PTH116 - once per commit
+        except OSError:
+            return None
 
     def tidy(self, db: sqlite3.Connection) -> None:
-        """Move the log into the file when it has grown, keeping all writers out meanwhile.
+        """Move the log into the file when it is full, keeping all writers out meanwhile.
+
+        It is full when it grows though it is large: the disk takes several times as long for a file that grows as for
+        one that is overwritten. How much of it is in use SQLite does not tell.
 
         SQLite's automatic checkpoint runs beside other writers, and before 3.51.3 this can corrupt the file (the
         "WAL-reset bug"). These take the write lock, and wait for readers as long as busy_timeout says.
         """
         cut = self._log_size >= self._log_limit
-        if (self._log_pages < CHECKPOINT and not cut) or self._writing is not db:
+        if not (cut or (self._log_grew and self._log_size >= self._log_full)) or self._writing is not db:
             return
         try:
             db.execute("PRAGMA busy_timeout = 250")
@@ -235,8 +246,9 @@ class DatabaseFile:
             self.drop()
         else:
             # A reader that stood in the way is not waited for again with the very next commit.
-            self._log_pages = 0
+            self._log_full = self._log_size + CHECKPOINT if busy else CHECKPOINT
             self._log_limit = 2 * self._log_size if busy and cut else LOG_LIMIT
+            self._log_size = self._size_of_log() or 0
 
     def drop(self) -> None:
         """Close every connection that nobody uses; the others close when they come back. Under the writer's lock."""
@@ -283,11 +295,13 @@ class DatabaseFile:
         if self._writer is None:
             return  # never opened
         self.writer.stop(_LAST_WORDS)
-        if self.writer.lock.acquire(timeout=_LAST_WORDS):
-            try:
+        held: list[bool] = []
+        try:
+            if taken(self.writer.lock.acquire, held, _LAST_WORDS):
                 self.drop()
                 self._identity = None
-            finally:
+        finally:
+            if any(held):
                 self.writer.lock.release()
 
     def __del__(self) -> None:
@@ -303,21 +317,18 @@ class DatabaseFile:
     def before_fork(self) -> None:
         if self._writer is None:
             return  # never opened
-        written = self.writer.lock.acquire(timeout=_LAST_WORDS)
-        if written:
+        writing, lending = self._held_for_fork = ([], [])
+        if taken(self.writer.lock.acquire, writing, _LAST_WORDS):
             self.drop()
-        held = self._mutex.acquire(timeout=_LAST_WORDS)
-        if held:
+        if taken(self._mutex.acquire, lending, _LAST_WORDS):
             self._mutex.wait_for(lambda: not self._lent, _LAST_WORDS)
-        self._held_for_fork = (written, held)
 
     def after_fork_in_parent(self) -> None:
-        written, held = self._held_for_fork
-        if held:
+        (writing, lending), self._held_for_fork = self._held_for_fork, ([], [])
+        if any(lending):
             self._mutex.release()
-        if written:
+        if any(writing):
             self.writer.lock.release()
-        self._held_for_fork = (False, False)
 
     def after_fork_in_child(self) -> None:
         # What could not be closed in time is the parent's: closing it here would take the log away from under it.

@@ -11,19 +11,17 @@ import time
 from collections.abc import Sequence
 from math import inf, isinf
 from operator import itemgetter
-from types import NoneType
 from typing import Any, Final
 
 import msgspec
 
 from semel import model
-from semel.errors import CodecError, OutcomeUnknown
+from semel.errors import OutcomeUnknown
 from semel.keys import Scope, mask
 from semel.model import (
     Answer,
     Ask,
     Event,
-    Failure,
     Kind,
     Note,
     Policy,
@@ -34,21 +32,26 @@ from semel.model import (
     Verdict,
 )
 from semel.store import Page, Query
-from semel.stores.rows import COLUMNS, from_row, to_row
+from semel.stores.rows import COLUMNS
 from semel.stores.sqlite.bulk import Bulk, parts
+from semel.stores.sqlite.cells import (
+    Unreadable,
+    exact,
+    is_bad_text,
+    lenient_text,
+    shown,
+    to_cells,
+    to_fresh_cells,
+    to_record,
+    told,
+    try_record,
+)
 from semel.stores.sqlite.conditions import BODIES, ENDED, LAPSED, condition
 
-__all__ = ["Records", "Unreadable"]
+__all__ = ["Records"]
 
 _FIXED: Final = 4  # scope, tenant, operation, key: never change once a row is there
-_PARTS: Final = slice(1, _FIXED)
-_COUNTS: Final = slice(COLUMNS.index("attempts"), COLUMNS.index("token") + 1)
-_TIMES: Final = slice(COLUMNS.index("created"), COLUMNS.index("noted") + 1)
-# What a first claim writes; the rest begins as NULL.
-_FRESH: Final = (*COLUMNS[: COLUMNS.index("settled")], "resolved", "labels", "secret_id")
-_fresh_row: Final = itemgetter(*map(COLUMNS.index, _FRESH))
 _PURGE_CHUNK: Final = 500
-_NOT_TEXT: Final = object()
 _UNREADABLE: Final = model.Unknown(None, Policy.HOLD, unreadable=True)
 
 _BODY: Final = (
@@ -63,17 +66,16 @@ _BODY: Final = (
 )  # model.bury
 # `model.settle` restated for the one case that matters for speed: the owner of a run that is there says that it is done.
 # Whatever else it may be changes no row here and goes to the model; the equivalence test compares them.
+_SELDOM: Final = (
+    ", policy = coalesce(:policy, policy), ref = coalesce(:ref, ref), marker = :marker, "
+    "steps = coalesce(:steps, steps)"
+)
 _DONE: Final = (
     "state = 'done', updated = :now, settled = :now, lease_until = :now, expires = :expires, tombstone = :tombstone, "
-    "not_before = NULL, policy = coalesce(:policy, policy), marker = :marker, result = :result, "
-    "ref = coalesce(:ref, ref), error_type = NULL, error_code = NULL, error_message = NULL, "
-    "steps = coalesce(:steps, steps) WHERE scope = :scope AND nonce = :nonce AND state = 'running' "
+    f"not_before = NULL, result = :result, error_type = NULL, error_code = NULL, error_message = NULL{_SELDOM} "
+    "WHERE scope = :scope AND nonce = :nonce AND state = 'running' "
     "AND (policy <> 'retry' OR expires IS NULL OR expires > :now)"
 )
-
-
-class Unreadable(Exception):
-    """A stored row that is not a record: damaged, or of a format that this version does not know."""
 
 
 class Records:
@@ -89,8 +91,8 @@ class Records:
         self._update = f'UPDATE "{table}" SET {changes} WHERE scope = ?'
         self._finish = f'UPDATE "{table}" SET {_DONE}'
         self._delete = f'DELETE FROM "{table}" WHERE scope = ?'
-        self._bulk = Bulk(table, COLUMNS, _FRESH, _DONE)
-        self._finish_row = itemgetter(*self._bulk.names)
+        self._bulk = Bulk(table, COLUMNS, _DONE, _DONE.replace(_SELDOM, ", marker = NULL"))
+        self._done_row = itemgetter(*self._bulk.done.names)
 
     def _now(self) -> float:
         return time.time() + self.skew
@@ -98,13 +100,13 @@ class Records:
     # ------------------------------------------------------------------------------------------ reads
     def find(self, db: sqlite3.Connection, scope: Scope) -> Record | None:
         row = self._row_of(db, scope)
-        return None if row is None else _record(row)
+        return None if row is None else to_record(row)
 
     def _row_of(self, db: sqlite3.Connection, scope: Scope) -> Sequence[Any] | None:
         try:
             rows = db.execute(self._select, (scope.hash,)).fetchall()
         except sqlite3.OperationalError as error:
-            if not _is_bad_text(error):
+            if not is_bad_text(error):
                 raise
             raise Unreadable from error
         return rows[0] if rows else None
@@ -127,6 +129,8 @@ class Records:
         if len(asks) == 1:
             return [self.look(db, asks[0])]
         found = self._rows_of(db, asks)
+        if found is not None and not found:
+            return [None] * len(asks)
         verdicts: list[Verdict | None] = []
         undecided: set[bytes] = set()
         for ask in asks:
@@ -145,7 +149,7 @@ class Records:
             for part in parts(asks):
                 found.update((row[0], row) for row in self._bulk.find(db, [ask.scope.hash for ask in part]))
         except sqlite3.OperationalError as error:
-            if not _is_bad_text(error):
+            if not is_bad_text(error):
                 raise
             return None
         return found
@@ -154,7 +158,7 @@ class Records:
         if row is None:
             return None
         try:
-            verdict, changed = model.claim(_record(row), ask, self._now())
+            verdict, changed = model.claim(to_record(row), ask, self._now())
         except Unreadable:
             return _UNREADABLE
         return verdict if changed is None else None
@@ -167,13 +171,13 @@ class Records:
         sql = f'SELECT id, {", ".join(COLUMNS)} FROM "{self.table}" WHERE {where}'
         found: list[Record] = []
         cursor = ""
-        db.text_factory = _lenient_text
+        db.text_factory = lenient_text
         try:
             for number, *row in db.execute(sql, values):
                 if len(found) == query.limit:
                     return Page(found, cursor=cursor, now=now)
                 cursor = str(number)
-                record = _try_record(row)
+                record = try_record(row)
                 if record is not None and model.view(record, now) is not None:
                     found.append(record)
         finally:
@@ -211,8 +215,7 @@ class Records:
         """Several by one statement; None for each one that `claim` must decide."""
         now = self._now()
         won = [model.claim(None, ask, now) for ask in asks]
-        rows = [_fresh_row(_row(record)) for _, record in won if record is not None]
-        if self._bulk.add(db, rows):
+        if self._bulk.add(db, now, [to_fresh_cells(record) for _, record in won if record is not None]):
             return [verdict for verdict, _ in won]
         return [None] * len(asks)
 
@@ -234,16 +237,31 @@ class Records:
     def settle_all(self, db: sqlite3.Connection, ends: Sequence[Settle]) -> list[Answer | None]:
         """Several by one statement; None for each one that `settle` must decide."""
         now = self._now()
-        quick = [not end.actor and _is_plain(end) and end.retention > 1.0 for end in ends]
-        rows = [
-            self._finish_row(self._values(end, now))
-            for end, is_quick in zip(ends, quick, strict=True)
-            if is_quick
-        ]
+        quick = [end for end in ends if not end.actor and _is_plain(end) and end.retention > 1.0]
         distinct = len({end.scope.hash for end in ends}) == len(ends)  # or their order would matter
-        if distinct and rows and self._bulk.finish(db, now, rows, len(ends)):
-            return [Answer.OK if is_quick else None for is_quick in quick]
-        return [None] * len(ends)
+        if not (distinct and quick and self._finished_all(db, quick, now, len(ends))):
+            return [None] * len(ends)
+        if len(quick) == len(ends):
+            return [Answer.OK] * len(ends)
+        done = {end.scope.hash for end in quick}
+        return [Answer.OK if end.scope.hash in done else None for end in ends]
+
+    def _finished_all(self, db: sqlite3.Connection, ends: Sequence[Settle], now: float, size: int) -> bool:
+        if any(end.ref is not None or end.marker or end.policy or end.steps is not None for end in ends):
+            rows = [self._done_row(self._values(end, now)) for end in ends]
+            return self._bulk.done.run(db, now, rows, size)
+        # Nearly always: what is left of a row is what `plain` asks for.
+        plain = [
+            (
+                expires := _end_of(now, end.retention),
+                _tombstone(expires, end),
+                end.result or None,
+                end.scope.hash,
+                end.nonce,
+            )
+            for end in ends
+        ]
+        return self._bulk.plain.run(db, now, plain, size)
 
     def _finished(self, db: sqlite3.Connection, end: Settle) -> bool:
         if not _is_plain(end):
@@ -252,15 +270,15 @@ class Records:
 
     @staticmethod
     def _values(end: Settle, now: float) -> dict[str, Any]:
-        expires = None if end.retention == inf else now + end.retention
+        expires = _end_of(now, end.retention)
         return {
             "now": now,
             "expires": expires,
-            "tombstone": expires + end.tombstone if end.tombstone and expires is not None else None,
+            "tombstone": _tombstone(expires, end),
             "policy": None if end.policy is None else end.policy.value,
             "marker": end.marker or None,
             "result": end.result or None,
-            "ref": _exact(end.ref),
+            "ref": exact(end.ref),
             "steps": end.steps,
             "scope": end.scope.hash,
             "nonce": end.nonce,
@@ -269,7 +287,7 @@ class Records:
     def _settle(self, db: sqlite3.Connection, end: Settle) -> Answer:
         now, damaged = self._now(), False
         if end.error is not None:
-            end = msgspec.structs.replace(end, error=_told(end.error))
+            end = msgspec.structs.replace(end, error=told(end.error))
         try:
             record = self.find(db, end.scope)
         except Unreadable as error:
@@ -309,7 +327,8 @@ class Records:
         buried = self._past(db, BODIES, State.EXPIRED, now, _PURGE_CHUNK)
         db.executemany(f'DELETE FROM "{self.table}" WHERE id = ?', dead)
         db.executemany(
-            f'UPDATE "{self.table}" SET {", ".join(f"{name} = NULL" for name in _BODY)} WHERE id = ?', buried
+            f'UPDATE "{self.table}" SET expires = 0, {", ".join(f"{name} = NULL" for name in _BODY)} WHERE id = ?',
+            buried,
         )
         trails = db.execute(
             f'DELETE FROM "{self.table}_audit" WHERE id IN (SELECT id FROM "{self.table}_audit" '
@@ -327,14 +346,14 @@ class Records:
         """
         light = ", ".join("NULL" if name in {"result", "steps"} else name for name in COLUMNS)
         found: list[tuple[int]] = []
-        db.text_factory = _lenient_text
+        db.text_factory = lenient_text
         try:
             for number, *row in db.execute(
                 f'SELECT id, {light} FROM "{self.table}" WHERE {where}', {"now": now}
             ):
                 if len(found) == limit:
                     break
-                record = _try_record(row)
+                record = try_record(row)
                 if record is not None and model.view(record, now) is seen:
                     found.append((number,))
         finally:
@@ -348,16 +367,16 @@ class Records:
             raise _unreadable(scope) from error.__cause__
 
     def _insert(self, db: sqlite3.Connection, record: Record) -> bool:
-        return db.execute(self._add, _row(record)).rowcount == 1
+        return db.execute(self._add, to_cells(record)).rowcount == 1
 
     def _write(self, db: sqlite3.Connection, record: Record) -> None:
-        row = _row(record)
+        row = to_cells(record)
         db.execute(self._update, (*row[_FIXED:], row[0]))
 
     def _log(self, db: sqlite3.Connection, end: Settle, event: Event) -> None:
         kept_until = None if isinf(end.retention) else event.at + end.retention
         state = None if event.state is None else event.state.value
-        actor, reason = _shown(event.actor), _shown(event.reason)
+        actor, reason = shown(event.actor), shown(event.reason)
         line = (
             end.scope.hash,
             event.at,
@@ -381,13 +400,12 @@ class Records:
         )
 
 
-def _row(record: Record) -> tuple[Any, ...]:
-    """`to_row`, but refusing text that could not come back equal."""
-    _exact(record.ref)
-    for name, text in (record.labels or {}).items():
-        _exact(name)
-        _exact(text)
-    return to_row(record)
+def _end_of(now: float, retention: float) -> float | None:
+    return None if retention == inf else now + retention
+
+
+def _tombstone(expires: float | None, end: Settle) -> float | None:
+    return expires + end.tombstone if end.tombstone and expires is not None else None
 
 
 def _is_plain(end: Settle) -> bool:
@@ -395,64 +413,11 @@ def _is_plain(end: Settle) -> bool:
     return end.kind is Kind.DONE and not end.new_nonce and not end.after and end.error is None
 
 
-def _exact(text: str | None) -> str | None:
-    if text is not None and not text.isascii() and text != _shown(text):
-        raise CodecError(
-            "a ref or label with a lone surrogate cannot be stored: use text that can be encoded"
-        )
-    return text
-
-
-def _shown(text: str) -> str:
-    """A text for people: what cannot be encoded is escaped rather than losing the outcome that carries it."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _told(error: Failure) -> Failure:
-    return Failure(
-        _shown(error.type), None if error.code is None else _shown(error.code), _shown(error.message)
-    )
-
-
-def _record(row: Sequence[Any]) -> Record:
-    """`from_row`, but a column may hold anything here: SQLite checks no types, and files get damaged."""
-    if (
-        set(map(type, row[_PARTS])) != {str}
-        or set(map(type, row[_COUNTS])) != {int}
-        or not set(map(type, row[_TIMES])) <= {float, NoneType}
-    ):
-        raise Unreadable
-    try:
-        return from_row(row)
-    except (ValueError, TypeError, msgspec.MsgspecError) as error:
-        raise Unreadable from error
-
-
 def _stand_in(end: Settle, now: float, damage: Unreadable) -> Record:
     """A person's word repairs a damaged row; nobody else's may, since the fence cannot be read (R15)."""
     if end.kind is not Kind.FORGOTTEN and not (end.repair or end.new_nonce):
         raise _unreadable(end.scope) from damage.__cause__
     return Record(State.UNKNOWN, end.nonce, 0, 0, now, now, now, inf, Policy.HOLD, scope=end.scope)
-
-
-def _try_record(row: Sequence[Any]) -> Record | None:
-    try:
-        return None if _NOT_TEXT in row else _record(row)
-    except Unreadable:
-        return None
-
-
-def _is_bad_text(error: sqlite3.OperationalError) -> bool:
-    """Text that is not UTF-8 is the sqlite3 module's own complaint; SQLite's have an error code."""
-    return not hasattr(error, "sqlite_errorcode") and "decode to UTF-8" in str(error)
-
-
-def _lenient_text(raw: bytes) -> object:
-    """For reading many rows: one that is damaged must not end the walk."""
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return _NOT_TEXT
 
 
 def _unreadable(scope: Scope) -> OutcomeUnknown:

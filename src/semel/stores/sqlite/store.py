@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.keys import Scope
-from semel.model import Answer, Ask, Note, Record, Renewal, Settle, Verdict
+from semel.model import Answer, Ask, Kind, Note, Record, Renewal, Settle, Verdict
 from semel.store import Capabilities, Colour, Facts, Page, Query, Settings, Unwatch
 from semel.stores.sqlite.desk import Desk
 from semel.stores.sqlite.errors import explain, is_busy
@@ -107,15 +107,19 @@ class SqliteStore:
 
     # -------------------------------------------------------------------------------------- verbs
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
-        deadline = await self._ready()
-        if self.colour == "async" and len(asks) == 1:
+        if len(asks) == 1 and self.colour == "async":
+            if self._epoch is not self._file.epoch:
+                await self._ready()
             desk, loop = self._desk()
             return [await desk.claim(asks[0], loop)]
+        deadline = await self._ready()
         records = self._records
         verdicts: list[Any] = await self._read(partial(records.look_all, asks=asks), deadline)
         open_at = [at for at, verdict in enumerate(verdicts) if verdict is None]
         if open_at:
-            job = Job(records.claim, [asks[at] for at in open_at], deadline, together=records.claim_all)
+            job = Job(
+                records.claim, [asks[at] for at in open_at], deadline, together=records.claim_all, alike=True
+            )
             for at, verdict in zip(open_at, await self._write(job), strict=True):
                 verdicts[at] = verdict
         return verdicts
@@ -123,12 +127,15 @@ class SqliteStore:
     async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
         if not ends:
             return []
-        deadline = await self._ready()
-        if self.colour == "async" and len(ends) == 1:
+        if len(ends) == 1 and self.colour == "async":
+            if self._epoch is not self._file.epoch:
+                await self._ready()
             desk, loop = self._desk()
             return [await desk.settle(ends[0], loop)]
+        deadline = await self._ready()
         records, wake = self._records, partial(self._file.wake, ends)
-        return await self._write(Job(records.settle, ends, deadline, wake, records.settle_all))
+        alike = all(end.kind is Kind.DONE for end in ends)
+        return await self._write(Job(records.settle, ends, deadline, wake, records.settle_all, alike=alike))
 
     async def renew(self, renewals: Sequence[Renewal]) -> list[Answer | Exception]:
         if not renewals:

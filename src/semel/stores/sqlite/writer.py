@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
-from semel.stores.sqlite.bulk import parts
+from semel.stores.sqlite.bulk import is_part, parts
 from semel.stores.sqlite.errors import explained, is_busy, overdue
 
-__all__ = ["Connections", "Job", "Writer", "patiently", "roll_back"]
+__all__ = ["Connections", "Job", "Writer", "patiently", "roll_back", "taken"]
 
 T = TypeVar("T")
 
@@ -36,12 +36,13 @@ class Job:
     """What one caller wants written: `step(connection, item)` for each item, answers in order.
 
     An item that fails fails alone (its exception stands among the answers); `error` is what befell the whole job.
-    `together(connection, items)` may do several at once, with None for an answer where `step` is to do it.
-    `after` is called when the job is committed, before its caller goes on.
+    `together(connection, items)` may do several at once, with None for an answer where `step` is to do it; `alike`
+    says that it will nearly always do all of them. `after` is called when the job is committed, before its caller
+    goes on.
     """
 
     __slots__ = (
-        "after", "answers", "deadline", "done", "error", "items", "reply", "step", "together",
+        "after", "alike", "answers", "deadline", "done", "error", "items", "reply", "step", "together",
     )  # fmt: skip
 
     def __init__(
@@ -51,9 +52,12 @@ class Job:
         deadline: float,
         after: Callable[[], None] | None = None,
         together: Callable[[sqlite3.Connection, Sequence[Any]], Sequence[Any]] | None = None,
+        *,
+        alike: bool = False,
     ) -> None:
         self.step = step
         self.together = together
+        self.alike = alike
         self.items = items
         self.deadline = deadline
         self.after = after
@@ -81,8 +85,8 @@ class Connections(Protocol):
         """The connection for writing, or a SemelError or sqlite3.Error."""
         ...
 
-    def stored(self, rows: int) -> None:
-        """After a commit of so many items: StoreUnavailable if it went to a log that is no longer there."""
+    def stored(self) -> None:
+        """After a commit: StoreUnavailable if it went to a log that is no longer there."""
         ...
 
     def tidy(self, db: sqlite3.Connection) -> None:
@@ -109,12 +113,14 @@ class Writer:
     # ---------------------------------------------------------------------------------- callers
     def commit(self, job: Job) -> list[Any]:
         """Write and wait for it, in the calling thread."""
-        if self.lock.acquire(blocking=False):
-            try:
+        held: list[bool] = []
+        try:
+            if taken(self.lock.acquire, held, 0.0):
                 self._commit([job])
-            finally:
+                return job.result()
+        finally:
+            if any(held):
                 self.lock.release()
-            return job.result()
         job.done = threading.Lock()
         job.done.acquire()
         self.submit(job)
@@ -193,15 +199,33 @@ class Writer:
         try:
             deadline = max(job.deadline for job in live)
             db = home.connected(deadline)
-            patiently(db, "BEGIN IMMEDIATE", deadline)
+            if not self._at_once(home, db, live):
+                patiently(db, "BEGIN IMMEDIATE", deadline)
+                self._write(home, db, live)
         except BaseException as error:  # noqa: BLE001 - it is handed to those who wait
             self._fail(home, live, error)
             db = None
-        else:
-            self._write(home, db, live)
         _answer(jobs)
         if db is not None:
             home.tidy(db)
+
+    def _at_once(self, home: Connections, db: sqlite3.Connection, jobs: list[Job]) -> bool:
+        """A job of one statement is a transaction by itself, and Python runs other threads until it is on disk.
+
+        False: it takes the long way, which finds out what is in the way; what was written bears being repeated.
+        """
+        job = jobs[0]
+        if len(jobs) > 1 or not job.alike or job.together is None or not is_part(job.items):
+            return False
+        try:
+            answers = job.together(db, job.items)
+        except Exception:  # noqa: BLE001 - the long way meets it again, and tells
+            return False
+        if None in answers:
+            return False
+        job.answers = list(answers)
+        home.stored()
+        return True
 
     def _write(self, home: Connections, db: sqlite3.Connection, jobs: list[Job]) -> None:
         rows = sum(len(job.items) for job in jobs)
@@ -209,7 +233,7 @@ class Writer:
             for job in jobs:
                 job.answers = self._answers(db, job)
             db.execute("COMMIT")
-            home.stored(rows)
+            home.stored()
         except BaseException as error:  # noqa: BLE001 - it is handed to those who wait
             roll_back(db)
             if isinstance(error, sqlite3.Error) and rows > 1:
@@ -317,6 +341,16 @@ def _reply(replies: Iterable[Callable[[], None]]) -> None:
 def _give_up(future: asyncio.Future[None], path: str) -> None:
     if not future.done():
         future.set_exception(overdue(path))
+
+
+def taken(acquire: Callable[[bool, float], bool], held: list[bool], patience: float) -> bool:
+    """Take a lock, waiting for it up to so many seconds, and note in `held` whether it was taken.
+
+    Both in one call into C: a signal handler that raises does so before it or after it, and `held` tells which.
+    """
+    waits = patience > 0
+    held.extend(map(acquire, (waits,), (patience if waits else -1.0,)))
+    return held[-1]
 
 
 def patiently(db: sqlite3.Connection, sql: str, deadline: float) -> list[Any]:
