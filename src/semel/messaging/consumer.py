@@ -263,17 +263,18 @@ class Consumer:
         if entry.once is not None:
             return await self._consume(entry, message)
         key = entry.business_key(message) if entry.business_key is not None else None
+        said: dict[str, Any] = {"business_key": key, "own_transaction": True}
         async with self._sessions.of() as session:
             answer = self.inbox.process
             if isinstance(session, AsyncSession):
                 async with session.begin():
-                    done = bool(await answer(session, message, entry.handler, business_key=key))
+                    done = bool(await answer(session, message, entry.handler, **said))
                     reach("consumer.handled")
                 return done
 
             def blocking() -> bool:
                 with session.begin():
-                    found = bool(answer(session, message, entry.handler, business_key=key))
+                    found = bool(answer(session, message, entry.handler, **said))
                     reach("consumer.handled")
                     return found
 

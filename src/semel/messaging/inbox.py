@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
@@ -34,6 +34,7 @@ __all__ = ["Inbox"]
 
 Handler = Callable[..., Any]
 H = TypeVar("H", bound=Callable[..., Any])
+T = TypeVar("T")
 _WEEK: Final = 7 * 86_400
 
 
@@ -77,43 +78,68 @@ class Inbox:
         handler: Handler,
         *,
         business_key: str | None = None,
+        own_transaction: bool = False,
     ) -> Awaitable[bool]: ...
 
     @overload
     def process(
-        self, session: Any, message: Message, handler: Handler, *, business_key: str | None = None
+        self,
+        session: Any,
+        message: Message,
+        handler: Handler,
+        *,
+        business_key: str | None = None,
+        own_transaction: bool = False,
     ) -> Any: ...
 
     def process(
-        self, session: Any, message: Message, handler: Handler, *, business_key: str | None = None
+        self,
+        session: Any,
+        message: Message,
+        handler: Handler,
+        *,
+        business_key: str | None = None,
+        own_transaction: bool = False,
     ) -> Any:
         """Admit the message and run `handler(message)` or `handler(session, message)` in the session's transaction.
 
         True if it ran, False for a duplicate. With an async session it is awaited. The handler's error undoes its work and
         the admission (a savepoint), and is raised; the transaction stays usable, and commit is the caller's. What the handler
-        returns is kept in the consume log if JSON can say it.
+        returns is kept in the consume log if JSON can say it. `own_transaction=True` says that the transaction is for this
+        message alone and is rolled back on an error: then there is no savepoint, which costs more than the admission.
         """
         port = port_of(session)
-        body = self._process(port, session, message, handler, business_key)
+        work = self._admitted(port, session, message, handler, business_key)
+        body = work if own_transaction else self._saved(port, work)
         return body if port.colour == "async" else run_sync(body)
 
-    async def _process(
-        self, port: Port, session: Any, message: Message, handler: Handler, business_key: str | None
-    ) -> bool:
-        await self._ready(port)
-        point = await port.savepoint("semel_inbox")
+    async def _saved(self, port: Port, work: Coroutine[Any, Any, T]) -> T:
+        """In a savepoint: an error undoes it and leaves the transaction usable."""
         try:
-            admitted = await admit(port, self.table, self.consumer, message, business_key)
-            if admitted:
-                result = await _call(handler, session, message, port.colour == "async")
-                await point.flush()
-                if result is not None:
-                    await remember(port, self.table, self.consumer, message, _shown(result), business_key)
+            await self._ready(port)
+            point = await port.savepoint("semel_inbox")
+        except BaseException:
+            work.close()
+            raise
+        try:
+            done = await work
+            await point.flush()
         except BaseException:
             await point.rollback()
             raise
         await point.release()
-        return admitted
+        return done
+
+    async def _admitted(
+        self, port: Port, session: Any, message: Message, handler: Handler, business_key: str | None
+    ) -> bool:
+        await self._ready(port)
+        if not await admit(port, self.table, self.consumer, message, business_key):
+            return False
+        result = await _call(handler, session, message, port.colour == "async")
+        if result is not None:
+            await remember(port, self.table, self.consumer, message, _shown(result), business_key)
+        return True
 
     @overload
     def process_batch(
@@ -129,23 +155,15 @@ class Inbox:
         Returns how many were. All or nothing: an error undoes the whole batch.
         """
         port = port_of(session)
-        body = self._process_batch(port, session, messages, handler)
+        body = self._saved(port, self._admitted_batch(port, session, messages, handler))
         return body if port.colour == "async" else run_sync(body)
 
-    async def _process_batch(
+    async def _admitted_batch(
         self, port: Port, session: Any, messages: Sequence[Message], handler: Handler
     ) -> int:
-        await self._ready(port)
-        point = await port.savepoint("semel_inbox")
-        try:
-            fresh = await admit_many(port, self.table, self.consumer, messages)
-            if fresh:
-                await _call(handler, session, fresh, port.colour == "async")
-                await point.flush()
-        except BaseException:
-            await point.rollback()
-            raise
-        await point.release()
+        fresh = await admit_many(port, self.table, self.consumer, messages)
+        if fresh:
+            await _call(handler, session, fresh, port.colour == "async")
         return len(fresh)
 
     async def _ready(self, port: Port) -> None:

@@ -19,6 +19,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     literal_column,
+    text,
 )
 from sqlalchemy.dialects.mysql import LONGBLOB, LONGTEXT, VARCHAR
 from sqlalchemy.schema import CreateIndex, CreateTable
@@ -216,7 +217,13 @@ def _incoming(metadata: MetaData, prefix: str, options: dict[str, Any]) -> list[
         Column("business_key", _text()),
         Column("result", _long()),
         Index(f"{prefix}_inbox_at", "at"),
-        Index(f"{prefix}_inbox_key", "business_key"),
+        # Only of those that have one: an admission without costs no entry.
+        Index(
+            f"{prefix}_inbox_key",
+            "business_key",
+            postgresql_where=text("business_key IS NOT NULL"),
+            sqlite_where=text("business_key IS NOT NULL"),
+        ),
         **options,
     )
     dead = Table(

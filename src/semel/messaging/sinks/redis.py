@@ -74,7 +74,7 @@ class RedisStreamSink:
 
     def lane(self, row: Row) -> str:
         """One frontier per stream, beside it."""
-        return self._stream(row) if "{" in self.stream else ""
+        return self._stream(row)
 
     def _stream(self, row: Row) -> str:
         if "{" not in self.stream:
