@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import redis
 from sqlalchemy import Engine, create_engine, text
@@ -62,7 +63,7 @@ async def main(folder: Path, broker: str) -> None:
         async with Relay(outbox, {"orders.*": stream}) as relay:
             report = await relay.drain()
         print(f"relay: {report.sent} sent, {sum(report.pending.values())} waiting")
-        client = redis.Redis.from_url(broker)
+        client: Any = redis.Redis.from_url(broker)
         client.xadd("orders", client.xrange("orders", count=1)[0][1])  # a copy, as a broker may make
         client.close()
         await consume(inbox, stream, count=6)

@@ -444,7 +444,9 @@ async def test_a_relay_limited_to_tenants_or_topics(home: Home) -> None:
         for tenant in ("acme", "other"):
             outbox.add(session, Message("t", 1, tenant=tenant, id=f"{tenant}-1"))
             outbox.add(session, Message("u", 1, tenant=tenant, id=f"{tenant}-2"))
-    report = await Relay(outbox, {"*": acme}, tenants=["acme"], topics=["t"]).drain()
+    with pytest.raises(ConfigurationError, match="name="):
+        Relay(outbox, {"*": acme}, tenants=["acme"])
+    report = await Relay(outbox, {"*": acme}, tenants=["acme"], topics=["t"], name="acme").drain()
     assert (acme.ids, report.pending) == (["acme-1"], {"t": 1, "u": 2})
     await Relay(outbox, {"*": rest}).drain()
     assert sorted(rest.ids) == ["acme-2", "other-1", "other-2"]
@@ -472,7 +474,7 @@ async def test_the_known_ids_are_forgotten_after_the_retention(home: Home) -> No
         outbox.add(session, Message("orders", 1, due=3600))
     await asyncio.sleep(0.25)
     database = outbox.database
-    assert await database.run(ledger.clean, database.tables, outbox.retention, 0.0) == 3
+    assert await database.run(ledger.clean, database.tables, "relay", outbox.retention, 0.0) == 3
     assert home.count("_outbox_ids") == 1, "the id of a message that waits was forgotten"
     outbox.close()
 

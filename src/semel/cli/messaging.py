@@ -47,6 +47,9 @@ def relay(
     sink_safety: Annotated[float, typer.Option(help="Seconds that delivered batches are kept.")] = 0.0,
     topic: Annotated[list[str] | None, typer.Option(help="Only these topics.")] = None,
     tenant: Annotated[list[str] | None, typer.Option(help="Only these tenants.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The relays' common name; needed with --topic and --tenant.")
+    ] = None,
     drain: Annotated[bool, typer.Option("--drain", help="Send what is due, and leave.")] = False,
 ) -> None:
     """Carry messages from an outbox to their sinks until it is ended (SIGINT, SIGTERM)."""
@@ -65,6 +68,7 @@ def relay(
         sink_safety=sink_safety,
         topics=topic or (),
         tenants=tenant or (),
+        name=name,
     )
     asyncio.run(_carry(made, drain=drain))
     where.close()

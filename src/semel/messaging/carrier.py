@@ -84,6 +84,8 @@ class Carrier:
         self._topics: dict[str, set[str]] = {}  # topic → the ways it may go
         self._turn = 0
         self._alarmed: set[tuple[str, str]] = set()
+        self._repairs: list[tuple[Part, Shipment, int]] = []
+        self._fenced: list[tuple[Part, int | None]] = []
 
     @property
     def _tables(self) -> Any:
@@ -112,6 +114,7 @@ class Carrier:
             return False
         await asyncio.gather(*(self._ship(shipment) for shipment in ready))
         reach("relay.published")
+        await self._repair()
         return True
 
     async def _anything(self, parts: list[Part]) -> bool:
@@ -125,11 +128,9 @@ class Carrier:
 
     def want(self, numbers: list[int], parts: Collection[Part] = ()) -> Want:
         """What to look for. Each time another part comes first, so that none waits for ever behind the others."""
-        clock = time.monotonic()
         turn = self._turn % len(numbers) if numbers else 0
         return Want(
             parts=numbers[turn:] + numbers[:turn],
-            floors={part.number: part.floor(clock) for part in parts},
             each=self.limits.batch,
             total=self.limits.batch * _ROUND,
             topics=self.unknown | self._paused(),
@@ -140,10 +141,22 @@ class Carrier:
         )
 
     def _paused(self) -> set[str]:
-        """Topics that stay in the outbox because one of their sinks is away."""
+        """Topics that stay in the outbox because one of their sinks is away; and those that share a sink with them, since a
+        key's messages must not overtake each other there."""
         clock = time.monotonic()
-        away = {name for name, pause in self.pauses.items() if pause.until > clock}
-        return {topic for topic, names in self._topics.items() if names & away} if away else set()
+        away = {way for way, pause in self.pauses.items() if pause.until > clock}
+        paused: set[str] = set()
+        while away:
+            more = {topic for topic, ways in self._topics.items() if ways & away} - paused
+            if not more:
+                break
+            paused |= more
+            away = away.union(*(self._topics[topic] for topic in more))
+        return paused
+
+    def _learn(self, topics: set[str]) -> None:
+        for topic in topics - self._topics.keys():
+            self._topics[topic] = self.router.ways(topic)
 
     def _ready(self, parts: Sequence[Part]) -> list[Shipment]:
         """Batches that are under way and whose sink is not known to be away."""
@@ -167,24 +180,22 @@ class Carrier:
         """What was delivered goes, what is next is written down, in one commit."""
         ours = self.settle(connection, parts, save=False)
         self._refresh(connection, [part for part in ours if part.lines])
+        if self.pauses:  # which topics must wait is known only of topics that are known
+            self._learn(ledger.topics(connection, self._tables))
         want = self.want([part.number for part in ours], ours)
         chosen = ledger.choose(connection, self._tables, self.team, want)
         self._turn += len(chosen) or 1
-        clock = time.monotonic()
         for part in ours:
             rows = _bounded(chosen.get(part.number, ()))
-            for topic in {row.topic for row in rows} - self._topics.keys():
-                self._topics[topic] = self.router.ways(topic)
-            unknown = part.accept(rows, self.router, clock)
+            self._learn({row.topic for row in rows})
+            unknown = part.accept(rows, self.router)
             for topic in sorted(unknown - self.unknown):
                 self._alarm_once(
                     "unroutable", f"no route knows topic {topic!r}: its messages wait in the outbox"
                 )
             self.unknown |= unknown
             self._write(connection, part)
-        ledger.save(
-            connection, self._tables, self.team, {part.number: part.state for part in ours if part.dirty}
-        )
+        self._save(connection, [part for part in ours if part.dirty])
         reach("relay.chosen")
         for part in ours:
             part.dirty = False
@@ -209,8 +220,12 @@ class Carrier:
         for part in ours:
             self._write(connection, part)
         if save:
-            ledger.save(connection, self._tables, self.team, {part.number: part.state for part in ours})
+            self._save(connection, ours)
         return ours
+
+    def _save(self, connection: Connection, parts: Sequence[Part]) -> None:
+        states = {(part.number, part.epoch): part.state for part in parts}
+        ledger.save(connection, self._tables, self.team, states)
 
     def _write(self, connection: Connection, part: Part) -> None:
         outcome = part.taken()
@@ -233,10 +248,13 @@ class Carrier:
             return
         start = time.monotonic()
         try:
-            rows = self._shaped(shipment)
-            found = await self._publish(part, shipment, rows)
-        except Fenced:
-            self._overtaken(part)
+            rows = self._shaped(shipment, part)
+            fresh = part.try_lane(shipment.lane)
+            if part.state.lanes[shipment.lane].resend:
+                await self._resend(part, shipment)
+            found = await target.sink.publish(part.number, part.epoch, shipment.no, rows)
+        except Fenced as error:
+            self._fenced.append((part, error.epoch))
             return
         except Rejected as error:
             self._rejected(part, shipment, error)
@@ -257,6 +275,11 @@ class Carrier:
             self._pause(target.way, repr(error), None)
             return
         self._back(target.way)
+        if found is not None and found != shipment.no - 1 and (found != shipment.no or fresh):
+            self._repairs.append(
+                (part, shipment, found)
+            )  # when all have come back: it changes the part's state
+            return
         part.delivered(shipment, keep=self.limits.sink_safety > 0)
         duplicate = found is not None and found >= shipment.no
         self._count(rows, duplicate=duplicate)
@@ -264,8 +287,9 @@ class Carrier:
             Delivered(shipment.lane, part.number, shipment.no, len(rows), time.monotonic() - start, duplicate)
         )
 
-    def _shaped(self, shipment: Shipment) -> list[Row]:
-        """The rows as they are sent. A transform that fails is a rejection of its message, not of the batch."""
+    def _shaped(self, shipment: Shipment, part: Part) -> list[Row]:
+        """The rows as they are sent. A transform that fails is a rejection of its message, not of the batch; once a batch
+        may be at its sink, it is sent as it is numbered or not at all."""
         way = shipment.target.way  # type: ignore[union-attr]
         rows, failed = [], {}
         for row in shipment.rows:
@@ -273,35 +297,56 @@ class Carrier:
                 rows.append(self.router.shaped(way, row))
             except Exception as error:  # noqa: BLE001 - the user's function
                 failed[row.id] = f"transform failed: {error!r}"
+        if failed and part.was_tried(shipment.lane):
+            raise SinkUnavailable(
+                f"a batch that may have been sent cannot be made again: {next(iter(failed.values()))}"
+            )
         if failed:
             raise Rejected(failed)
         return rows
 
-    async def _publish(self, part: Part, shipment: Shipment, rows: list[Row]) -> int | None:
-        """Publish until the sink has the batch under its number; what it found the last time."""
-        sink = shipment.target.sink  # type: ignore[union-attr]
-        fresh = part.try_lane(shipment.lane)
-        while True:
-            if part.state.lanes[shipment.lane].resend:
-                await self._resend(part, shipment)
-            found = await sink.publish(part.number, part.epoch, shipment.no, rows)
-            if found is None or found == shipment.no - 1 or (found == shipment.no and not fresh):
-                return found
-            if found >= shipment.no:  # and nobody can have sent this batch before
-                self.emit(
-                    Alarm(
-                        "sink-ahead",
-                        f"{shipment.lane} part {part.number} holds batch {found}, and {shipment.no} was never sent: was the "
-                        "database restored to an earlier time, or a route renamed? Its messages are sent beyond that number",
-                    )
+    async def _repair(self) -> None:
+        """Batches that the sink has and should not, or has not and should; and owners that it refuses."""
+        repairs, self._repairs = self._repairs, []
+        for part, shipment, found in repairs:
+            if self.parts.get(part.number) is part:
+                mend = self._ahead if found >= shipment.no else self._lost_tail
+                await self.outbox.database.run(mend, part, shipment, found)
+        fenced, self._fenced = self._fenced, []
+        for part, epoch in fenced:
+            if self.parts.get(part.number) is part:
+                await self.outbox.database.run(self._refused, part, epoch)
+
+    def _refused(self, connection: Connection, part: Part, epoch: int | None) -> None:
+        """The sink knows a higher epoch. Another relay's; or of a time that this database has forgotten."""
+        held = ledger.hold(connection, self._tables, self.team, {part.number: part.epoch})
+        if held:
+            beyond = epoch if epoch is not None else part.epoch * 2
+            ledger.raise_epoch(connection, self._tables, self.team, part.number, part.epoch, beyond)
+            self.emit(
+                Alarm(
+                    "sink-ahead",
+                    f"part {part.number}: the sink knows a later owner than this database ever had: was it restored to an "
+                    "earlier time? Its messages are sent under an epoch beyond that one",
                 )
-                part.ahead(shipment.lane, found)
-                await self.outbox.database.run(self.settle, [part])
-            else:
-                await self.outbox.database.run(self._lost_tail, part, shipment, found)
-            if part.number not in self.parts:
-                raise Fenced("the part was taken over")
-            shipment.no = part.state.lanes[shipment.lane].no
+            )
+            self.drop(part)
+        else:
+            self._overtaken(part)
+
+    def _ahead(self, connection: Connection, part: Part, shipment: Shipment, found: int) -> None:
+        """The sink has a number that nobody can have sent from here."""
+        if not self.settle(connection, [part], save=False):
+            return
+        self.emit(
+            Alarm(
+                "sink-ahead",
+                f"{shipment.lane} part {part.number} holds batch {found}, and {shipment.no} was never sent: was the "
+                "database restored to an earlier time, or a route renamed? Its messages are sent beyond that number",
+            )
+        )
+        part.ahead(shipment.lane, found)
+        self._save(connection, [part])
 
     def _lost_tail(self, connection: Connection, part: Part, shipment: Shipment, found: int) -> None:
         """The sink holds less than it confirmed. Write down what is sent again, and under which numbers."""
@@ -314,7 +359,7 @@ class Carrier:
             if new != old:
                 ledger.renumber(connection, self._tables, team, part.number, lane, old, new)
         part.lost_tail(lane, found, len(kept))
-        ledger.save(connection, self._tables, team, {part.number: part.state})
+        self._save(connection, [part])
         self.emit(
             Alarm(
                 "lost-tail",
@@ -329,9 +374,9 @@ class Carrier:
         kept = await self.outbox.database.read(
             ledger.kept, self._tables, self.team, part.number, shipment.lane, lane.resend[0] - 1
         )
-        sink = shipment.target.sink  # type: ignore[union-attr]
+        sink, way = shipment.target.sink, shipment.target.way  # type: ignore[union-attr]
         for number in lane.resend:
-            rows = kept.get(number)
+            rows = [self.router.shaped(way, row) for row in kept.get(number, ())]
             if rows:
                 await sink.publish(part.number, part.epoch, number, rows)
                 self.report.resent += len(rows)

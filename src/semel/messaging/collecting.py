@@ -1,20 +1,22 @@
 """Messages that wait for the commit of the caller's transaction, and vanish with its rollback, savepoints included.
 
 They are written in one go just before the commit: their numbers are recent then, and the locks that order writers of one
-aggregate are held, so the order of numbers is the order of commits.
+aggregate are held, so the order of numbers is the order of commits. What a hook of the session adds during its commit, after
+that, is written when the connection commits.
 """
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, SemelWarning
 from semel.messaging.writing import Prepared
 
 __all__ = ["collect", "is_collectable"]
@@ -30,26 +32,31 @@ _connections: Final[weakref.WeakKeyDictionary[Connection, _Collected]] = weakref
 
 
 class _Collected:
-    """What one session or connection has collected, by outbox, each message with the savepoints it stands in."""
+    """What one session or connection has collected, each message with the savepoints it stands in."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[Any, Write, Prepared, Committed]] = []
         self.written: list[Committed] = []
 
     def flush(self, connection: Connection) -> None:
-        by_writer: dict[Write, list[Prepared]] = {}
-        for _, write, message, committed in self.entries:
-            by_writer.setdefault(write, []).append(message)
-            if committed not in self.written:
-                self.written.append(committed)
-        for write, messages in by_writer.items():
-            write(connection, messages)
-        self.entries.clear()
+        while self.entries:
+            entries, self.entries = self.entries, []
+            by_writer: dict[Write, list[Prepared]] = {}
+            for _, write, message, committed in entries:
+                by_writer.setdefault(write, []).append(message)
+                if committed not in self.written:
+                    self.written.append(committed)
+            for write, messages in by_writer.items():
+                write(connection, messages)
 
     def done(self) -> None:
+        """Wake who carries them. Nothing that fails here may be taken for a failure of the commit."""
         written, self.written = self.written, []
         for committed in written:
-            committed()
+            try:
+                committed()
+            except Exception as error:  # noqa: BLE001 - a wake-up is a hint
+                warnings.warn(f"a relay could not be woken: {error!r}", SemelWarning, stacklevel=2)
 
     def clear(self) -> None:
         self.entries.clear()
@@ -70,31 +77,37 @@ def collect(target: Any, message: Prepared, write: Write, committed: Committed) 
     if isinstance(target, AsyncConnection):
         target = target.sync_connection
     if isinstance(target, Session):
-        _collect_in_session(target, message, write, committed)
+        if not target.in_transaction():
+            raise ConfigurationError(f"this session has no transaction: {_HINT}")
+        _refuse_autocommit(target.get_bind())
+        place: Any = target.get_nested_transaction() or target.get_transaction()
+        found = _sessions.setdefault(target, _Collected())
     elif isinstance(target, Connection):
-        _collect_in_connection(target, message, write, committed)
+        if not target.in_transaction():
+            raise ConfigurationError(f"this connection has no transaction: {_HINT}")
+        _refuse_autocommit(target)
+        place = _savepoints(target)
+        found = _connections.setdefault(target, _Collected())
     else:
         raise ConfigurationError(
             f"outbox.add() takes an SQLAlchemy session or connection, or the run inside within(), not "
             f"{type(target).__name__}; for a driver's own connection use outbox.insert()"
         )
-
-
-# --------------------------------------------------------------------------------------------- sessions
-def _collect_in_session(session: Session, message: Prepared, write: Write, committed: Committed) -> None:
-    if not session.in_transaction():
-        raise ConfigurationError(f"this session has no transaction: {_HINT}")
-    _refuse_autocommit(session.get_bind())
-    found = _sessions.get(session)
-    if found is None:
-        found = _sessions[session] = _Collected()
-        event.listen(session, "before_commit", _session_commits)
-        event.listen(session, "after_commit", _session_committed)
-        event.listen(session, "after_soft_rollback", _session_rolled_back)
-    place = session.get_nested_transaction() or session.get_transaction()
     found.entries.append((place, write, message, committed))
 
 
+def _savepoints(connection: Connection) -> tuple[str, ...]:
+    """The names of the savepoints that are open now. SQLAlchemy tells no other way which one a statement is in."""
+    names: list[str] = []
+    nested: Any = connection.get_nested_transaction()
+    while nested is not None:
+        names.append(nested._savepoint)  # noqa: SLF001
+        nested = nested._previous_nested  # noqa: SLF001
+    return tuple(names)
+
+
+# Listeners for all sessions and connections, once: one that is added while a session commits would come too late for it.
+@event.listens_for(Session, "before_commit")
 def _session_commits(session: Session) -> None:
     found = _sessions.get(session)
     if found is None or not found.entries or session.in_nested_transaction():
@@ -105,12 +118,14 @@ def _session_commits(session: Session) -> None:
     found.flush(connection)
 
 
+@event.listens_for(Session, "after_commit")
 def _session_committed(session: Session) -> None:
     found = _sessions.get(session)
     if found is not None and not session.in_nested_transaction():
         found.done()
 
 
+@event.listens_for(Session, "after_soft_rollback")
 def _session_rolled_back(session: Session, ended: SessionTransaction) -> None:
     found = _sessions.get(session)
     if found is None:
@@ -129,44 +144,36 @@ def _inside(place: SessionTransaction | None, ended: SessionTransaction) -> bool
     return False
 
 
-# ------------------------------------------------------------------------------------------ connections
-def _collect_in_connection(
-    connection: Connection, message: Prepared, write: Write, committed: Committed
-) -> None:
-    if not connection.in_transaction():
-        raise ConfigurationError(f"this connection has no transaction: {_HINT}")
-    _refuse_autocommit(connection)
-    found = _connections.get(connection)
-    if found is None:
-        found = _connections[connection] = _Collected()
-        event.listen(connection, "commit", _connection_commits)
-        event.listen(connection, "rollback", _connection_rolled_back)
-        event.listen(connection, "rollback_savepoint", _savepoint_rolled_back)
-    found.entries.append((_savepoints(connection), write, message, committed))
-
-
-def _savepoints(connection: Connection) -> tuple[str, ...]:
-    """The names of the savepoints that are open now. SQLAlchemy tells no other way which one a statement is in."""
-    names: list[str] = []
-    nested: Any = connection.get_nested_transaction()
-    while nested is not None:
-        names.append(nested._savepoint)  # noqa: SLF001
-        nested = nested._previous_nested  # noqa: SLF001
-    return tuple(names)
-
-
+@event.listens_for(Engine, "commit")
 def _connection_commits(connection: Connection) -> None:
+    for session, late in list(_sessions.items()):
+        if late.entries and _is_of(session, connection):
+            late.flush(connection)
     found = _connections.get(connection)
-    if found is not None and found.entries:
+    if found is not None:
         found.flush(connection)
         found.done()  # a moment early: a relay that finds nothing yet looks again soon
 
 
+@event.listens_for(Engine, "prepare_twophase")
+def _connection_prepares(connection: Connection, xid: object) -> None:
+    del xid
+    _connection_commits(connection)
+
+
+def _is_of(session: Session, connection: Connection) -> bool:
+    """Whether the connection is in the session's transaction."""
+    transaction: Any = session.get_transaction()
+    return transaction is not None and connection in transaction._connections  # noqa: SLF001
+
+
+@event.listens_for(Engine, "rollback")
 def _connection_rolled_back(connection: Connection) -> None:
     if (found := _connections.get(connection)) is not None:
         found.clear()
 
 
+@event.listens_for(Engine, "rollback_savepoint")
 def _savepoint_rolled_back(connection: Connection, name: str, context: object) -> None:
     del context
     if (found := _connections.get(connection)) is not None:

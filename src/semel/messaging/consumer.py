@@ -21,7 +21,14 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
-from semel.errors import ConfigurationError, KeyMismatch, OutcomeUnknown, PreviousFailure, StoreUnavailable
+from semel.errors import (
+    ConfigurationError,
+    InProgress,
+    KeyMismatch,
+    OutcomeUnknown,
+    PreviousFailure,
+    StoreUnavailable,
+)
 from semel.messaging import letters
 from semel.messaging.events import Alarm, DeadLettered, Emit, Handled
 from semel.messaging.message import Message
@@ -161,7 +168,7 @@ class Consumer:
                 await delivery.nack()
                 return
             await self._deliver(delivery)
-        except (StoreUnavailable, DBAPIError) as error:  # the broker or the database is away: it comes again
+        except Exception as error:  # noqa: BLE001 - the broker or the database is away, or a bug: it comes again
             self._emit(Alarm("consumer", f"message {delivery.message.id} comes again: {error}"))
             with contextlib.suppress(StoreUnavailable):
                 await delivery.nack()
@@ -207,6 +214,10 @@ class Consumer:
             try:
                 async with self._slots:  # not while it waits for its next attempt
                     admitted = await self._chain(message)
+            except InProgress as error:  # somebody else is at it
+                if await _waited(self._stopping, error.retry_after or _RETRY_POLL):
+                    return False
+                continue
             except Exception as error:
                 if database.is_away(error):  # not the message's fault: no attempt is counted
                     raise StoreUnavailable(str(error)) from error
@@ -243,9 +254,7 @@ class Consumer:
 
     async def _pause(self, entry: Entry, attempts: int) -> bool:
         """Before the next attempt; True when the consumer stops meanwhile."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), _delay(entry.backoff, attempts - 1))
-        return self._stopping.is_set()
+        return await _waited(self._stopping, _delay(entry.backoff, attempts - 1))
 
     async def _bury(self, message: Message, reason: str) -> None:
         database = self.inbox.database
@@ -386,6 +395,12 @@ class _Sessions:
                 await session.close()
             else:
                 await asyncio.to_thread(session.close)
+
+
+async def _waited(event: asyncio.Event, seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+    return event.is_set()
 
 
 def _engine_of(inbox: Inbox) -> Any:

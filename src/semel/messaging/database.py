@@ -22,7 +22,9 @@ try:
     from sqlalchemy import Connection, Engine, MetaData, create_engine, event, inspect, select
     from sqlalchemy.engine import URL, make_url
     from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModuleError, OperationalError
+    from sqlalchemy.exc import TimeoutError as PoolTimeout
     from sqlalchemy.ext.asyncio import AsyncEngine
+    from sqlalchemy.util import greenlet_spawn
 
     from semel.messaging.message import PARTS
     from semel.messaging.tables import VERSION, Tables, ddl, messaging_tables
@@ -157,42 +159,52 @@ class Database:
         return done
 
     def _blocking(self, fn: Any, args: Any, kwargs: Any, *, reads: bool = False) -> Any:
-        if self._engine is None:
-            raise ConfigurationError(
-                "this outbox or inbox was given an AsyncEngine: await its methods, or give a URL or an Engine"
-            )
+        engine = self._sync_engine()
         try:
-            engine = self._engine.execution_options(semel_reads=True) if reads else self._engine
-            with engine.begin() as connection:
-                self._prepare(connection)
+            if not self._ready:
+                self._get_ready(engine)
+            with (engine.execution_options(semel_reads=True) if reads else engine).begin() as connection:
+                if not reads:
+                    _take_write_lock(connection)
                 return fn(connection, *args, **kwargs)
-        except (OperationalError, InterfaceError, DBAPIError) as error:
+        except (DBAPIError, PoolTimeout) as error:
             raise self._unavailable(error) from error
 
     async def _in_loop(self, engine: AsyncEngine, fn: Any, args: Any, kwargs: Any) -> Any:
         def prepared(connection: Connection) -> Any:
-            self._prepare(connection)
+            _take_write_lock(connection)
             return fn(connection, *args, **kwargs)
 
         try:
+            if not self._ready:
+                await greenlet_spawn(self._get_ready, engine.sync_engine)
             async with engine.begin() as connection:
                 return await connection.run_sync(prepared)
-        except (OperationalError, InterfaceError, DBAPIError) as error:
+        except (DBAPIError, PoolTimeout) as error:
             raise self._unavailable(error) from error
 
-    def _unavailable(self, error: DBAPIError) -> Exception:
+    def _sync_engine(self) -> Engine:
+        if self._engine is None:
+            raise ConfigurationError(
+                "this outbox or inbox was given an AsyncEngine: await its methods, or give a URL or an Engine"
+            )
+        return self._engine
+
+    def _unavailable(self, error: Exception) -> Exception:
         if self.is_away(error):
-            text = str(error.orig or error)
-            return StoreUnavailable(f"the database {self.where} did not answer: {text.splitlines()[0]}")
+            said = str(getattr(error, "orig", None) or error).splitlines() or [type(error).__name__]
+            return StoreUnavailable(f"the database {self.where} did not answer: {said[0]}")
         return error
 
     def is_away(self, error: BaseException) -> bool:
         """Whether it says that the database cannot be had now, which is nobody's fault and passes."""
         if not isinstance(error, DBAPIError):
-            return isinstance(error, StoreUnavailable)
+            return isinstance(error, StoreUnavailable | PoolTimeout)
+        if error.connection_invalidated or isinstance(error, InterfaceError):
+            return True
+        # Only what a driver calls operational: the text of a violated constraint may contain any word.
         text = str(error.orig or error).lower()
-        lost = error.connection_invalidated or isinstance(error, InterfaceError)
-        return lost or any(word in text for word in _GONE)
+        return isinstance(error, OperationalError) and any(word in text for word in _GONE)
 
     def _pool(self) -> ThreadPoolExecutor:
         with self._lock:
@@ -202,20 +214,23 @@ class Database:
 
     # ----------------------------------------------------------------------------------------- tables
     def check(self, connection: Connection) -> None:
-        """Before the first use in a caller's transaction: are the tables there? If not, they are made elsewhere."""
+        """Before the first use in a caller's transaction: are the tables there? What is missing is made elsewhere."""
         if self._ready:
             return
-        if _are_there(connection, self.tables):
-            self._adopt(connection)
-            return
-        if not self._may_create:
-            raise self._missing("they are not made here (create=False)")
+        if connection.dialect.name != self.dialect:
+            raise self._missing(f"this connection speaks to {connection.dialect.name}")
+        known_there = _are_there(connection, self.tables)
         try:
-            self._create_elsewhere(connection)
+            self._get_ready(
+                (self._async.sync_engine if self._async is not None else None) or self._sync_engine()
+            )
         except SemelError:
             raise
         except Exception as error:
             raise self._missing(f"they could not be made on a connection of our own: {error}") from error
+        if not known_there and not _are_there(connection, self.tables):
+            self._ready = False
+            raise self._missing(f"the outbox knows {self.where}, which is another database or schema")
 
     async def look(self, port: Port) -> None:
         """As `check`, on a driver's own connection: it is not asked whether tables exist, so we ask on our own."""
@@ -223,36 +238,45 @@ class Database:
             return
         if port.dialect != ("mysql" if self.dialect == "mariadb" else self.dialect):
             raise self._missing(f"this connection speaks to {port.dialect}")
-        if self._engine is None:
+        if self._async is not None:
             await self.run(lambda _: None)
             return
         try:
-            self._blocking(lambda _: None, (), {}, reads=True)
-        except (DBAPIError, StoreUnavailable) as error:
+            self._get_ready(self._sync_engine())
+        except DBAPIError as error:
             raise self._missing(f"they could not be made on a connection of our own: {error}") from error
 
-    def _create_elsewhere(self, connection: Connection) -> None:
-        engine = self._engine or (self._async.sync_engine if self._async is not None else None)
-        if engine is None or connection.dialect.name != self.dialect:
-            raise self._missing(f"this connection speaks to {connection.dialect.name}")
-        with engine.begin() as own:
-            self._make(own)
-        if not _are_there(connection, self.tables):
-            raise self._missing(f"the outbox knows {self.where}, which is another database or schema")
+    def _get_ready(self, engine: Engine) -> None:
+        """On connections of our own, never in the caller's transaction: see what is there, and write what is missing."""
+        with engine.execution_options(semel_reads=True).begin() as own:
+            there = _are_there(own, self.tables)
+            complete = there and self._adopt(own)
+        if not there and not self._may_create:
+            raise self._missing("they are not made here (create=False)")
+        if not complete:
+            with engine.begin() as own:
+                _take_write_lock(own)
+                self._make(own)
+        self._ready = True  # now that it is committed: others do not look again
 
-    def _prepare(self, connection: Connection) -> None:
-        if self._ready:
+    def create(self) -> None:
+        """Make what is missing, now."""
+        try:
+            with self._sync_engine().begin() as own:
+                _take_write_lock(own)
+                self._make(own)
+            self._ready = True
+        except DBAPIError as error:
+            raise self._unavailable(error) from error
+
+    async def acreate(self) -> None:
+        """As `create`, whatever the engine's colour."""
+        if self._async is None:
+            await asyncio.get_running_loop().run_in_executor(self._pool(), self.create)
             return
-        if not _are_there(connection, self.tables):
-            if not self._may_create:
-                raise self._missing("they are not made here (create=False)")
-            self._make(connection)
-        self._adopt(connection)
-
-    def make(self, connection: Connection) -> None:
-        """Make what is missing."""
-        self._make(connection)
-        self._adopt(connection)
+        async with self._async.begin() as own:
+            await own.run_sync(self._make)
+        self._ready = True
 
     def _make(self, connection: Connection) -> None:
         if connection.dialect.name == "postgresql":
@@ -268,8 +292,12 @@ class Database:
         for name, value in fresh.items():
             if name not in known:
                 connection.execute(meta.insert().values(name=name, value=value))
+        if self._parts_given and int(known.get("parts", self.parts)) != self.parts:
+            self._divide_anew(connection, int(known["parts"]))
+        self._adopt(connection)
 
-    def _adopt(self, connection: Connection) -> None:
+    def _adopt(self, connection: Connection) -> bool:
+        """Read what the tables say of themselves; False if something is to be written first."""
         known = {row.name: row.value for row in connection.execute(select(self.tables.meta))}
         version = int(known.get("version", VERSION))
         if version > VERSION:
@@ -277,12 +305,13 @@ class Database:
                 f"the messaging tables in {self.where} have version {version}, this semel knows {VERSION}: "
                 "update semel here before it writes there"
             )
-        self.identity = known.get("identity", "")
-        stored = int(known.get("parts", PARTS))
+        if not {"version", "identity", "parts"} <= known.keys():
+            return False  # made by a migration of the caller's
+        stored = int(known["parts"])
         if self._parts_given and stored != self.parts:
-            self._divide_anew(connection, stored)
-        self.parts = stored if not self._parts_given else self.parts
-        self._ready = True
+            return False
+        self.identity, self.parts = known["identity"], stored
+        return True
 
     def _divide_anew(self, connection: Connection, stored: int) -> None:
         """Another number of parts is possible as long as nothing was ever divided."""
@@ -330,6 +359,12 @@ class Database:
             self._engine.dispose()
 
 
+def _take_write_lock(connection: Connection) -> None:
+    """SQLite, whoever made the engine: the write lock at the start, so that what was read stays true until it is written."""
+    if connection.dialect.name == "sqlite" and not connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
 def _are_there(connection: Connection, tables: Tables) -> bool:
     look = inspect(connection)
     return all(look.has_table(table.name, schema=table.schema) for table in reversed(tables))
@@ -345,7 +380,7 @@ def _open(given: str | URL) -> Engine:
     url = url.set(drivername=_SYNC.get(url.drivername, url.drivername))
     if url.get_backend_name() not in _KNOWN:
         raise ConfigurationError(
-            f"messaging has no {url.get_backend_name()!r} database; known are postgresql, mysql, mariadb, sqlite, and redis"
+            f"messaging has no {url.get_backend_name()!r} database; known are postgresql, mysql, mariadb and sqlite"
         )
     try:
         if url.get_backend_name() != "sqlite":

@@ -263,11 +263,11 @@ class Inbox:
 
     def create(self) -> None:
         """Make the tables, on a connection of our own."""
-        self.database.run_now(self.database.make)
+        self.database.create()
 
     async def acreate(self) -> None:
         """As `create`, awaited."""
-        await self.database.run(self.database.make)
+        await self.database.acreate()
 
     def close(self) -> None:
         """Close what was opened here."""

@@ -40,12 +40,15 @@ __all__ = [
     "members",
     "oldest",
     "pending",
+    "raise_epoch",
     "refresh_ids",
     "release",
     "remove",
     "renumber",
     "save",
     "take",
+    "told",
+    "topics",
     "unpark",
     "waiting",
 ]
@@ -91,6 +94,11 @@ class Line(msgspec.Struct):
         return line_of(self.tenant, self.key, self.seq)
 
 
+def told(reason: str) -> str:
+    """A reason that every database takes: no surrogates, no NUL, not too long."""
+    return reason[:2000].encode("utf-8", "replace").decode().replace("\0", "�")
+
+
 def line_of(tenant: str, key: str | None, seq: int) -> str:
     """The name of an order: a tenant's key; a message without a key is a line of its own."""
     said = f"{len(tenant)}:{tenant}:k{key}" if key is not None else f"{len(tenant)}:{tenant}:s{seq}"
@@ -111,7 +119,6 @@ class Want:
     """What a relay asks for in one look."""
 
     parts: list[int]
-    floors: dict[int, int]
     each: int
     total: int
     topics: Collection[str] = ()  # leave out: their sinks are paused, or nobody knows where they go
@@ -206,16 +213,19 @@ def hold(c: Connection, t: Tables, team: str, epochs: Mapping[int, int]) -> set[
     return {part for part, epoch in rows if epochs[part] == epoch}
 
 
-def save(c: Connection, t: Tables, team: str, states: Mapping[int, State]) -> None:
-    """Write the states of parts that `hold` has locked. What is in them is sent next, under these numbers."""
+def save(c: Connection, t: Tables, team: str, states: Mapping[tuple[int, int], State]) -> None:
+    """Write the states of parts, by number and epoch, that `hold` has locked. What is in them is sent next."""
     if states:
         parts = t.parts
         statement = (
             update(parts)
-            .where(parts.c.team == team, parts.c.part == bindparam("p"))
+            .where(parts.c.team == team, parts.c.part == bindparam("p"), parts.c.epoch == bindparam("e"))
             .values(state=bindparam("s"))
         )
-        rows = [{"p": part, "s": msgspec.json.encode(state).decode()} for part, state in states.items()]
+        rows = [
+            {"p": part, "e": epoch, "s": msgspec.json.encode(state).decode()}
+            for (part, epoch), state in states.items()
+        ]
         c.execute(statement, rows)
 
 
@@ -266,14 +276,12 @@ def _choose_postgres(
 ) -> Iterable[Sequence[Any]]:
     letter = _letter("postgresql")
     statement = text(
-        f"SELECT p.part, m.* FROM unnest(CAST(:parts AS int[]), CAST(:floors AS bigint[])) AS p (part, floor)"
+        "SELECT p.part, m.* FROM unnest(CAST(:parts AS int[])) AS p (part)"
         f" CROSS JOIN LATERAL (SELECT {letter} FROM {_name(t.outbox)} o"
-        f" WHERE o.part = p.part AND o.seq >= p.floor AND {conditions} ORDER BY o.seq LIMIT :each) m LIMIT :total"
+        f" WHERE o.part = p.part AND {conditions} ORDER BY o.seq LIMIT :each) m LIMIT :total"
     )
-    floors = [want.floors.get(part, 0) for part in want.parts]
-    return c.execute(
-        statement, values | {"parts": want.parts, "floors": floors, "each": want.each, "total": want.total}
-    ).all()
+    asked = {"parts": want.parts, "each": want.each, "total": want.total}
+    return c.execute(statement, values | asked).all()
 
 
 def _choose_each(
@@ -283,12 +291,12 @@ def _choose_each(
     waiting = set(c.execute(select(t.outbox.c.part).distinct()).scalars())
     statement = text(
         f"SELECT o.part, {_letter(dialect)} FROM {_name(t.outbox)} o"
-        f" WHERE o.part = :part AND o.seq >= :floor AND {conditions} ORDER BY o.seq LIMIT :each"
+        f" WHERE o.part = :part AND {conditions} ORDER BY o.seq LIMIT :each"
     )
     found: list[Sequence[Any]] = []
     for part in want.parts:
         if part in waiting and len(found) < want.total:
-            asked = {"part": part, "floor": want.floors.get(part, 0), "each": want.each}
+            asked = {"part": part, "each": want.each}
             found += c.execute(statement, values | asked).all()
     return found
 
@@ -460,7 +468,21 @@ def oldest(c: Connection, t: Tables) -> float:
     return float(age or 0.0)
 
 
-def clean(c: Connection, t: Tables, retention: float, sink_safety: float, limit: int = 5_000) -> int:
+def raise_epoch(c: Connection, t: Tables, team: str, part: int, epoch: int, beyond: int) -> None:
+    """The sink knows a higher epoch than this database ever gave: go beyond it."""
+    parts = t.parts
+    here = (parts.c.team == team) & (parts.c.part == part) & (parts.c.epoch == epoch)
+    c.execute(update(parts).where(here).values(epoch=max(epoch, beyond) + 1))
+
+
+def topics(c: Connection, t: Tables) -> set[str]:
+    """The topics of messages that wait."""
+    return set(c.execute(select(t.outbox.c.topic).distinct()).scalars())
+
+
+def clean(
+    c: Connection, t: Tables, team: str, retention: float, sink_safety: float, limit: int = 5_000
+) -> int:
     """Forget ids whose message was delivered a retention ago, and kept batches; a bounded number at a time."""
     clock, ids, sent = now(c.dialect.name), t.ids, t.sent
     waiting_too = (
@@ -470,7 +492,7 @@ def clean(c: Connection, t: Tables, retention: float, sink_safety: float, limit:
     seqs = list(c.execute(old).scalars())
     if seqs:
         c.execute(delete(ids).where(ids.c.seq == bindparam("s")), [{"s": seq} for seq in seqs])
-    c.execute(delete(sent).where(sent.c.at < clock - sink_safety))
+    c.execute(delete(sent).where(sent.c.team == team, sent.c.at < clock - sink_safety))
     return len(seqs)
 
 

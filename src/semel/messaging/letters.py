@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, delete, insert, select, update
 
+from semel.messaging.ledger import told
 from semel.messaging.message import Message
 from semel.messaging.tables import Tables, now
 
@@ -75,7 +76,7 @@ def failed(
     done = c.execute(
         update(t.dead)
         .where(here)
-        .values(attempts=t.dead.c.attempts + 1, reason=reason[:4000], until=until, at=clock)
+        .values(attempts=t.dead.c.attempts + 1, reason=told(reason), until=until, at=clock)
     )
     if not done.rowcount:
         c.execute(
@@ -91,7 +92,7 @@ def failed(
                 body=message.data,
                 raw=int(message.raw),
                 attempts=1,
-                reason=reason[:4000],
+                reason=told(reason),
                 until=until,
                 at=clock,
             )

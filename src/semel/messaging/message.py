@@ -24,7 +24,7 @@ __all__ = ["PARTS", "Message", "content_hash", "new_id", "part_of"]
 
 PARTS: Final = 64
 _TEXT_LIMIT: Final = 255
-_ENCODER: Final = msgspec.json.Encoder(decimal_format="string")
+_ENCODER: Final = msgspec.json.Encoder(decimal_format="string", order="deterministic")
 # Fields of the envelope that travel as headers, so that every broker and every consumer in another language sees them.
 _HEADERS: Final = {
     "correlation": "correlation-id",

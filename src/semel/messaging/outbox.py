@@ -132,11 +132,11 @@ class Outbox:
     # ------------------------------------------------------------------------------------------ tables
     def create(self) -> None:
         """Make the tables, on a connection of our own. Not needed where first use may make them."""
-        self.database.run_now(self.database.make)
+        self.database.create()
 
     async def acreate(self) -> None:
         """As `create`, awaited."""
-        await self.database.run(self.database.make)
+        await self.database.acreate()
 
     def close(self) -> None:
         """Close what was opened here."""

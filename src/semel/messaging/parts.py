@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from semel.messaging.ledger import Lane, Line, State, line_of
+from semel.messaging.ledger import Lane, Line, State, line_of, told
 from semel.messaging.routes import Router, Target
 from semel.messaging.sink import Rejected, Row
 
 __all__ = ["Outcome", "Part", "Shipment"]
 
-_LOOK_BACK = 30.0
-_SWEEP = 60.0
 _CONDITION = 30.0  # a condition that raises is tried again after so long
 
 
@@ -59,8 +56,6 @@ class Part:
         self.leaving = False
         # Lanes whose batch may have been sent already, by us or by whom we took the part from.
         self._tried = {name for name, lane in state.lanes.items() if lane.open}
-        self._seen: deque[tuple[float, int]] = deque()
-        self._swept = float("-inf")
 
     # ------------------------------------------------------------------------------------- choosing rows
     @property
@@ -68,40 +63,35 @@ class Part:
         """Rows that are under way and must not be chosen again."""
         return sorted({seq for lane in self.state.lanes.values() for seq in lane.open})
 
-    def floor(self, clock: float) -> int:
-        """Where to begin looking: below it were only rows that are gone. Now and then everything is looked at, because a
-        transaction that took long may commit a row with a low number."""
-        if clock - self._swept >= _SWEEP:
-            self._swept = clock
-            return 0
-        while self._seen and clock - self._seen[0][0] > _LOOK_BACK:
-            self._seen.popleft()
-        return min((seq for _, seq in self._seen), default=0)
-
-    def accept(self, rows: Sequence[Row], router: Router, clock: float) -> set[str]:
+    def accept(self, rows: Sequence[Row], router: Router) -> set[str]:
         """Put chosen rows into the next batches. Returns topics that no route knows; their rows are left alone."""
         unknown: set[str] = set()
-        if rows:
-            self._seen.append((clock, rows[0].seq))
         frozen = {name for name, lane in self.state.lanes.items() if lane.open}
         behind: set[str] = set()  # lines of which a row stays: what comes after it stays too
+        taken: set[tuple[str, str]] = set()
         for row in rows:
+            line = line_of(row.tenant, row.key, row.seq)
+            if line in behind:
+                continue
             try:
                 targets = router.of(row)
             except Exception as error:  # noqa: BLE001 - the user's condition
                 self.outcome.held.append(
                     (self._failed(row, f"a route's condition failed: {error!r}"), _CONDITION)
                 )
+                behind.add(line)
                 continue
             if targets is None:
                 unknown.add(row.topic)
                 continue
             owed = self.state.owed.get(row.seq)
-            lanes = owed if owed is not None else [target.lane(row) for target in targets]
-            line = line_of(row.tenant, row.key, row.seq) if frozen else ""
-            if frozen and (line in behind or frozen.intersection(lanes)):
-                behind.add(line)  # a batch that has a number never changes
+            lanes = owed if owed is not None else list(dict.fromkeys(target.lane(row) for target in targets))
+            names = {(lane, row.id) for lane in lanes}
+            # A batch that has a number never changes, and a sink tells the rows of one apart by their ids.
+            if frozen.intersection(lanes) or names & taken:
+                behind.add(line)
                 continue
+            taken |= names
             self._assign(row, lanes)
         return unknown
 
@@ -127,6 +117,10 @@ class Part:
             if rows:
                 found.append(Shipment(self.number, self.epoch, name, lane.no, rows, router.by_lane(name)))
         return found
+
+    def was_tried(self, name: str) -> bool:
+        """Whether the lane's batch may have been sent already."""
+        return name in self._tried
 
     def try_lane(self, name: str) -> bool:
         """About to send the lane's batch: whether nobody can have sent it before."""
@@ -185,7 +179,7 @@ class Part:
         known = self.lines.get(name)
         before = known.attempts if known is not None and known.seq == row.seq else 0
         line = Line(
-            self.number, row.tenant, row.key, row.topic, row.id, row.seq, before + 1, 0.0, reason[:2000]
+            self.number, row.tenant, row.key, row.topic, row.id, row.seq, before + 1, 0.0, told(reason)
         )
         self.lines[name] = line
         self.outcome.free.discard(name)
@@ -213,10 +207,12 @@ class Part:
         known = self.state.lanes[lane]
         known.resend = list(range(found + 1, found + 1 + kept))
         known.no = found + 1 + kept
+        self._tried.discard(lane)
 
     def ahead(self, lane: str, found: int) -> None:
         """The sink holds a higher number than was ever given here: the database was set back. Go on beyond it."""
         self.state.lanes[lane].no = found + 1
+        self._tried.discard(lane)  # nobody has sent it under that number
 
     def taken(self) -> Outcome:
         """What is to be written; the slate is clean afterwards."""

@@ -15,6 +15,7 @@ import os
 import secrets
 import socket
 import time
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Self
 
@@ -28,7 +29,7 @@ from semel.messaging.events import Alarm, RelayEvent, log_event, teller
 from semel.messaging.ledger import Line
 from semel.messaging.outbox import Outbox
 from semel.messaging.parts import Part
-from semel.messaging.routes import Router
+from semel.messaging.routes import Router, Target
 
 __all__ = ["Relay", "Report"]
 
@@ -36,6 +37,7 @@ _POLL: Final = (0.005, 0.25)
 _CLEANING: Final = 10.0
 _TRIES: Final = 3  # of a sink that is away, before drain() gives it up
 _SHORTEST: Final = 0.05
+_PATIENCE: Final = 5.0
 
 
 class Relay:
@@ -45,7 +47,8 @@ class Relay:
     parts of an outbox: each part has one owner at a time, for as long as it says so within `lease` seconds. `batch` is how
     many rows travel in one publish, `max_attempts` after how many rejections a message parks its key, `backoff` the first and
     longest delay between them. `sink_safety` keeps delivered batches for so many seconds, to send them again if a sink turns
-    out to have lost them. `topics` and `tenants` limit the relay; `name` sets teams apart that share an outbox.
+    out to have lost them. `topics` and `tenants` limit the relay to these; it then needs a `name`, and no two names may
+    carry the same messages.
     """
 
     def __init__(
@@ -188,7 +191,10 @@ class Relay:
             waiting = [pause for pause in carrier.pauses.values() if pause.times < _TRIES]
             if not waiting or not carrier.parts:
                 return
-            await asyncio.sleep(max(0.01, min(pause.until for pause in waiting) - time.monotonic()))
+            left = min(pause.until for pause in waiting) - time.monotonic()
+            if left > _PATIENCE:  # it asked to be left alone for longer than anybody waits for a drain
+                return
+            await asyncio.sleep(max(0.01, left))
 
     async def _until_others_end(self) -> float:
         """When the leases end that other relays hold now: those that are dead do not renew them."""
@@ -207,9 +213,7 @@ class Relay:
         await self._join()
         if not self._bound:
             for target in self.router.targets:
-                bind = getattr(target.sink, "bind", None)
-                if bind is not None:
-                    bind(f"{self.outbox.database.identity[:16]}:{self.team}:{target.way}")
+                _bind(target, f"{self.outbox.database.identity[:16]}:{self.team}")
             self._bound = True
         await self._rebalance()
 
@@ -258,10 +262,12 @@ class Relay:
 
     async def _rebalance(self) -> None:
         """Take free parts that are ours by the draw; give back those that are another living relay's."""
+        # In this order: who owned a part when it was read had joined before, and is found among the living.
+        members = await self._run(ledger.members)
         living = await self._run(ledger.alive)
         names = sorted({*living, self.id})
         free = []
-        for member in await self._run(ledger.members):
+        for member in members:
             if member.part >= self.outbox.parts:
                 continue
             mine = _draw(member.part, names) == self.id
@@ -270,6 +276,8 @@ class Relay:
                 held.leaving = not mine
             elif mine and (member.owner in {None, self.id} or member.owner not in living):
                 free.append(member)
+            elif member.owner == self.id:  # given up after an error, and somebody else's now
+                await self._run(ledger.release, member.part, member.epoch)
         if free:
             for part in await self.outbox.database.run(self._take, free):
                 self._carrier.parts[part.number] = part
@@ -307,8 +315,14 @@ class Relay:
 
     async def _hand_over(self, number: int) -> None:
         leaving = [part for part in self._mine(number) if part.leaving]
-        if leaving:
+        if not leaving:
+            return
+        try:
             await self.outbox.database.run(self._give_back, leaving)
+        except BaseException:  # what is in memory may be ahead of what is written: take them anew, if at all
+            for part in leaving:
+                self._carrier.drop(part)
+            raise
 
     def _give_back(self, connection: Connection, leaving: list[Part]) -> None:
         for part in self._carrier.settle(connection, leaving):
@@ -317,11 +331,12 @@ class Relay:
 
     async def _cleaning(self, stopping: asyncio.Event) -> None:
         """Ids that were delivered a retention ago, and kept batches: a bounded number at a time."""
-        database = self.outbox.database
         safety = self._carrier.limits.sink_safety
         while True:
             with contextlib.suppress(StoreUnavailable, DBAPIError):  # the next one does it
-                await database.run(ledger.clean, database.tables, self.outbox.retention, safety)
+                cleaned = True
+                while cleaned:
+                    cleaned = await self._run(ledger.clean, self.outbox.retention, safety)
             if await _waited(stopping, _CLEANING):
                 return
 
@@ -349,6 +364,24 @@ class Relay:
         return int(count)
 
 
+_sources: Final[weakref.WeakKeyDictionary[Any, str]] = weakref.WeakKeyDictionary()
+
+
+def _bind(target: Target, source: str) -> None:
+    """Tell the sink who publishes. One sink object has one frontier: it serves one outbox and team."""
+    bind = getattr(target.sink, "bind", None)
+    said = f"{source}:{target.way}" if bind is not None else source
+    if target.sink.guarantee != "at-least-once":
+        known = _sources.setdefault(target.sink, said)
+        if known != said:
+            raise ConfigurationError(
+                f"the sink of route {target.name!r} is used by another outbox, relay name or route: their numbers would be "
+                "taken for each other. Give each its own sink object, or its URL"
+            )
+    if bind is not None:
+        bind(said)
+
+
 async def _waited(event: asyncio.Event, seconds: float) -> bool:
     """Whether it came within so many seconds."""
     if event.is_set():
@@ -367,10 +400,12 @@ def _draw(part: int, names: list[str]) -> str:
 
 def _team(topics: Collection[str], tenants: Collection[str]) -> str:
     """Relays that look at different messages must not share a part's state."""
-    if not topics and not tenants:
-        return "relay"
-    said = "\0".join(["t", *sorted(topics), "n", *sorted(tenants)])
-    return f"relay-{hashlib.blake2b(said.encode(), digest_size=6).hexdigest()}"
+    if topics or tenants:
+        raise ConfigurationError(
+            "a relay that is limited to topics or tenants needs a name= of its own, the same after every restart: what it has "
+            "under way is remembered under it, apart from what other relays have"
+        )
+    return "relay"
 
 
 def _check(*, lease: float, batch: int, max_attempts: int, loops: int) -> None:

@@ -53,7 +53,8 @@ class Target:
         """Rows of one lane share a frontier at the sink."""
         split = getattr(self.sink, "lane", None)
         inner = split(row) if split is not None else ""
-        return f"{self.way}/{inner}" if inner else self.way
+        head = _spelled(self.way)
+        return f"{head}/{inner}" if inner else head
 
     def shaped(self, row: Row) -> Row:
         """The row as it is sent."""
@@ -95,14 +96,17 @@ class Router:
 
     def shaped(self, way: str, row: Row) -> Row:
         """The row as it is sent that way."""
-        for target in self.targets:
-            if target.way == way and fnmatchcase(row.topic, target.pattern) and target.route.takes(row):
-                return target.shaped(row)
-        return row
+        ours = [t for t in self.targets if t.way == way and fnmatchcase(row.topic, t.pattern)]
+        if not ours:
+            return row
+        # That it goes this way is written down; the conditions only choose between routes to one sink.
+        chosen = ours[0] if len(ours) == 1 else next((t for t in ours if t.route.takes(row)), ours[0])
+        return chosen.shaped(row)
 
     def by_lane(self, lane: str) -> Target | None:
         """The target of a lane that was named by an earlier run."""
-        return next((t for t in self.targets if lane == t.way or lane.startswith(t.way + "/")), None)
+        head = lane.partition("/")[0]
+        return next((target for target in self.targets if _spelled(target.way) == head), None)
 
     async def aclose(self) -> None:
         """Close the sinks that were opened here."""
@@ -110,6 +114,11 @@ class Router:
             close = getattr(target.sink, "aclose", None)
             if target.owned and close is not None:
                 await close()
+
+
+def _spelled(way: str) -> str:
+    """A way's name in front of a lane's: without the character that parts the two."""
+    return way.replace("%", "%25").replace("/", "%2F")
 
 
 def _target(pattern: str, given: Any, number: int | None) -> Target:

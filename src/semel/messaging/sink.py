@@ -70,7 +70,14 @@ class Sink(Protocol):
 
 
 class Fenced(SemelError):
-    """Another relay owns this part since: what the overtaken one sends is refused. It stops by itself."""
+    """Another relay owns this part since: what the overtaken one sends is refused. It stops by itself.
+
+    `epoch` is the one that the sink knows, if it says so.
+    """
+
+    def __init__(self, message: str, *, epoch: int | None = None) -> None:
+        super().__init__(message)
+        self.epoch = epoch
 
 
 class SinkUnavailable(SemelError):

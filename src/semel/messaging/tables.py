@@ -132,6 +132,7 @@ def _ids(metadata: MetaData, prefix: str, options: dict[str, Any]) -> Table:
         Column("hash", LargeBinary(32), nullable=False),
         Column("at", Double, nullable=False),
         UniqueConstraint("id", "tenant", name=f"{prefix}_outbox_ids_id"),
+        Index(f"{prefix}_outbox_ids_at", "at"),
         sqlite_autoincrement=True,  # a number that was used is never used again
         **options,
     )
@@ -143,7 +144,7 @@ def _sent(metadata: MetaData, prefix: str, options: dict[str, Any]) -> Table:
         metadata,
         Column("team", _text(120), primary_key=True),
         Column("part", SmallInteger, primary_key=True, autoincrement=False),
-        Column("lane", _text(200), primary_key=True),
+        Column("lane", _text(500), primary_key=True),
         Column("batch", BigInteger, primary_key=True, autoincrement=False),
         Column("seq", BigInteger, primary_key=True, autoincrement=False),
         *_letter(),

@@ -90,7 +90,7 @@ def prepare(message: Message, *, max_body: int) -> Prepared:
     if len(data) > max_body:
         raise ConfigurationError(
             f"the body of message {message.id} ({message.topic}) has {len(data)} bytes, more than max_body={max_body}: "
-            "keep it elsewhere and send a reference (claims= does that), or raise max_body"
+            "keep it elsewhere and send a reference, or raise max_body"
         )
     return Prepared(message, data)
 

@@ -52,6 +52,8 @@ class RedisStreamSink:
         self._source = "semel"
         self._client: Any = None
         self._owned = isinstance(where, str)
+        if not self._owned:
+            _refuse_retries(where)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._checked = False
         self._frontiers: dict[tuple[int, str], str] = {}
@@ -104,7 +106,10 @@ class RedisStreamSink:
         except RedisError as error:
             raise SinkUnavailable(f"Redis at {self._name()} failed: {error!r}") from error
         if found == -1:
-            raise Fenced(f"part {part} of stream {stream!r} has epoch {last_epoch}, this relay {epoch}")
+            raise Fenced(
+                f"part {part} of stream {stream!r} has epoch {last_epoch}, this relay {epoch}",
+                epoch=int(last_epoch),
+            )
         return int(found)
 
     async def _evaluate(self, keys: Sequence[bytes], arguments: Sequence[bytes]) -> Any:
@@ -172,6 +177,17 @@ class RedisStreamSink:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+def _refuse_retries(client: Any) -> None:
+    """A batch that the client sends again by itself would be found at the sink, and taken for somebody else's."""
+    pool = getattr(client, "connection_pool", None)
+    retry = pool.connection_kwargs.get("retry") if pool is not None else getattr(client, "retry", None)
+    if retry is not None and retry.get_retries() > 0:
+        raise ConfigurationError(
+            "this Redis client repeats commands by itself (redis-py's default): give the sink a URL, or a client made with "
+            "retry=Retry(NoBackoff(), 0)"
+        )
 
 
 def _fields(row: Row) -> tuple[bytes, ...]:

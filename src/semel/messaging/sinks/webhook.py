@@ -87,6 +87,15 @@ class _Circuit:
             self.cool_down = min(self.cool_down * 2, _COOL_DOWN[1])
 
 
+# Headers that belong to the connection, or to us: a message that carries copies of its request's would break its own.
+_OURS: Final = frozenset(
+    {
+        "connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade",
+        "content-type", "idempotency-key", "webhook-id", "webhook-timestamp", "webhook-signature",
+    }
+)  # fmt: skip
+
+
 class WebhookSink:
     """Posts each message. `secrets` are `whsec_…` keys; with several the request carries a signature of each (rotation).
 
@@ -168,6 +177,7 @@ class WebhookSink:
         if isinstance(lines, str):
             return lines
         now = int(self._clock())
+        lines = {name: line for name, line in lines.items() if name.lower() not in _OURS}
         lines |= {
             "content-type": "application/octet-stream" if row.raw else "application/json",
             "idempotency-key": quote(row.id, safe="!#$&'()*+,-./:;<=>?@[]^_`{|}~"),
@@ -185,6 +195,8 @@ class WebhookSink:
                     if read > _ANSWER:
                         break
                 return answer
+        except httpx.LocalProtocolError as error:
+            return f"it cannot be sent: {error}"
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             reason = str(error) or type(error).__name__
             return SinkUnavailable(f"{_shown(url)} did not answer: {reason}")

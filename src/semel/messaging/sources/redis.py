@@ -150,7 +150,10 @@ class RedisStreamSource:
         return int(pending[0]["times_delivered"]) if pending else 1
 
     async def _claim(self, entry: bytes, *, idle: int) -> None:
-        await self._call("XCLAIM", self.stream, self.group, self.name, 0, entry, "IDLE", idle, "JUSTID")
+        try:
+            await self._client.xclaim(self.stream, self.group, self.name, 0, [entry], idle=idle, justid=True)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise StoreUnavailable(f"Redis did not answer XCLAIM: {error}") from error
 
     async def _call(self, *command: Any) -> Any:
         try:
