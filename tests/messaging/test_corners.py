@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from semel import ConfigurationError, StoreUnavailable
-from semel.messaging import Fenced, Inbox, Message, Outbox, Relay, Route, Row, ledger
+from semel.messaging import Fenced, Inbox, Message, Outbox, Relay, Route, Row, care, ledger
 from semel.messaging.database import Database
 from semel.messaging.events import Alarm, RelayEvent
 from semel.messaging.tables import messaging_tables
@@ -348,7 +348,7 @@ async def test_kept_batches_of_another_team_stay(sqlite_home: Home) -> None:
     add(sqlite_home, outbox, Message("t", 1))
     await Relay(outbox, {"t": book}, sink_safety=60, name="kept").drain()
     database = outbox.database
-    await database.run(ledger.clean, database.tables, "relay", 1000.0, 0.0)
+    await database.run(care.clean, database.tables, "relay", 1000.0, 0.0)
     with sqlite_home.engine.connect() as connection:
         assert len(connection.execute(select(database.tables.sent.c.seq)).all()) == 1
     assert connection.closed

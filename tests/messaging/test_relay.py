@@ -465,7 +465,7 @@ async def test_a_function_is_a_sink(sqlite_home: Home) -> None:
 
 @awaited
 async def test_the_known_ids_are_forgotten_after_the_retention(home: Home) -> None:
-    from semel.messaging import ledger
+    from semel.messaging import care
 
     outbox, book = home.outbox(retention=0.2), Book()
     fill(home, outbox, 3)
@@ -474,7 +474,7 @@ async def test_the_known_ids_are_forgotten_after_the_retention(home: Home) -> No
         outbox.add(session, Message("orders", 1, due=3600))
     await asyncio.sleep(0.25)
     database = outbox.database
-    assert await database.run(ledger.clean, database.tables, "relay", outbox.retention, 0.0) == 3
+    assert await database.run(care.clean, database.tables, "relay", outbox.retention, 0.0) == 3
     assert home.count("_outbox_ids") == 1, "the id of a message that waits was forgotten"
     outbox.close()
 

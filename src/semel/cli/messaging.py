@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from semel.errors import ConfigurationError
-from semel.messaging import Inbox, Outbox, Relay, ledger
+from semel.messaging import Inbox, Outbox, Relay, care, ledger
 from semel.messaging.carrier import Report
 
 __all__ = ["inbox", "outbox", "relay"]
@@ -126,8 +126,8 @@ async def _stats_of(where: Outbox, team: str) -> dict[str, Any]:
     lines = await database.read(ledger.lines, database.tables, team)
     living = await database.run(ledger.alive, database.tables, team)
     return {
-        "pending": await database.read(ledger.pending, database.tables),
-        "oldest": await database.read(ledger.oldest, database.tables),
+        "pending": await database.read(care.pending, database.tables),
+        "oldest": await database.read(care.oldest, database.tables),
         "relays": sorted(living),
         "parked": sum(line.until is None for line in lines),
         "backing_off": sum(line.until is not None for line in lines),

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from semel.errors import ConfigurationError, StoreUnavailable
-from semel.messaging import ledger
+from semel.messaging import care, ledger
 from semel.messaging.events import Alarm, Delivered, Emit, Overtaken, Parked, SinkBack, SinkPaused
 from semel.messaging.ledger import Want
 from semel.messaging.outbox import Outbox
@@ -181,7 +181,7 @@ class Carrier:
         ours = self.settle(connection, parts, save=False)
         self._refresh(connection, [part for part in ours if part.lines])
         if self.pauses:  # which topics must wait is known only of topics that are known
-            self._learn(ledger.topics(connection, self._tables))
+            self._learn(care.topics(connection, self._tables))
         want = self.want([part.number for part in ours], ours)
         chosen = ledger.choose(connection, self._tables, self.team, want)
         self._turn += len(chosen) or 1

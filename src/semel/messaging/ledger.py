@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, bindparam, delete, func, insert, literal_column, or_, select, text, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, text, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from semel.messaging.sink import Row
@@ -26,7 +26,6 @@ __all__ = [
     "Want",
     "alive",
     "choose",
-    "clean",
     "fetch",
     "hold",
     "hold_back",
@@ -38,8 +37,6 @@ __all__ = [
     "line_of",
     "lines",
     "members",
-    "oldest",
-    "pending",
     "raise_epoch",
     "refresh_ids",
     "release",
@@ -48,7 +45,6 @@ __all__ = [
     "save",
     "take",
     "told",
-    "topics",
     "unpark",
     "waiting",
 ]
@@ -444,12 +440,6 @@ def unpark(
 
 
 # ------------------------------------------------------------------------------------------ care, counts
-def pending(c: Connection, t: Tables) -> dict[str, int]:
-    """Messages that wait, by topic."""
-    rows = c.execute(select(t.outbox.c.topic, func.count()).group_by(t.outbox.c.topic))
-    return {row[0]: row[1] for row in rows}
-
-
 def waiting(c: Connection, t: Tables, team: str, want: Want) -> bool:
     """Whether anything could be sent now; cheap, and never a write."""
     conditions, values = _conditions(t, team, want, c.dialect.name)
@@ -458,42 +448,11 @@ def waiting(c: Connection, t: Tables, team: str, want: Want) -> bool:
     return bool(want.parts) and c.execute(statement, values).first() is not None
 
 
-def oldest(c: Connection, t: Tables) -> float:
-    """The age of the oldest message that is due, in seconds."""
-    clock, outbox = now(c.dialect.name), t.outbox
-    due = or_(outbox.c.due.is_(None), outbox.c.due <= clock)
-    age = c.execute(
-        select(clock - func.min(func.coalesce(outbox.c.due, outbox.c.created))).where(due)
-    ).scalar()
-    return float(age or 0.0)
-
-
 def raise_epoch(c: Connection, t: Tables, team: str, part: int, epoch: int, beyond: int) -> None:
     """The sink knows a higher epoch than this database ever gave: go beyond it."""
     parts = t.parts
     here = (parts.c.team == team) & (parts.c.part == part) & (parts.c.epoch == epoch)
     c.execute(update(parts).where(here).values(epoch=max(epoch, beyond) + 1))
-
-
-def topics(c: Connection, t: Tables) -> set[str]:
-    """The topics of messages that wait."""
-    return set(c.execute(select(t.outbox.c.topic).distinct()).scalars())
-
-
-def clean(
-    c: Connection, t: Tables, team: str, retention: float, sink_safety: float, limit: int = 5_000
-) -> int:
-    """Forget ids whose message was delivered a retention ago, and kept batches; a bounded number at a time."""
-    clock, ids, sent = now(c.dialect.name), t.ids, t.sent
-    waiting_too = (
-        select(literal_column("1")).where(t.outbox.c.part == ids.c.part, t.outbox.c.seq == ids.c.seq).exists()
-    )
-    old = select(ids.c.seq).where(ids.c.at < clock - retention, ~waiting_too).order_by(ids.c.seq).limit(limit)
-    seqs = list(c.execute(old).scalars())
-    if seqs:
-        c.execute(delete(ids).where(ids.c.seq == bindparam("s")), [{"s": seq} for seq in seqs])
-    c.execute(delete(sent).where(sent.c.team == team, sent.c.at < clock - sink_safety))
-    return len(seqs)
 
 
 # ------------------------------------------------------------------------------------------------ words

@@ -73,7 +73,7 @@ class Outbox:
             for item in items:
                 collect(target, item, self._write, self.wake)
             return
-        port = port_of(target)
+        port = _port_of(target)
         if port.colour == "async":
             raise ConfigurationError(
                 f"a {type(target).__module__} connection must be awaited: `await outbox.insert(connection, message)`"
@@ -85,7 +85,7 @@ class Outbox:
         sqlite3, PyMySQL, asyncmy), an SQLAlchemy one, or of the run inside `within`; returns how many were new.
         """
         items = [self._prepare(message) for message in messages]
-        return await self._insert(port_of(_transaction_of(target)), items)
+        return await self._insert(_port_of(_transaction_of(target)), items)
 
     async def _insert(self, port: Port, items: Sequence[Prepared]) -> int:
         await port.prepare()
@@ -176,7 +176,14 @@ def _transaction_of(target: Any) -> Any:
             "this run is not inside within(): it has no transaction that a message could commit with. Use "
             "once.within(session).execute(…), or add the message to a session of yours"
         )
-    return transaction._target  # noqa: SLF001 - our own port
+    return getattr(
+        transaction, "_target", transaction
+    )  # a session or connection of SQLAlchemy, or the port on a driver's
+
+
+def _port_of(target: Any) -> Port:
+    own: Port = target if hasattr(target, "savepoint") and hasattr(target, "dialect") else port_of(target)
+    return own
 
 
 def _current_trace() -> Mapping[str, str]:

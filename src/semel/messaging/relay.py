@@ -23,7 +23,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from semel.errors import ConfigurationError, StoreUnavailable
-from semel.messaging import ledger
+from semel.messaging import care, ledger
 from semel.messaging.carrier import Carrier, Limits, Report
 from semel.messaging.events import Alarm, RelayEvent, log_event, teller
 from semel.messaging.ledger import Line
@@ -155,7 +155,7 @@ class Relay:
         finally:
             await asyncio.shield(self._stop())
         report = self._carrier.report
-        report.pending = await self.outbox.database.read(ledger.pending, self.outbox.database.tables)
+        report.pending = await self.outbox.database.read(care.pending, self.outbox.database.tables)
         report.parked = len(await self.parked())
         report.unroutable = tuple(sorted(self._carrier.unknown))
         report.unavailable = tuple(sorted(self._carrier.pauses))
@@ -336,7 +336,7 @@ class Relay:
             with contextlib.suppress(StoreUnavailable, DBAPIError):  # the next one does it
                 cleaned = True
                 while cleaned:
-                    cleaned = await self._run(ledger.clean, self.outbox.retention, safety)
+                    cleaned = await self._run(care.clean, self.outbox.retention, safety)
             if await _waited(stopping, _CLEANING):
                 return
 

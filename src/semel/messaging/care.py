@@ -1,0 +1,46 @@
+"""Counts of what waits, and the cleaning of what is over."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, bindparam, delete, func, literal_column, or_, select
+
+from semel.messaging.tables import Tables, now
+
+__all__ = ["clean", "oldest", "pending", "topics"]
+
+
+def pending(c: Connection, t: Tables) -> dict[str, int]:
+    """Messages that wait, by topic."""
+    rows = c.execute(select(t.outbox.c.topic, func.count()).group_by(t.outbox.c.topic))
+    return {row[0]: row[1] for row in rows}
+
+
+def topics(c: Connection, t: Tables) -> set[str]:
+    """The topics of messages that wait."""
+    return set(c.execute(select(t.outbox.c.topic).distinct()).scalars())
+
+
+def oldest(c: Connection, t: Tables) -> float:
+    """The age of the oldest message that is due, in seconds."""
+    clock, outbox = now(c.dialect.name), t.outbox
+    due = or_(outbox.c.due.is_(None), outbox.c.due <= clock)
+    age = c.execute(
+        select(clock - func.min(func.coalesce(outbox.c.due, outbox.c.created))).where(due)
+    ).scalar()
+    return float(age or 0.0)
+
+
+def clean(
+    c: Connection, t: Tables, team: str, retention: float, sink_safety: float, limit: int = 5_000
+) -> int:
+    """Forget ids whose message was delivered a retention ago, and kept batches; a bounded number at a time."""
+    clock, ids, sent = now(c.dialect.name), t.ids, t.sent
+    waiting_too = (
+        select(literal_column("1")).where(t.outbox.c.part == ids.c.part, t.outbox.c.seq == ids.c.seq).exists()
+    )
+    old = select(ids.c.seq).where(ids.c.at < clock - retention, ~waiting_too).order_by(ids.c.seq).limit(limit)
+    seqs = list(c.execute(old).scalars())
+    if seqs:
+        c.execute(delete(ids).where(ids.c.seq == bindparam("s")), [{"s": seq} for seq in seqs])
+    c.execute(delete(sent).where(sent.c.team == team, sent.c.at < clock - sink_safety))
+    return len(seqs)
