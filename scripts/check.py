@@ -33,7 +33,7 @@ QUICK = ("unit", "contract", "typing")
 # Every other part runs in as many processes as `--workers` says.
 SERIAL = {"chaos"}  # it keeps all cores busy by processes of its own
 # Much of their time these wait for what was killed, paused or started: one process more.
-WAITING = {"grpc", "http", "ops", "plugin", "processes", "races", "within"}
+WAITING = {"grpc", "http", "messaging", "ops", "plugin", "processes", "races", "within"}
 FIRST = ("unit", "typing", "contract")
 # These share one run: each would leave a core idle while its last long test ends, and start everything for a few seconds.
 TOGETHER = (("unit", "typing"), ("simulation", "docs", "mutants"), ("plugin", "security"))

@@ -369,6 +369,7 @@ async def _abandon(lab: Lab, once: Any, **options: Any) -> None:
     verdict = (await engine.store.claim((ask,)))[0]
     assert type(verdict).__name__ == "Won"
     until = time.monotonic() + 10
-    while (await wait(once.peek("k1"))).lease_until > time.time():
+    # A little longer than the store says: those of the owner's process count from when they heard of the claim.
+    while (await wait(once.peek("k1"))).lease_until > time.time() - 0.02:
         assert time.monotonic() < until
         await (asyncio.sleep(0.01) if lab.colour == "async" else _pause())

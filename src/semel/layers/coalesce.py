@@ -85,9 +85,7 @@ class Coalesce(Layer):
             raise
         verdict = verdicts[0]
         if type(verdict) is Won:
-            flight.lease_until = (
-                flight.as_of + ask.lease
-            )  # from before it was asked for: never later than the store's
+            flight.lease_until = self._runtime.now() + ask.lease
             flight.record = verdict.record
             if flight.asking:  # without the lock: whoever sits down now looks once more (_ask_leader)
                 self._call_in(flight)
@@ -179,14 +177,13 @@ class Coalesce(Layer):
         flight.wake()
 
     async def renew(self, renewals: Sequence[Renewal]) -> list[Answer | Exception]:
-        asked_at = self._runtime.now()
         answers = await self.inner.renew(renewals)
         for renewal, answer in zip(renewals, answers, strict=True):
             flight = self._flights.get(renewal.scope.hash)
             if flight is None or flight.leader != renewal.nonce:
                 continue
             if answer is Answer.OK:
-                flight.lease_until = asked_at + renewal.lease
+                flight.lease_until = self._runtime.now() + renewal.lease
             elif answer is Answer.LOST:
                 self._land(renewal.scope.hash, flight, None)
         return answers
