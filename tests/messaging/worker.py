@@ -33,7 +33,9 @@ def arm(fault: str) -> None:
 
 async def relay(options: argparse.Namespace) -> None:
     outbox = Outbox(options.url, table=options.table, parts=options.parts)
-    async with Relay(outbox, json.loads(options.routes), lease=options.lease, batch=options.batch) as made:
+    async with Relay(
+        outbox, json.loads(options.routes), lease=options.lease, batch=options.batch, loops=options.loops
+    ) as made:
         if options.drain:
             report = await made.drain()
             print(
@@ -78,6 +80,7 @@ def main() -> None:
     parser.add_argument("--lease", type=float, default=0.5)
     parser.add_argument("--batch", type=int, default=10)
     parser.add_argument("--parts", type=int, default=4)
+    parser.add_argument("--loops", type=int, default=2)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--name", default="w")
     parser.add_argument("--drain", action="store_true")

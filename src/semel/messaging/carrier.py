@@ -215,7 +215,7 @@ class Carrier:
         held = ledger.hold(connection, self._tables, self.team, epochs)
         for part in parts:
             if part.number not in held:
-                self._overtaken(part)
+                self.overtaken(part)
         ours = [part for part in parts if part.number in held]
         for part in ours:
             self._write(connection, part)
@@ -332,7 +332,7 @@ class Carrier:
             )
             self.drop(part)
         else:
-            self._overtaken(part)
+            self.overtaken(part)
 
     def _ahead(self, connection: Connection, part: Part, shipment: Shipment, found: int) -> None:
         """The sink has a number that nobody can have sent from here."""
@@ -422,7 +422,8 @@ class Carrier:
             del self.pauses[name]
             self.emit(SinkBack(name, time.monotonic() - known.since))
 
-    def _overtaken(self, part: Part) -> None:
+    def overtaken(self, part: Part) -> None:
+        """Somebody else owns the part since."""
         if self.drop(part):
             self.report.overtaken += 1
             self.emit(Overtaken(part.number, part.epoch))

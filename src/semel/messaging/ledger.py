@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, bindparam, delete, insert, select, text, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, text, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from semel.messaging.sink import Row
@@ -50,6 +50,7 @@ __all__ = [
 ]
 
 _LETTER: Final = "seq, id, tenant, topic, {key}, type, {schema}, headers, body, created, raw"
+_IDLE: Final = "10000"  # milliseconds
 _headers: Final = msgspec.json.Decoder(dict[str, str])
 
 
@@ -205,8 +206,11 @@ def hold(c: Connection, t: Tables, team: str, epochs: Mapping[int, int]) -> set[
     """Lock the rows of the parts that are still ours under these epochs, for the rest of the transaction."""
     parts = t.parts
     query = select(parts.c.part, parts.c.epoch).where(parts.c.team == team, parts.c.part.in_(sorted(epochs)))
+    if c.dialect.name == "postgresql":
+        # A relay that is stopped in the middle must not keep its rows from its heir: the server ends its transaction.
+        query = query.add_columns(func.set_config("idle_in_transaction_session_timeout", _IDLE, True))
     rows = c.execute(query.order_by(parts.c.part).with_for_update())
-    return {part for part, epoch in rows if epochs[part] == epoch}
+    return {row[0] for row in rows if epochs[row[0]] == row[1]}
 
 
 def save(c: Connection, t: Tables, team: str, states: Mapping[tuple[int, int], State]) -> None:

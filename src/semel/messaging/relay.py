@@ -272,6 +272,9 @@ class Relay:
                 continue
             mine = _draw(member.part, names) == self.id
             held = self._carrier.parts.get(member.part)
+            if held is not None and held.epoch != member.epoch:
+                self._carrier.overtaken(held)
+                held = None
             if member.owner == self.id and held is not None:
                 held.leaving = not mine
             elif mine and (member.owner in {None, self.id} or member.owner not in living):
