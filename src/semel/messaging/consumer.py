@@ -32,6 +32,7 @@ from semel.errors import (
 from semel.messaging import letters
 from semel.messaging.events import Alarm, DeadLettered, Emit, Handled
 from semel.messaging.message import Message
+from semel.messaging.pauses import delay, waited
 from semel.messaging.sources import PROBLEM
 from semel.points import reach
 
@@ -215,7 +216,7 @@ class Consumer:
                 async with self._slots:  # not while it waits for its next attempt
                     admitted = await self._chain(message)
             except InProgress as error:  # somebody else is at it
-                if await _waited(self._stopping, error.retry_after or _RETRY_POLL):
+                if await waited(self._stopping, error.retry_after or _RETRY_POLL):
                     return False
                 continue
             except Exception as error:
@@ -240,7 +241,7 @@ class Consumer:
         """Count it where no rollback reaches; -1 when it is a dead letter now."""
         self.counts.failed += 1
         final = attempts + 1 >= entry.max_attempts or isinstance(error, _FINAL)
-        after = None if final else _delay(entry.backoff, attempts)
+        after = None if final else delay(entry.backoff, attempts + 1)
         database = self.inbox.database
         reason = f"{type(error).__name__}: {error}"
         count = await database.run(
@@ -254,7 +255,7 @@ class Consumer:
 
     async def _pause(self, entry: Entry, attempts: int) -> bool:
         """Before the next attempt; True when the consumer stops meanwhile."""
-        return await _waited(self._stopping, _delay(entry.backoff, attempts - 1))
+        return await waited(self._stopping, delay(entry.backoff, attempts))
 
     async def _bury(self, message: Message, reason: str) -> None:
         database = self.inbox.database
@@ -397,12 +398,6 @@ class _Sessions:
                 await asyncio.to_thread(session.close)
 
 
-async def _waited(event: asyncio.Event, seconds: float) -> bool:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
-    return event.is_set()
-
-
 def _engine_of(inbox: Inbox) -> Any:
     return inbox.database.any_engine
 
@@ -412,8 +407,3 @@ def _wrapped(middleware: Middleware, inner: Next) -> Next:
         return await middleware(message, inner)
 
     return call
-
-
-def _delay(backoff: tuple[float, float], attempts: int) -> float:
-    first, most = backoff
-    return float(min(most, first * 2 ** min(max(attempts, 0), 40)) * random.uniform(0.5, 1.0))  # noqa: S311

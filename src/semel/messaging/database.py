@@ -14,7 +14,7 @@ import uuid
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from semel.errors import ConfigurationError, SemelError, StoreUnavailable
 
@@ -34,7 +34,7 @@ except ModuleNotFoundError as missing:  # pragma: no cover - needs an environmen
         'messaging needs SQLAlchemy: pip install "semel[messaging]" brings it'
     ) from missing
 
-__all__ = ["Database"]
+__all__ = ["Database", "Resident"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -357,6 +357,40 @@ class Database:
             threads.shutdown(wait=True)
         if self._owned and self._engine is not None:
             self._engine.dispose()
+
+
+class Resident:
+    """What lives in a database of messaging: makes its tables, and closes what it opened."""
+
+    database: Database
+
+    def create(self) -> None:
+        """Make the tables, on a connection of our own. Not needed where first use may make them."""
+        self.database.create()
+
+    async def acreate(self) -> None:
+        """As `create`, awaited."""
+        await self.database.acreate()
+
+    def close(self) -> None:
+        """Close what was opened here."""
+        self.database.close()
+
+    async def aclose(self) -> None:
+        """As `close`."""
+        self.database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
 def _take_write_lock(connection: Connection) -> None:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 import msgspec
 
@@ -15,7 +15,7 @@ from semel.errors import ConfigurationError
 from semel.messaging import letters
 from semel.messaging.admitting import admit, admit_many, remember
 from semel.messaging.consumer import Consumer, Entry, Middleware
-from semel.messaging.database import Database
+from semel.messaging.database import Database, Resident
 from semel.messaging.events import RelayEvent, log_event, teller
 from semel.messaging.letters import Admitted, DeadLetter
 from semel.messaging.message import Message
@@ -38,7 +38,7 @@ T = TypeVar("T")
 _WEEK: Final = 7 * 86_400
 
 
-class Inbox:
+class Inbox(Resident):
     """`inbox.process(session, message, handler)`: the handler runs once per message, in the session's transaction.
 
     `where` is a URL or an SQLAlchemy engine of the database that the handlers write to; `consumer` names who consumes: each
@@ -260,34 +260,6 @@ class Inbox:
         return await self.database.run(
             letters.purge, self.database.tables, self.consumer, self.retention, limit
         )
-
-    def create(self) -> None:
-        """Make the tables, on a connection of our own."""
-        self.database.create()
-
-    async def acreate(self) -> None:
-        """As `create`, awaited."""
-        await self.database.acreate()
-
-    def close(self) -> None:
-        """Close what was opened here."""
-        self.database.close()
-
-    async def aclose(self) -> None:
-        """As `close`."""
-        self.database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
 
 async def _call(handler: Handler, session: Any, what: Any, awaits: bool) -> Any:

@@ -7,11 +7,11 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from semel.errors import ConfigurationError
 from semel.messaging.collecting import collect, is_collectable
-from semel.messaging.database import Database
+from semel.messaging.database import Database, Resident
 from semel.messaging.message import Message
 from semel.messaging.writing import Prepared, prepare, write
 from semel.run import Run
@@ -29,7 +29,7 @@ __all__ = ["Outbox"]
 _MAX_BODY: Final = 1 << 20
 
 
-class Outbox:
+class Outbox(Resident):
     """`outbox.add(session, message)`: the message is sent if, and only if, the session's transaction commits.
 
     `where` is a URL or an SQLAlchemy engine of the database that holds the caller's rows. `parts` is how many ways the
@@ -128,35 +128,6 @@ class Outbox:
         waker = _Waker(call)
         self._wakers.add(waker)
         return waker
-
-    # ------------------------------------------------------------------------------------------ tables
-    def create(self) -> None:
-        """Make the tables, on a connection of our own. Not needed where first use may make them."""
-        self.database.create()
-
-    async def acreate(self) -> None:
-        """As `create`, awaited."""
-        await self.database.acreate()
-
-    def close(self) -> None:
-        """Close what was opened here."""
-        self.database.close()
-
-    async def aclose(self) -> None:
-        """As `close`."""
-        self.database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
 
 class _Waker:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from semel.messaging.ledger import Lane, Line, State, line_of, told
+from semel.messaging.pauses import delay
 from semel.messaging.routes import Router, Target
 from semel.messaging.sink import Rejected, Row
 
@@ -161,7 +161,7 @@ class Part:
             if row.id in error.reasons:
                 line = self._failed(row, error.reasons[row.id])
                 final = row.id in error.final or line.attempts >= attempts
-                self.outcome.held.append((line, None if final else _after(line.attempts, backoff)))
+                self.outcome.held.append((line, None if final else delay(backoff, line.attempts)))
                 if final:
                     parked.append(line)
         self._sweep(shipment.rows)
@@ -218,9 +218,3 @@ class Part:
         """What is to be written; the slate is clean afterwards."""
         outcome, self.outcome = self.outcome, Outcome()
         return outcome
-
-
-def _after(attempt: int, backoff: tuple[float, float]) -> float:
-    """Twice as long each time, with jitter, so that keys that failed together do not come back together."""
-    first, most = backoff
-    return float(min(most, first * 2 ** min(attempt - 1, 40)) * random.uniform(0.5, 1.0))  # noqa: S311 - a delay

@@ -29,6 +29,7 @@ from semel.messaging.events import Alarm, RelayEvent, log_event, teller
 from semel.messaging.ledger import Line
 from semel.messaging.outbox import Outbox
 from semel.messaging.parts import Part
+from semel.messaging.pauses import waited
 from semel.messaging.routes import Router, Target
 
 __all__ = ["Relay", "Report"]
@@ -253,7 +254,7 @@ class Relay:
 
     # ------------------------------------------------------------------------------------- who owns what
     async def _heartbeats(self, stopping: asyncio.Event) -> None:
-        while not await _waited(stopping, self.lease / 3):
+        while not await waited(stopping, self.lease / 3):
             try:
                 await self._join()
                 await self._rebalance()
@@ -314,7 +315,7 @@ class Relay:
             if moved:
                 idle = self._poll[0]
                 continue
-            idle = self._poll[0] if await _waited(wake, idle) else min(self._poll[1], idle * 1.5)
+            idle = self._poll[0] if await waited(wake, idle) else min(self._poll[1], idle * 1.5)
 
     async def _hand_over(self, number: int) -> None:
         leaving = [part for part in self._mine(number) if part.leaving]
@@ -340,7 +341,7 @@ class Relay:
                 cleaned = True
                 while cleaned:
                     cleaned = await self._run(care.clean, self.outbox.retention, safety)
-            if await _waited(stopping, _CLEANING):
+            if await waited(stopping, _CLEANING):
                 return
 
     # ------------------------------------------------------------------------------------ for operators
@@ -383,17 +384,6 @@ def _bind(target: Target, source: str) -> None:
             )
     if bind is not None:
         bind(said)
-
-
-async def _waited(event: asyncio.Event, seconds: float) -> bool:
-    """Whether it came within so many seconds."""
-    if event.is_set():
-        return True
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except TimeoutError:
-        return False
-    return True
 
 
 def _draw(part: int, names: list[str]) -> str:
