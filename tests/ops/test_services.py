@@ -535,3 +535,12 @@ def test_a_server_survives_the_thread_that_started_it() -> None:
     assert isinstance(server, services.RedisServer)
     with server:
         assert server.command("PING") is True
+
+
+def test_a_folder_that_a_dying_server_made_again_is_removed(tmp_path: Path) -> None:
+    """It belongs to the account that the server ran as, not to who started it."""
+    left = tmp_path / f"semel-{os.geteuid()}.999999999.1.left"
+    (left / "data").mkdir(parents=True)
+    home.give(left)
+    home._reap_stale(tmp_path)
+    assert not left.exists()

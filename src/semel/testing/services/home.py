@@ -147,9 +147,11 @@ def _parent() -> Path:
 
 
 def _reap_stale(parent: Path) -> None:
+    # A server that was slow to die may have made its folders again, as the account that it ran as.
+    owners = {os.geteuid(), account().uid}
     for path in parent.glob(f"semel-{os.geteuid()}.*.*.*"):
         _, pid, start, _ = path.name.split(".", 3)
-        mine = path.lstat().st_uid == os.geteuid() and not path.is_symlink()
+        mine = path.lstat().st_uid in owners and not path.is_symlink()
         if mine and pid.isdigit() and watchdog.started_at(int(pid)) != start:
             watchdog.clear(path)
 
