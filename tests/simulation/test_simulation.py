@@ -19,7 +19,7 @@ from semel.testing.mutants import story
 from semel.testing.mutants.plant import recorded_seeds
 from semel.testing.simulation import Op, Plan, Workload, World, register
 from semel.testing.simulation.loop import Clock, Deadlock, SimLoop, worker_tag
-from semel.testing.simulation.plans import FAULTS, ON_ERROR, plan_of
+from semel.testing.simulation.plans import FAULTS, ON_ERROR, Fault, Mode, plan_of
 from semel.testing.simulation.reach import class_of, shortcomings
 from semel.testing.simulation.runner import Report, check, explore
 from semel.testing.simulation.stories import told
@@ -204,6 +204,29 @@ def test_a_worker_s_clock_is_its_own_and_moves_its_own_timers_only() -> None:
     loop.run_until_complete(main())
     SimLoop.graveyard.append(loop)
     assert seen == [("jumps", 3.0, 8.0), ("fast", 4.0, 8.0), ("right", 8.0, 8.0)]
+
+
+def test_a_zombie_that_acts_after_a_probe_found_nothing_is_the_known_window_of_probe() -> None:
+    """Its key was released, so the next caller may have another request (R14): two requests ran, no promise is broken."""
+    workers = (
+        (Op("k0", 5.1, 0.0, 20.0, kind="reconcile"),),
+        (Op("k1", 0.0, 3.0, 0.0, request=1),),
+    )
+    paused = Fault("pause-at-point", 1, span=5.6, nth=2, point="renew.sent")
+    broken, world = check(Plan(5006534, "probe", 2.0, 0.001, workers, (paused,)))
+    assert {effect.request for effect in world.effects if effect.name.endswith("k1")} == {0, 1}
+    assert not broken
+
+
+@pytest.mark.parametrize(("mode", "effects"), [("retry", 2), ("hold", 1), ("tx", 1)])
+def test_a_lease_too_short_for_its_network_lapses_without_a_fault(mode: Mode, effects: int) -> None:
+    """Seed 242 draws a renewal that takes most of its lease. What promises once keeps it, what retries does not."""
+    workers = ((Op("k0", 0.0, 0.75, 0.0),), (Op("k0", 0.1, 0.01, 5.0),))
+    broken, world = check(Plan(242, mode, 0.5, 0.05, workers, ()))
+    assert world.server.auditor.lapsed or mode == "hold"
+    made = world.server.effects if mode == "tx" else world.effects
+    assert len(made) == effects
+    assert not broken
 
 
 def test_plans_use_every_fault() -> None:

@@ -80,6 +80,8 @@ class Auditor:
         """Every nonce that ever held a key, by name."""
         self.freed: set[str] = set()
         """Keys that a person forgot or released: they may rightly run again."""
+        self.probed: set[str] = set()
+        """Keys whose lost run was released because a probe found nothing of it: another request may have them (R14)."""
         self.failed: set[str] = set()
         """Keys that a person, or the word "replay", declared as failed."""
         self.words: set[bytes] = set()
@@ -274,6 +276,8 @@ class Auditor:
             self.words.add(end.result)
         if end.actor and end.kind is Kind.RELEASED:
             self.freed.add(name)
+        if end.new_nonce and not end.actor and end.kind is Kind.RELEASED:
+            self.probed.add(name)
         if end.kind is Kind.FAILED and (end.actor or end.nonce in self.replays):
             self.failed.add(name)
         if end.new_nonce:

@@ -10,7 +10,7 @@ from math import inf
 
 from semel.layers.cache import MOST_SECONDS
 from semel.testing.simulation.history import inexplicable
-from semel.testing.simulation.plans import NETWORK
+from semel.testing.simulation.plans import NETWORK, Plan
 from semel.testing.simulation.workloads import workload_of
 from semel.testing.simulation.world import SETTLE_TIMEOUT, TIMEOUT, Answered, World
 
@@ -85,14 +85,22 @@ def _effects(world: World) -> list[str]:
 
 def _is_once(world: World) -> bool:
     plan, kinds = world.plan, world.plan.kinds - {"lose-wake"}
-    if (plan.mode in ("keyed", "tx", "steps") and not plan.step) or not kinds:
+    if plan.mode in ("keyed", "tx", "steps") and not plan.step:
         return True
     if plan.mode == "hold" or plan.step == "hold":
         return not plan.lossy
+    if not kinds:
+        # A renewal that took most of the lease is a fault too: of whoever chose so short a lease for so slow a network.
+        return not (plan.lease <= 20 * plan.latency and world.server.auditor.overtaken)
     if plan.mode == "probe" or plan.step == "probe":
         # Authoritative, but a zombie may act between the look and the re-run; so may a store that forgot the claim.
-        return kinds <= {"kill", "kill-at-point", *NETWORK} - {"late"}
+        return not _has_zombies(plan)
     return _is_one_lost_message(world)
+
+
+def _has_zombies(plan: Plan) -> bool:
+    """A run may act after its lease, and after somebody looked for what it did."""
+    return not plan.kinds - {"lose-wake"} <= {"kill", "kill-at-point", *NETWORK} - {"late"}
 
 
 def _is_one_lost_message(world: World) -> bool:
@@ -156,6 +164,8 @@ def _requests(world: World) -> list[str]:
     plan = world.plan
     asked: dict[str, set[int]] = defaultdict(set)
     lenient = set(world.server.auditor.freed)
+    if _has_zombies(plan):
+        lenient |= world.server.auditor.probed
     for op in (op for ops in plan.workers for op in ops):
         if op.kind in ("execute", "consume", "claim"):
             asked[op.name].add(op.request)
