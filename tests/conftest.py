@@ -28,6 +28,7 @@ SERVER_FIXTURES = {
     "redis_cluster",
     "redis_sentinel",
     "redis_server",
+    "s3_server",
     "valkey_server",
 }
 # Two seconds and more to start: with xdist one worker does, the tests that use it follow.
@@ -42,6 +43,7 @@ settings.load_profile(MODE)
 S = TypeVar("S", bound=Server | Group)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     kept: list[pytest.Item] = []
     dropped: list[pytest.Item] = []
@@ -129,6 +131,11 @@ def rabbitmq_server() -> Iterator[services.RabbitServer]:
 @pytest.fixture(scope="session")
 def nats_server() -> Iterator[services.NatsServer]:
     yield from _serve(services.nats)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[services.S3Server]:
+    yield from _serve(services.s3)
 
 
 @pytest.fixture(scope="session")

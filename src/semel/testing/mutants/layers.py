@@ -95,7 +95,7 @@ def _wrong_answers_in_a_batch() -> Sequence[Patch]:
     return [(Batch, "__init__", init)]
 
 
-@mutant("cancelled-leader-keeps-the-lead", check="I9")
+@mutant("cancelled-leader-keeps-the-lead", check="R31")
 def _cancelled_leader_keeps_the_lead() -> Sequence[Patch]:
     """A leader that is cancelled while its claim is under way wakes nobody: its followers wait for it for ever."""
     real = Coalesce._land  # noqa: SLF001
