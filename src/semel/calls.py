@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 import msgspec
@@ -14,10 +16,23 @@ from semel.keys import Scope, mask
 from semel.model import Busy, Failure
 from semel.options import Options
 
-__all__ = ["Call", "clean", "failure_of", "in_progress", "name_of", "nothing_to_run", "refuse_generator"]
+__all__ = [
+    "LAZY",
+    "Call",
+    "clean",
+    "cut",
+    "failure_of",
+    "in_progress",
+    "name_of",
+    "not_run",
+    "nothing_to_run",
+    "refuse_generator",
+]
 
 
 _GENERATORS = CO_GENERATOR | CO_ASYNC_GENERATOR
+LAZY = frozenset({GeneratorType, AsyncGeneratorType, CoroutineType})
+"""Classes of values that are a promise to run, and no result."""
 
 
 def nothing_to_run() -> None:
@@ -42,11 +57,23 @@ class Call(msgspec.Struct, frozen=True):
 def refuse_generator(fn: Any) -> None:
     """A generator function runs nothing when it is called: its effects would come after its outcome."""
     code = getattr(fn, "__code__", None)
+    if code is None:
+        while isinstance(fn, partial):
+            fn = fn.func
+        code = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
     if code is not None and code.co_flags & _GENERATORS:
         raise ConfigurationError(
             f"{getattr(fn, '__qualname__', fn)} is a generator function: what it yields cannot be an outcome. "
             "Return a list, or call semel inside of it"
         )
+
+
+def not_run(call: Call, value: Any) -> ConfigurationError:
+    """For a function that gave back one of `LAZY`: its effects have not happened."""
+    return ConfigurationError(
+        f"{name_of(call)}: the function returned a {type(value).__name__}, and nothing of that has run. Return what it "
+        "gives instead of the thing itself"
+    )
 
 
 def name_of(call: Call) -> str:
@@ -70,16 +97,16 @@ def in_progress(call: Call, busy: Busy, *, crowded: bool = False) -> InProgress:
 def failure_of(error: BaseException | str) -> Failure:
     """An error as it is stored: cut so that no column overflows after the effect."""
     if isinstance(error, str):
-        return Failure("Error", None, _cut(error, 2000))
+        return Failure("Error", None, cut(error, 2000))
     if isinstance(error, PreviousFailure):
-        return Failure(error.type_name, error.code, _cut(error.message, 2000))
+        return Failure(error.type_name, error.code, cut(error.message, 2000))
     try:
         message, code = str(error), getattr(error, "code", None)
         code = None if code is None else str(code)
     except Exception:  # noqa: BLE001 - a broken __str__ or property must not lose the failure
         message, code = "<the error has no readable text>", None
     return Failure(
-        _cut(type(error).__qualname__, 255), None if code is None else _cut(code, 64), _cut(message, 2000)
+        cut(type(error).__qualname__, 255), None if code is None else cut(code, 64), cut(message, 2000)
     )
 
 
@@ -88,6 +115,7 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode().replace("\0", "�")
 
 
-def _cut(text: str, most: int) -> str:
+def cut(text: str, most: int) -> str:
+    """The same, and no longer than that."""
     kept = clean(text)
     return kept if len(kept) <= most else kept[: most - 1] + "…"

@@ -15,7 +15,7 @@ from semel.calls import Call
 from semel.errors import ConfigurationError, SemelError, SemelWarning
 from semel.flow import Engine
 from semel.model import Replay, Verdict, Won
-from semel.run import AsyncRun, Run, _current
+from semel.run import AsyncRun, Outcome, Run, _current
 
 __all__ = ["AsyncClaim", "Claim"]
 
@@ -32,7 +32,8 @@ class _Claim:
         self._token: Any = None
         self.verdict: Verdict | None = None
         self.replayed = False
-        self.value: Any = None
+        self._value: Any = None
+        self._outcome: Outcome[Any] | None = None
         self.ref: str | None = None
         self.attempt = 0
 
@@ -41,8 +42,15 @@ class _Claim:
         """Whether this block owns the key."""
         return self._run is not None
 
+    @property
+    def value(self) -> Any:
+        """What was recorded, here or before. Raises CodecError for a result that was too large to be kept."""
+        return self._value if self._outcome is None else self._outcome.value
+
     async def _enter(self) -> Self:
         engine, call = self._engine, self._call
+        if self.verdict is not None:
+            raise ConfigurationError("a claim is entered once: call once.claim(...) again for another try")
         if self._verdicts:
             ask, verdict = await engine.ask_once(call)
         else:
@@ -60,7 +68,7 @@ class _Claim:
         try:
             outcome = self._engine.replay(self._call, verdict.record)
             self.replayed, self.ref, self.attempt = True, outcome.ref, outcome.attempt
-            self.value = outcome.value
+            self._outcome = outcome
         except SemelError:
             if not self._verdicts:
                 raise
@@ -69,7 +77,7 @@ class _Claim:
         run = self._owned("complete")
         self._answered = True
         outcome = await self._engine.complete(run, value)
-        self.value, self.ref = value, outcome.ref
+        self._value, self.ref = value, outcome.ref
 
     async def _fail(self, error: BaseException | str) -> None:
         run = self._owned("fail")

@@ -34,6 +34,13 @@ class _Debt(msgspec.Struct):
     end: Settle
     run: Run | None
     until: float
+    due: float = 0.0
+    """When it is offered next; `pause` after `pause`, each longer than the one before."""
+    pause: float = _FIRST
+
+    def put_off(self, now: float) -> None:
+        self.pause = min(self.pause * 2, _LONGEST)
+        self.due = min(now + self.pause, self.until)
 
 
 class Debts:
@@ -45,7 +52,6 @@ class Debts:
         self._owed: dict[bytes, _Debt] = {}
         self._until = float("inf")
         self._closed = False
-        self._pause = _FIRST
         self._ticker = runtime.ticker(self._pay)
 
     def owe(self, run: Run, end: Settle) -> bool:
@@ -66,9 +72,9 @@ class Debts:
             self._add(_Debt(end, None, self._runtime.now() + patience))
 
     def _add(self, debt: _Debt) -> None:
+        debt.due = self._runtime.now() + debt.pause
         self._owed[debt.end.nonce] = debt
-        self._pause = _FIRST
-        self._ticker.at(self._runtime.now() + _FIRST)
+        self._ticker.at(debt.due)
 
     async def offer(self, end: Settle) -> Answer | Exception:
         return (await self._offer_all([end]))[0]
@@ -111,8 +117,9 @@ class Debts:
             return True  # no answer is no refusal: the settle is tried again
         return isinstance(verdict, Won | StoreUnavailable)
 
-    async def _pay(self) -> float | None:
-        debts = list(self._owed.values())
+    async def _pay(self, *, at_once: bool = False) -> float | None:
+        now = self._runtime.now()
+        debts = [debt for debt in list(self._owed.values()) if at_once or debt.due <= now]
         for start in range(0, len(debts), _BATCH):
             if start and self._runtime.now() >= self._until:
                 break
@@ -123,11 +130,9 @@ class Debts:
                 paid = isinstance(answer, Answer) and await self._is_paid(debt, answer)
                 if paid or debt.until <= now:  # the last offer is made when time is over, not before
                     self._owed.pop(debt.end.nonce, None)
-        if not self._owed:
-            return None
-        self._pause = min(self._pause * 2, _LONGEST)
-        soonest = min((debt.until for debt in list(self._owed.values())), default=float("inf"))
-        return min(self._runtime.now() + self._pause, soonest)
+                else:
+                    debt.put_off(now)
+        return min((debt.due for debt in list(self._owed.values())), default=None)
 
     async def _is_paid(self, debt: _Debt, answer: Answer) -> bool:
         if debt.run is None:
@@ -157,12 +162,12 @@ class Debts:
         try:
             self._ticker.stop()
             # One try for claims, too: under hold or probe one that nobody ran would stay unknown until a person looks.
-            await self._pay()
+            await self._pay(at_once=True)
             while (
                 any(debt.run is not None for debt in list(self._owed.values()))
                 and self._runtime.now() < self._until
             ):
                 await self._runtime.sleep(_FIRST)
-                await self._pay()
+                await self._pay(at_once=True)
         finally:
             ended.wake()

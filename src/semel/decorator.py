@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial, update_wrapper, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, overload
 from uuid import UUID
 
 from semel.calls import refuse_generator
@@ -13,6 +13,7 @@ from semel.errors import ConfigurationError
 from semel.keys import FieldPath, fingerprint
 from semel.loop import is_async
 from semel.run import Outcome
+from semel.settings import checked_readable
 
 if TYPE_CHECKING:
     from semel.once import AsyncSemel, Semel
@@ -82,6 +83,9 @@ class AsyncDecorator(Protocol):
     def __call__(self, target: Callable[P, T], /) -> AsyncOnce[P, T]: ...
 
 
+_OF_A_CALL: Final = frozenset({"labels", "fields", "readable"})
+
+
 def decorate(face: Semel | AsyncSemel, misplaced: tuple[object, ...], options: dict[str, Any]) -> Any:
     """The decorator itself. Bad options are refused here, not at the first call."""
     if misplaced:
@@ -90,7 +94,14 @@ def decorate(face: Semel | AsyncSemel, misplaced: tuple[object, ...], options: d
         )
     key, request = options.pop("key", None), options.pop("request", None)
     method = options.pop("method", None)
-    face._options({name: value for name, value in options.items() if name not in ("labels", "fields")})  # noqa: SLF001
+    if own := options.keys() & {"fingerprint", "kwargs"}:
+        raise ConfigurationError(
+            f"{min(own)}= belongs to one call, and @once decorates all of them: it calls the function with the arguments it "
+            "gets, and takes what tells two requests apart from request= (a field path or a callable)"
+        )
+    if "readable" in options:
+        checked_readable(options["readable"])
+    face._options({name: value for name, value in options.items() if name not in _OF_A_CALL})  # noqa: SLF001
 
     def wrap(target: Any) -> Any:
         if isinstance(target, type):
@@ -193,6 +204,10 @@ class _Once:
         self._options = {"operation": f"{fn.__module__}.{_title(fn)}"[:255], **options}
         self._key = _picker(key, self._signature, "key") if key is not None else _all_arguments
         self._request = None if request is None else _picker(request, self._signature, "request")
+        if "operation" not in options and _is_nameless(fn):
+            raise ConfigurationError(
+                f"{fn!r} has no name of its own, and two such functions would share their keys: say operation='…'"
+            )
 
     def outcome(self, *args: Any, **kwargs: Any) -> Any:
         """The Outcome instead of the value; await it in async code."""
@@ -225,8 +240,23 @@ class _Once:
         if instance is None:
             return self
         bound: Any = partial(self, instance)
+        if self._face._colour == "async":  # noqa: SLF001
+            bound = _awaited(self._value, instance, self._fn, self._signature)
         bound.outcome = partial(self._outcome, instance)
         return bound
+
+
+def _awaited(
+    value: Callable[..., Any], instance: Any, fn: Callable[..., Any], signature: inspect.Signature
+) -> Any:
+    """A bound method that frameworks know for a coroutine function."""
+
+    @wraps(fn)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        return await value(instance, *args, **kwargs)
+
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    return call
 
 
 class _OnceOfClass(_Once):
@@ -234,6 +264,10 @@ class _OnceOfClass(_Once):
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return super().__get__(type(instance) if owner is None else owner, owner)
+
+
+def _is_nameless(fn: Any) -> bool:
+    return "<lambda>" in _title(fn) or not hasattr(fn, "__qualname__")
 
 
 def _title(fn: Any) -> str:

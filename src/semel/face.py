@@ -20,11 +20,13 @@ from semel.forks import survive_fork
 from semel.hooks import Unprotected, emitter
 from semel.keys import SecretRing, check_fingerprint, check_key, fingerprint, make_scope
 from semel.layers import Batch, Cache, Coalesce, Namespace, Observe, Retry
+from semel.loop import is_async
 from semel.options import Duration, Options, resolve, seconds
-from semel.results import codec_for
+from semel.results import codec_for, known_codec
 from semel.runtime import Runtime
 from semel.settings import (
     checked_hooks,
+    checked_index,
     checked_labels,
     checked_readable,
     checked_ring,
@@ -40,6 +42,9 @@ _MOST_OPTIONS = 256
 _NO_KWARGS: Mapping[str, Any] = {}
 _WHERE = frozenset({"tenant", "operation", "result_type", "retention", "tombstone"})
 _SWITCHED_OFF = "semel is switched off (enabled=False): every call runs, nothing is protected"
+
+
+_LONGEST = 86_400.0  # seconds: no driver knows for ever
 
 
 class Face:
@@ -84,7 +89,7 @@ class Face:
         )
         self._prefix, self._readable = prefix, checked_readable(readable)
         make_scope(prefix, tenant, operation, "any", self._readable)  # malformed names are refused now
-        self._timeout = seconds("timeout", timeout, least=0.01)
+        self._timeout = min(seconds("timeout", timeout, least=0.01), _LONGEST)
         self._settle_timeout = seconds("settle_timeout", settle_timeout)
         self._secrets = SecretRing(secret)
         self._threads = count("threads", threads, least=1)
@@ -100,13 +105,13 @@ class Face:
             count("acks", acks, least=0),
             readable,
             create,
-            frozenset(index),
+            checked_index(index),
             count("capacity", capacity, least=1),
         )
-        self._settings = checked_store_settings(settings, store, index)
+        self._settings = checked_store_settings(settings, store)
         self._store, self._owns_store = self._opened(store)
         self._known_options: dict[Any, Options] = {}
-        self._recoveries: dict[str, keeping.Recovery] = {}
+        self._recoveries: dict[tuple[str, str | None], keeping.Recovery] = {}
         self._closed = False
         self.enabled = enabled
         if not enabled:
@@ -188,13 +193,15 @@ class Face:
         given: dict[str, Any],
         *,
         keep: bool = True,
+        claims: bool = True,
     ) -> Call:
         kwargs = labels = None
         print_ = b""
         readable = self._readable
         if type(key) is not str and callable(key):
             raise InvalidKey("the key comes first, then the function: execute(key, fn, *arguments)")
-        if fn is not None:
+        codec = None
+        if fn is not None and (codec := known_codec(fn)) is None:
             if not callable(fn):
                 raise _not_a_function(fn)
             refuse_generator(fn)
@@ -210,10 +217,12 @@ class Face:
                     f"kwargs must be a mapping of arguments for the function, not {kwargs!r}"
                 )
         options = self._options(given) if given else self._defaults
-        if not print_ and options.fingerprints == "required":
+        if not print_ and options.fingerprints == "required" and claims:
             raise ConfigurationError(
                 'this call has no request= and no fingerprint=, and fingerprints="required"'
             )
+        if keep and (codec is None or options.result_type is not None):
+            codec = codec_for(fn, options.result_type)
         return Call(
             make_scope(self._prefix, options.tenant, options.operation, key, readable),
             key,
@@ -221,7 +230,7 @@ class Face:
             fn or nothing_to_run,
             args,
             kwargs or _NO_KWARGS,
-            codec_for(fn, options.result_type) if keep else None,
+            codec if keep else None,
             print_,
             checked_labels(labels) if labels else None,
         )
@@ -244,14 +253,17 @@ class Face:
             raise ConfigurationError(
                 f"unknown option {min(unknown)!r}: a key is named by its text and {', '.join(sorted(_WHERE))}"
             )
-        return self._call(key, None, (), where)
+        return self._call(key, None, (), where, claims=False)
 
     def _unprotected(self, call: Call) -> Call:
         """The same call under a key that nobody else has, in a store that nobody else sees: it always runs."""
         if self._emit is not None:
             self._emit(Unprotected(call.scope))
         scope = msgspec.structs.replace(call.scope, hash=os.urandom(32))
-        options = msgspec.structs.replace(call.options, retention=0.0, tombstone=0.0)
+        # And leaves nothing behind, whatever becomes of it.
+        options = msgspec.structs.replace(
+            call.options, retention=0.0, tombstone=0.0, on_unknown="retry", on_error="release"
+        )
         return msgspec.structs.replace(call, scope=scope, options=options, codec=None)
 
     def recovery(
@@ -266,7 +278,12 @@ class Face:
 
         `probe(record)` looks the effect up (Found, NOT_FOUND, UNDECIDED); `resume(record)` runs the function again.
         """
-        self._recoveries[operation] = keeping.Recovery(probe, resume, tenant)
+        for fn in (probe, resume):
+            if fn is not None and self._colour == "sync" and is_async(fn):
+                raise ConfigurationError(
+                    f"{getattr(fn, '__qualname__', fn)!r} is a coroutine function: use AsyncSemel to recover with it"
+                )
+        self._recoveries[operation, tenant] = keeping.Recovery(probe, resume)
 
     def tag(self, key: str, *, tenant: str | None = None, operation: str | None = None) -> str:
         """The hash tag of a key's record, for business keys that must share its Redis Cluster slot."""

@@ -12,14 +12,15 @@ Rule 2: what is written after the effect carries the claim's nonce, on a path th
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
 
 from semel import ids, steps
-from semel.calls import Call, failure_of, name_of
+from semel.asking import Asker
+from semel.calls import LAZY, Call, failure_of, name_of, not_run
 from semel.canonical import FINGERPRINT_VERSION
-from semel.codec import Codec
 from semel.debts import Debts
 from semel.errors import (
     CodecError,
@@ -54,6 +55,7 @@ from semel.model import (
 )
 from semel.options import NOT_FOUND, Found, Release, check_probe, release_delay
 from semel.points import reach
+from semel.posting import Brief, poster_of
 from semel.recording import TOO_LARGE, Recorder
 from semel.run import Outcome, Run, _current
 from semel.runtime import NO_INTERRUPT, Interrupt, Runtime, Ticker
@@ -77,10 +79,13 @@ class Engine:
         self.secrets = secrets
         self.settle_timeout = settle_timeout
         self.emit = emit
+        self.shared = store.capabilities.shared
+        poster = poster_of(store)
         self.heart = Heart(store, runtime, emit)
         self.debts = Debts(store, runtime, self.heart, emit)
+        self._asker = Asker(store, runtime, self.debts, poster)
         self.recorder = Recorder(
-            store, runtime, self.heart, self.debts, settle_timeout=settle_timeout, emit=emit
+            store, runtime, self.heart, self.debts, settle_timeout=settle_timeout, emit=emit, poster=poster
         )
         self.stepper = Stepper(store, runtime, self.debts, settle_timeout=settle_timeout)
         self.bench = Bench(store, runtime, emit)
@@ -90,16 +95,15 @@ class Engine:
 
     async def execute(self, call: Call) -> Outcome[Any]:
         ask = self._ask(call)
-        reach("claim.sent")
-        try:  # as `claim`, without a coroutine more around the wait: each one costs whoever waits at the bottom
-            verdict = (await self.store.claim((ask,)))[0]
-        except BaseException:
-            self.debts.abandon(ask)
-            raise
+        verdict = await self._asker.brief(ask)
+        if isinstance(verdict, Brief):
+            if self.emit is not None:
+                self.emit(Replayed(call.scope, verdict.attempts))
+            return self._repeat(call, verdict.attempts, verdict.reply, None, "", verdict.at)
         if type(verdict) is Replay:
             return self.replay(call, verdict.record)
         if type(verdict) is not Won:
-            ask, verdict = await self._contend(call, ask, self._answered(ask, verdict))
+            ask, verdict = await self._contend(call, ask, verdict)
             if type(verdict) is Replay:
                 return self.replay(call, verdict.record)
         if self.runtime.detaches(call.fn, call.options.inline):
@@ -123,6 +127,8 @@ class Engine:
         try:
             reach("run.started")
             value = await self.runtime.call(call.fn, call.args, call.kwargs, call.options.inline)
+            if value.__class__ in LAZY:
+                raise not_run(call, value)
             reach("run.returned")
         except Exception as error:
             await self.fail(run, error)
@@ -178,18 +184,23 @@ class Engine:
             )
         if call.options.ref_type is not None and record.ref is not None:
             _check_ref(call, record.ref)
-        value = None if call.codec is None or not record.result else self._decode(call, call.codec, record)
-        return Outcome(value, True, record.ref, record.attempts, record.marker)
+        return self._repeat(call, record.attempts, record.result, record.ref, record.marker)
 
     @staticmethod
-    def _decode(call: Call, codec: Codec, record: Record) -> Any:
+    def _repeat(
+        call: Call, attempts: int, result: bytes, ref: str | None = None, marker: str = "", at: int = 0
+    ) -> Outcome[Any]:
+        """The result that begins at `at`."""
+        codec = call.codec
+        if codec is None or len(result) == at:
+            return Outcome(None, True, ref, attempts, marker)
         try:
-            return codec.decode(record.result)
+            return Outcome(codec.decode(result, at), True, ref, attempts, marker)
         except CodecError as error:
             raise OutcomeUnknown(
                 f"the stored result of {name_of(call)} cannot be read ({error}); it is kept as it is: read it with the "
                 "version or key that wrote it, or repair the key with resolve(...) or forget(...)",
-                attempt=record.attempts,
+                attempt=attempts,
                 unreadable=True,
             ) from error
 
@@ -208,34 +219,23 @@ class Engine:
         return ask, await self.claim(ask)
 
     def _ask(self, call: Call) -> Ask:
+        """A claim for this call, with a nonce of its own."""
         options = call.options
         return Ask(
             call.scope,
             self.runtime.entropy(16),
             options.lease,
             options.retention,
-            options.policy,
+            Policy.RETRY if options.on_unknown == "retry" else options.policy,
             call.fingerprint,
             FINGERPRINT_VERSION,
             call.labels,
             self.secrets.current,
         )
 
-    async def claim(self, ask: Ask) -> Verdict:
-        reach("claim.sent")
-        try:
-            verdict = (await self.store.claim((ask,)))[0]
-        except BaseException:
-            # No answer: the store may have granted it. Nobody will run it, so nobody may wait for it.
-            self.debts.abandon(ask)
-            raise
-        return self._answered(ask, verdict)
-
-    def _answered(self, ask: Ask, verdict: Verdict | Exception) -> Verdict:
-        if isinstance(verdict, Exception):
-            self.debts.abandon(ask)
-            raise verdict
-        return verdict
+    def claim(self, ask: Ask) -> Coroutine[Any, Any, Verdict]:
+        """One answer of the store to one ask."""
+        return self._asker.claim(ask)
 
     async def _contend(self, call: Call, ask: Ask, verdict: Verdict) -> tuple[Ask, Won | Replay]:
         seat: Seat | None = None
@@ -312,6 +312,7 @@ class Engine:
             result=data,
             marker=marker,
             ref=None if found.ref is None else check_ref(found.ref),
+            steps=steps.summarize(steps.decode(record.steps)) if record.steps else None,
             new_nonce=self.runtime.entropy(16),
         )
         answer = (await self.store.settle((end,)))[0]

@@ -42,6 +42,11 @@ class Heart:
     def busy(self) -> bool:
         return bool(self._alive())
 
+    @property
+    def count(self) -> int:
+        """How many runs are kept alive; may be asked from any thread."""
+        return len(self._alive())
+
     def _alive(self) -> list[Run]:
         alive = []
         for nonce, known in tuple(self._runs.items()):

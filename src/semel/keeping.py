@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from semel import guarantees, model
-from semel.calls import Call, clean, failure_of
-from semel.errors import ConfigurationError, InProgress, OutcomeUnknown, SemelError
+from semel import guarantees, model, steps
+from semel.calls import Call, cut, failure_of
+from semel.codec import preview
+from semel.errors import CodecError, ConfigurationError, InProgress, OutcomeUnknown, SemelError
 from semel.flow import Engine
 from semel.guarantees import Guarantee
 from semel.keys import mask
 from semel.model import Answer, Event, Kind, Record, Settle, State
 from semel.options import NOT_FOUND, Found, check_probe
 from semel.run import Run, _current
+from semel.settings import count
 from semel.store import Query
 
 if TYPE_CHECKING:
@@ -108,14 +110,27 @@ async def resolve(engine: Engine, call: Call, word: Word, actor: str, reason: st
         result=data,
         marker=marker,
         error=None if word.error is None else failure_of(word.error),
+        steps=None if broken or word.kind is Kind.RELEASED else _steps_of(record),
         new_nonce=engine.runtime.entropy(16),
         repair=broken,
-        actor=clean(actor) or "anonymous",
-        reason=clean(reason),
+        actor=_words("actor", actor, 255) or "anonymous",
+        reason=_words("reason", reason, 2000),
     )
     answer = await _settled(engine, end)
     if answer is not Answer.OK:
         raise _refused(call, "it changed, or was resolved, in the meantime")
+
+
+def _words(name: str, text: Any, most: int) -> str:
+    """What a person says about it, as every store can keep it."""
+    if not isinstance(text, str):
+        raise ConfigurationError(f"{name} must be text, not {text!r}")
+    return cut(text, most)
+
+
+def _steps_of(record: Record | None) -> bytes | None:
+    """An outcome ends the run: of its steps names and times stay (R26)."""
+    return steps.summarize(steps.decode(record.steps)) if record is not None and record.steps else None
 
 
 async def _look(engine: Engine, call: Call) -> tuple[Record | None, float, bool]:
@@ -126,12 +141,18 @@ async def _look(engine: Engine, call: Call) -> tuple[Record | None, float, bool]
         return None, 0.0, True
     if record is not None and model.view(record, now) is State.DONE and record.result:
         try:
-            engine.replay(call, record)
-        except OutcomeUnknown:
+            _read(call, record.result)
+        except CodecError:
             return record, now, True
-        except SemelError:
-            return record, now, False
     return record, now, False
+
+
+def _read(call: Call, result: bytes) -> None:
+    """Raises CodecError. Whoever named no type has no classes at hand, and needs none to see that it can be read."""
+    if call.codec is None or call.options.result_type is None:
+        preview(result)
+    else:
+        call.codec.decode(result)
 
 
 def _check_resolvable(call: Call, record: Record | None, now: float) -> None:
@@ -173,8 +194,8 @@ async def forget(engine: Engine, call: Call, actor: str, reason: str) -> bool:
         b"",
         Kind.FORGOTTEN,
         call.options.retention,
-        actor=clean(actor) or "anonymous",
-        reason=clean(reason),
+        actor=_words("actor", actor, 255) or "anonymous",
+        reason=_words("reason", reason, 2000),
     )
     if await _settled(engine, end) is Answer.REFUSED:
         raise InProgress(
@@ -188,6 +209,9 @@ async def history(engine: Engine, call: Call) -> list[Event]:
 
 
 async def purge(engine: Engine, limit: int | None, batch: int) -> int:
+    batch = count("batch", batch, least=1)
+    if limit is not None:
+        limit = count("limit", limit, least=0)
     total = 0
     while limit is None or total < limit:
         size = batch if limit is None else min(batch, limit - total)
@@ -248,18 +272,19 @@ async def reconcile(engine: Engine, face: Semel | AsyncSemel, limit: int) -> Rec
 async def _recover(engine: Engine, face: Semel | AsyncSemel, record: Record) -> str:
     """One lost run: probe it, or run its registered function again. "left" when a person must look."""
     scope = record.scope
-    recovery = face._recoveries.get(scope.operation) if scope is not None else None  # noqa: SLF001
-    if recovery is None or scope is None or recovery.tenant not in (None, scope.tenant):
+    known = face._recoveries  # noqa: SLF001
+    if scope is None:
+        return "left"
+    recovery = known.get((scope.operation, scope.tenant)) or known.get((scope.operation, None))
+    if recovery is None:
         return "left"
     given: dict[str, Any] = {"tenant": scope.tenant, "operation": scope.operation}
     if recovery.probe is not None:
         given["on_unknown"] = recovery.probe
-    call = face._call(scope.key, recovery.resume, (record,), dict(given))  # noqa: SLF001
-    if call.scope.hash != scope.hash:
-        return (
-            "left"  # the readable key was masked or written under another prefix: its scope cannot be rebuilt
-        )
     try:
+        call = face._call(scope.key, recovery.resume, (record,), dict(given), claims=False)  # noqa: SLF001
+        if call.scope.hash != scope.hash:
+            return "left"  # the readable key was masked, or written under another prefix: its scope is not known
         if recovery.resume is not None:
             outcome = await engine.execute(call)
             return "settled" if outcome.replayed else "resumed"

@@ -156,8 +156,7 @@ class LoopRuntime:
         self._pool = pool
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def entropy(self, size: int) -> bytes:
-        return os.urandom(size)
+    entropy = staticmethod(os.urandom)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -208,15 +207,17 @@ class LoopRuntime:
         _ = self._spawn(coroutine)
 
     def detaches(self, fn: Callable[..., Any], inline: bool) -> bool:
-        return not inline and not is_async(fn)
+        code = getattr(fn, "__code__", None)
+        return not (inline or (code is not None and code.co_flags & CO_COROUTINE) or is_async(fn))
 
     def call(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inline: bool
     ) -> Awaitable[Any]:
-        if inline or not is_async(fn):
-            return self._call_plain(fn, args, kwargs, inline)
-        coroutine: Awaitable[Any] = fn(*args, **kwargs)
-        return coroutine
+        code = getattr(fn, "__code__", None)  # as `is_async` begins, without the call
+        if not inline and ((code is not None and code.co_flags & CO_COROUTINE) or is_async(fn)):
+            coroutine: Awaitable[Any] = fn(*args, **kwargs)
+            return coroutine
+        return self._call_plain(fn, args, kwargs, inline)
 
     async def _call_plain(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inline: bool

@@ -22,6 +22,7 @@ __all__ = [
     "Options",
     "Release",
     "check_probe",
+    "checked_policy",
     "release_delay",
     "resolve",
     "seconds",
@@ -29,6 +30,7 @@ __all__ = [
 
 Duration = float | int | timedelta
 MIN_LEASE = 0.05
+MAX_LEASE = 30 * 86_400.0
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -109,11 +111,17 @@ def seconds(name: str, value: Any, *, least: float = 0.0) -> float:
     """A duration as float seconds, or a ConfigurationError that names the option."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float) or isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigurationError(f"{name} must be seconds or a timedelta, not {value!r}")
-    if value < least:
+    try:
+        given = float(value)
+    except OverflowError:
+        raise ConfigurationError(f"{name} is beyond all measure: it must be seconds, or a timedelta") from None
+    if isnan(given):
+        raise ConfigurationError(f"{name} must be seconds or a timedelta, not {value!r}")
+    if given < least:
         raise ConfigurationError(f"{name} must be at least {least:g} seconds, not {value!r}")
-    return float(value)
+    return given
 
 
 def resolve(defaults: Options, given: Mapping[str, Any]) -> Options:
@@ -154,7 +162,7 @@ def _checked(name: str, value: Any) -> Any:
         case "on_error":
             return _on_error(value)
         case "on_unknown":
-            return _on_unknown(value)
+            return checked_policy(value)
         case "max_result" | "max_waiters" | "compress_over":
             return _count(name, value)
         case "on_lease_lost" | "fingerprints":
@@ -165,10 +173,10 @@ def _checked(name: str, value: Any) -> Any:
 
 def _lease(value: Any) -> float:
     lease = seconds("lease", value)
-    if lease < MIN_LEASE or lease == inf:
+    if not MIN_LEASE <= lease <= MAX_LEASE:
         raise ConfigurationError(
-            f"lease must be between {MIN_LEASE:g} seconds (a shorter one would end before its first renewal) and a "
-            f"finite number, not {value!r}: it is how long a killed worker's key stays locked, 10 is a good value"
+            f"lease must be between {MIN_LEASE:g} seconds (a shorter one would end before its first renewal) and "
+            f"{MAX_LEASE:g} (30 days), not {value!r}: it is how long a killed worker's key stays locked, 10 is a good value"
         )
     return lease
 
@@ -209,7 +217,8 @@ def release_delay(release: Release) -> float:
     return after
 
 
-def _on_unknown(value: Any) -> Any:
+def checked_policy(value: Any) -> Any:
+    """An `on_unknown`, of a call or of a step."""
     if callable(value) or value in ("retry", "hold"):
         return value
     raise ConfigurationError(
@@ -227,7 +236,7 @@ def _count(name: str, value: Any) -> int | None:
 
 
 def _word(name: str, value: Any, allowed: frozenset[Any]) -> Any:
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ConfigurationError(
             f"{name} must be one of {', '.join(sorted(map(repr, allowed)))}, not {value!r}"
         )

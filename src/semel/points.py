@@ -25,6 +25,12 @@ POINTS = (
     "http.admitted",  # a request's key is ours, its handler's task does not exist yet
     "http.responding",  # it is noted that a streamed response begins, its first byte has not left
     "http.sent",  # the server has the whole response
+    "outbox.written",  # messages are rows of the caller's transaction, which has not committed
+    "relay.chosen",  # what was delivered is deleted and what is next is written down, in a transaction that has not committed
+    "relay.planned",  # it has committed, nothing is sent
+    "relay.published",  # the sinks have what was sent, it is not written down
+    "consumer.handled",  # the handler has returned, its transaction has not committed
+    "consumer.committed",  # it has committed, the broker does not know
 )
 
 _listener: Callable[[str], None] | None = None

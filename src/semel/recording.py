@@ -13,6 +13,7 @@ from semel.heart import Heart
 from semel.hooks import Emit, Unrecorded
 from semel.model import Answer, Settle
 from semel.points import reach
+from semel.posting import Poster
 from semel.run import Run
 from semel.runtime import Runtime
 from semel.store import Store
@@ -34,6 +35,7 @@ class Recorder:
         *,
         settle_timeout: float,
         emit: Emit | None,
+        poster: Poster | None,
     ) -> None:
         self._store = store
         self._runtime = runtime
@@ -41,33 +43,44 @@ class Recorder:
         self._debts = debts
         self._settle_timeout = settle_timeout
         self._emit = emit
+        self._poster = poster
 
     async def record(self, run: Run, end: Settle, value: Any) -> None:
         """Store the end of a run. Raises LeaseLost or NotRecorded, never leaves it undecided in silence."""
         run.settling = True
+        until = self._runtime.now() + self._settle_timeout
         answer: Answer | Exception
         try:
             reach("settle.sent")
-            answer = (await self._store.settle((end,)))[0]
+            post = self._poster
+            if post is None or (posted := post.settle(end, asked := self._runtime.now())) is None:
+                answer = (await self._store.settle((end,)))[0]
+            else:
+                try:
+                    reply = await posted
+                except Exception as trouble:  # noqa: BLE001 - the store knows what to do about it
+                    reply = trouble
+                answer = post.settled(end, reply, asked) or await post.resettle(end, reply, asked)
         except Exception as error:  # noqa: BLE001 - whatever the store's trouble is, the effect has happened
             answer = error
         except BaseException:
             # Cancelled in the middle of the write: it is repeatable, so write it again where nothing can cancel it.
-            await self._runtime.protect(self._persist(run, end, value, None))
+            await self._runtime.protect(self._persist(run, end, value, None, until))
             raise
         if answer is Answer.OK:
             self._heart.remove(run)
         else:
-            await self._runtime.protect(self._persist(run, end, value, answer))
+            await self._runtime.protect(self._persist(run, end, value, answer, until))
         reach("settle.stored")
 
-    async def _persist(self, run: Run, end: Settle, value: Any, answer: Answer | Exception | None) -> None:
+    async def _persist(
+        self, run: Run, end: Settle, value: Any, answer: Answer | Exception | None, until: float
+    ) -> None:
         """Offer the outcome until the store has decided on it, or `settle_timeout` is over."""
-        until = self._runtime.now() + self._settle_timeout
         pause = 0.02
         while True:
             if answer is None:
-                answer = await self._debts.offer(end)
+                answer = await self._offered(end, until)
             if isinstance(answer, Answer):
                 if await self._debts.accepted(run, answer):
                     return
@@ -81,6 +94,21 @@ class Recorder:
             await self._runtime.sleep(min(pause, max(0.0, until - self._runtime.now())))
             pause = min(pause * 2, 0.5)
             answer = None
+
+    async def _offered(self, end: Settle, until: float) -> Answer | Exception:
+        """One more offer. Its answer is waited for until then and no longer: the store may take its own time."""
+        answers: list[Answer | Exception] = []
+        heard = self._runtime.parker()
+
+        async def offer() -> None:
+            try:
+                answers.append(await self._debts.offer(end))
+            finally:
+                heard.wake()
+
+        self._runtime.background(offer())
+        await heard.park(max(0.0, until - self._runtime.now()))
+        return answers[0] if answers else StoreUnavailable("the store did not answer in time")
 
     def _not_recorded(self, run: Run, value: Any, error: Exception, *, goes_on: bool) -> NotRecorded:
         if self._emit is not None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
 from types import FunctionType
 from typing import Any
 
 from semel.codec import Codec, check_encodable, encoder_for, return_type
 
-__all__ = ["codec_for"]
+__all__ = ["codec_for", "known_codec"]
+
+_GENERATORS = CO_GENERATOR | CO_ASYNC_GENERATOR
 
 _MOST = 4096  # types made in a loop must not fill memory
 _checked: dict[Any, Codec] = {}
@@ -30,11 +33,18 @@ def codec_for(fn: Callable[..., Any] | None, result_type: Any = None) -> Codec:
     if annotations is not None and "return" not in annotations and not hasattr(fn, "__wrapped__"):
         return _UNTYPED
     codec = _codec_of_type(return_type(fn) if fn is not None else None)
-    if type(fn) is FunctionType:  # a bound method is a new object at every call
+    # A bound method is a new object at every call; a generator function is refused by whoever is to run it.
+    if type(fn) is FunctionType and not fn.__code__.co_flags & _GENERATORS:
         if len(_by_function) >= _MOST:
             _by_function.clear()
         _by_function[id(fn)] = (weakref.ref(fn), codec)
     return codec
+
+
+def known_codec(fn: Callable[..., Any]) -> Codec | None:
+    """The codec of a plain or coroutine function that was met before, whose annotation has been found good."""
+    known = _by_function.get(id(fn))
+    return known[1] if known is not None and known[0]() is fn else None
 
 
 def _codec_of_type(result_type: Any) -> Codec:

@@ -80,6 +80,7 @@ class Run:
         "_known",
         "_raw_steps",
         "_started",
+        "_threads",
         "ask",
         "attempt",
         "call",
@@ -93,7 +94,6 @@ class Run:
         "secret_id",
         "settling",
         "stuck",
-        "threads",
         "token",
         "unheard",
         "weak",
@@ -114,8 +114,7 @@ class Run:
         self.lease_lost = False
         self.lease_at_risk = False
         self.settling = False
-        self.threads: set[Any] = set()
-        """Threads of steps that run on although whoever waited for them has given up."""
+        self._threads: set[Any] | None = None
         self.in_flight: dict[str, list[Parker]] = {}
         self.stuck = False
         self.unheard: Exception | None = None
@@ -129,6 +128,13 @@ class Run:
     @property
     def scope(self) -> Scope:
         return self.ask.scope
+
+    @property
+    def threads(self) -> set[Any]:
+        """Threads of steps that run on although whoever waited for them has given up; most runs have none."""
+        if self._threads is None:
+            self._threads = set()
+        return self._threads
 
     @property
     def key(self) -> str:

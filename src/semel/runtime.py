@@ -210,7 +210,7 @@ class _ThreadTicker:
             if self._when is None or when < self._when:
                 self._when = when
                 self._wakeup.notify()
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="semel-heart", daemon=True)
                 self._thread.start()
 
@@ -226,7 +226,8 @@ class _ThreadTicker:
         while True:
             with self._wakeup:
                 while not self._stopped and (self._when is None or time.monotonic() < self._when):
-                    pause = _IDLE if self._when is None else max(0.0, self._when - time.monotonic())
+                    pause = _IDLE if self._when is None else self._when - time.monotonic()
+                    pause = min(max(0.0, pause), threading.TIMEOUT_MAX)
                     if not self._wakeup.wait(pause) and self._when is None:
                         self._thread = (
                             None  # nothing to do for a while: a forgotten face must not keep a thread

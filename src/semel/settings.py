@@ -11,6 +11,7 @@ from semel.store import Settings
 
 __all__ = [
     "checked_hooks",
+    "checked_index",
     "checked_labels",
     "checked_readable",
     "checked_ring",
@@ -19,6 +20,9 @@ __all__ = [
 ]
 
 _REDIS_ONLY = {"acks": "a number of replicas to wait for", "index": "an index for look-ups"}
+
+
+_MOST_LABELS = 64
 
 
 def count(name: str, value: Any, *, least: int) -> int:
@@ -42,10 +46,17 @@ def checked_readable(word: Any) -> Any:
     return word
 
 
-def checked_store_settings(settings: Settings, source: object, index: Any) -> Settings:
-    """Options that only some stores know are refused by the others, not dropped in silence."""
-    if isinstance(index, str) or not all(isinstance(each, str) for each in index):
+def checked_index(index: Any) -> frozenset[str]:
+    named = (None,) if isinstance(index, str) or not isinstance(index, Iterable) else tuple(index)
+    if not all(isinstance(each, str) for each in named):
         raise ConfigurationError(f"index must be a set of names, such as index={{'ref'}}, not {index!r}")
+    return frozenset(named)
+
+
+def checked_store_settings(settings: Settings, source: object) -> Settings:
+    """Options that only some stores know are refused by the others, not dropped in silence."""
+    if not isinstance(settings.table, str):
+        raise ConfigurationError(f"table must be a name, not {settings.table!r}")
     scheme = source.partition(":")[0].partition("+")[0] if isinstance(source, str) else ""
     if scheme and scheme not in ("redis", "rediss", "valkey", "valkeys", "unix"):
         for name, meaning in _REDIS_ONLY.items():
@@ -71,6 +82,8 @@ def checked_ring(keys: Any) -> Any:
 def checked_labels(labels: Any) -> Mapping[str, str]:
     if not isinstance(labels, Mapping):
         raise ConfigurationError(f"labels must be a mapping of short texts, not {type(labels).__name__}")
+    if len(labels) > _MOST_LABELS:
+        raise ConfigurationError(f"a record takes at most {_MOST_LABELS} labels, not {len(labels)}")
     for name, text in labels.items():
         if not isinstance(name, str) or not isinstance(text, str) or len(name) > 64 or len(text) > 255:
             raise ConfigurationError(

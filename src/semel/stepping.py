@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from semel import ids, steps
-from semel.calls import name_of
+from semel.calls import LAZY, name_of, not_run, refuse_generator
 from semel.codec import Codec
 from semel.debts import Debts
 from semel.errors import (
@@ -19,7 +19,7 @@ from semel.errors import (
 )
 from semel.keys import check_key, fingerprint
 from semel.model import Answer, Note
-from semel.options import NOT_FOUND, Found, check_probe
+from semel.options import NOT_FOUND, Found, check_probe, checked_policy
 from semel.points import reach
 from semel.results import codec_for
 from semel.run import Run
@@ -48,6 +48,11 @@ class Stepper:
         on_unknown: Any,
     ) -> Any:
         check_key(name)
+        if not callable(fn):
+            raise ConfigurationError(f"step {name!r} needs a function, not {fn!r}: run.step(name, fn, *arguments)")
+        refuse_generator(fn)
+        if on_unknown is not None:
+            checked_policy(on_unknown)
         if name.startswith("id:"):
             raise ConfigurationError(
                 f"a step's name may not begin with 'id:', as {name!r} does: ids are kept there"
@@ -109,8 +114,11 @@ class Stepper:
         elif policy != "retry":
             await self._note(run, steps.Step(name, "started", run.clock(), b"", wanted))
         self._check_room(run, name, 0)
+        self._check_owner(run, name)
         reach("step.started")
         value = await self._runtime.call(fn, args, kwargs, run.call.options.inline)
+        if value.__class__ in LAZY:
+            raise not_run(run.call, value)
         reach("step.returned")
         problem: Exception | None = None
         try:
@@ -181,6 +189,14 @@ class Stepper:
         if run.ref is None:
             run.ref = text
         return text
+
+    @staticmethod
+    def _check_owner(run: Run, name: str) -> None:
+        """Before the effect: whoever knows that the key is not his any more makes no step (R17)."""
+        if run.lease_lost:
+            raise LeaseLost(f"{name_of(run.call)} was taken over by another owner; step {name!r} was not made")
+        if run.settling:
+            raise ConfigurationError(f"{name_of(run.call)} has ended: it takes no more steps ({name!r})")
 
     @staticmethod
     def _check_room(run: Run, name: str, size: int) -> None:

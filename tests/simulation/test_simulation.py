@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ from semel.testing.simulation.runner import Report, check, explore
 from semel.testing.simulation.stories import told
 from semel.testing.simulation.workloads import workload_of
 from semel.testing.simulation.world import Answered
+from tests.pythons import VERSIONS, packages
 
 MODE = os.environ.get("SEMEL_TEST", "full")
 SCHEDULES = {
@@ -32,7 +32,6 @@ SCHEDULES = {
     "sync": {"quick": 200, "full": 3_000, "long": 20_000}[MODE],
     "stragglers": {"quick": 100, "full": 1_000, "long": 5_000}[MODE],
 }
-VERSIONS = ("3.11", "3.12", "3.13")
 TRACES = (
     "import hashlib, os, sys\n"
     "from semel.testing.simulation import World\n"
@@ -116,13 +115,16 @@ def _told(report: Report, workload: str) -> str:
 
 
 def test_a_seed_gives_the_same_trace_twice() -> None:
-    assert _traces(sys.executable, _site_packages()) == _traces(sys.executable, _site_packages())
+    here = packages(f"{sys.version_info.major}.{sys.version_info.minor}", Path())
+    assert _traces(*here) == _traces(*here)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_seed_gives_the_same_trace_on_every_python(tmp_path: Path) -> None:
-    hashes = {version: _traces(*_python(version, tmp_path)) for version in VERSIONS}
+    hashes = {
+        version: _traces(*packages(version, tmp_path, "msgspec>=0.20", "greenlet")) for version in VERSIONS
+    }
     assert [seen for _, seen in hashes.values()] == list(VERSIONS)
     assert len({digest for digest, _ in hashes.values()}) == 1, hashes
 
@@ -296,39 +298,3 @@ def _traces(python: str, packages: str) -> list[str]:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
-
-
-def _site_packages() -> str:
-    return os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
-
-
-def _python(version: str, folder: Path) -> tuple[str, str]:
-    """An interpreter of this version, and a folder with what the simulator needs, built for it."""
-    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
-        return sys.executable, _site_packages()
-    python = _interpreter(version)
-    if python is None:
-        pytest.skip(f"SERVER MISSING: no Python {version} on this machine; put python{version} on PATH")
-    packages = folder / version
-    made = subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", "--target", packages, "msgspec>=0.20", "greenlet"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if made.returncode:
-        pytest.skip(f"SERVER MISSING: msgspec and greenlet cannot be had for {python}: {made.stderr[-300:]}")
-    return python, str(packages)
-
-
-def _interpreter(version: str) -> str | None:
-    """One that runs: a shim on PATH may only say that it would."""
-    folders = [
-        *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin")),
-        *os.environ["PATH"].split(os.pathsep),
-    ]
-    for folder in folders:
-        python = shutil.which(f"python{version}", path=folder)
-        if python and subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0:
-            return python
-    return None

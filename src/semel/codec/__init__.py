@@ -24,6 +24,7 @@ __all__ = ["FORMAT", "Codec", "check_encodable", "encoder_for", "preview", "retu
 
 FORMAT: Final = 1  # readers keep this version and the one before it
 _PLAIN: Final = bytes([FORMAT << 4])
+_PLAIN_BYTE: Final = FORMAT << 4
 _ZLIB: Final = bytes([FORMAT << 4 | 1])
 INFLATED_LIMIT: Final = 64 << 20
 """Bytes of a result that may be compressed; a larger one is stored as it is, if `max_result` allows."""
@@ -56,9 +57,16 @@ class Codec:
                 return _ZLIB + small
         return _PLAIN + body
 
-    def decode(self, data: bytes | bytearray | memoryview) -> Any:
-        """The value; CodecError when the bytes are damaged, of an unknown format, or name an unknown class."""
-        return _decode(data, self._read)
+    def decode(self, data: bytes | bytearray | memoryview, at: int = 0) -> Any:
+        """The value that begins at `at`; CodecError when the bytes are damaged, of an unknown format, or name an unknown class."""
+        if (
+            len(data) > at and data[at] == _PLAIN_BYTE
+        ):  # as `_decode` does it, with no call and no copy more than needed
+            try:
+                return self._read(data[at + 1 :])
+            except Exception as error:  # noqa: BLE001 - told in our own words
+                raise _unreadable(error) from (None if isinstance(error, CodecError) else error)
+        return _decode(data[at:], self._read)
 
     def _make(self, name: str, state: Any) -> Any:
         shape = self._by_name.get(name)
@@ -111,6 +119,11 @@ def _inflated(small: bytes | bytearray | memoryview) -> bytes:
     return body
 
 
+def _unreadable(error: Exception) -> CodecError:
+    what = str(error) if isinstance(error, CodecError) else f"{type(error).__name__}: {error}"
+    return CodecError(f"the stored result is unreadable: {what}")
+
+
 def _decode(data: bytes | bytearray | memoryview, read: Any) -> Any:
     head = data[:1]
     try:
@@ -118,10 +131,8 @@ def _decode(data: bytes | bytearray | memoryview, read: Any) -> Any:
             return read(data[1:])
         if head == _ZLIB:
             return read(_inflated(data[1:]))
-    except CodecError as error:
-        raise CodecError(f"the stored result is unreadable: {error}") from None
-    except Exception as error:
-        raise CodecError(f"the stored result is unreadable: {type(error).__name__}: {error}") from error
+    except Exception as error:  # noqa: BLE001 - told in our own words
+        raise _unreadable(error) from (None if isinstance(error, CodecError) else error)
     raise CodecError(
         f"the stored result is unreadable: its format is 0x{bytes(head).hex() or '(empty)'}, this version of semel "
         f"reads 0x{_PLAIN.hex()} and 0x{_ZLIB.hex()}; it was damaged, encrypted, or written by a newer version"

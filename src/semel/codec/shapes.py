@@ -144,7 +144,7 @@ def _dataclass(cls: type) -> Shape | None:
     left_out = _derived(cls)
 
     def take(value: Any) -> dict[str, Any]:
-        state = vars(value) if has_dict else {}
+        state = dict(vars(value)) if has_dict else {}  # a copy: see `_parts` in tagged.py
         if state.keys() == names:
             return state
         kept = {k: v for k, v in state.items() if k not in left_out}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import struct
+import sys
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
@@ -63,6 +64,20 @@ def _spend(budget: list[int], parts: int) -> None:
         raise Refused(_TOO_MANY)
 
 
+def _parts(*nodes: Any) -> list[Any]:
+    """What is in lists and dicts. From Python 3.13 on the collector does not tell what a dict holds that is still an
+    object's own `__dict__`, so there every container is asked itself."""
+    parts: list[Any] = []
+    for node in nodes:
+        parts += node
+        if type(node) is dict:
+            parts += node.values()
+    return parts
+
+
+_parts_of: Final[Callable[..., list[Any]]] = get_referents if sys.version_info < (3, 13) else _parts
+
+
 def _is_plain(value: Any, room: int, budget: list[int]) -> bool:
     """Only leaves, lists and dicts of leaves: MessagePack keeps all of them exactly.
 
@@ -75,7 +90,7 @@ def _is_plain(value: Any, room: int, budget: list[int]) -> bool:
     nodes = [value]
     left = budget[0] - len(value)
     while left >= 0:  # _spend, without the call: only what is within the budget is fetched
-        parts = get_referents(*nodes)
+        parts = _parts_of(*nodes)
         if _only_leaves(map(type, parts)):
             budget[0] = left
             return True

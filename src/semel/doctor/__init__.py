@@ -69,7 +69,7 @@ async def examine_async(url: str, settings: Settings | None = None) -> Checkup:
 
 
 async def _examine(url: str, settings: Settings, colour: Colour) -> Checkup:
-    settings = msgspec.structs.replace(checked_store_settings(settings, url, ()), create=False)
+    settings = msgspec.structs.replace(checked_store_settings(settings, url), create=False)
     store = open_store(url, settings, colour)  # connects to nothing yet
     try:
         found = await look(url, settings, colour)

@@ -8,7 +8,8 @@ or loses its key, its followers are woken and one of them leads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -29,6 +30,7 @@ from semel.model import (
     Won,
     conflicts,
 )
+from semel.posting import Brief, Poster, poster_of
 from semel.runtime import Parker, Runtime
 from semel.store import Store, Unwatch
 
@@ -83,7 +85,11 @@ class Coalesce(Layer):
         except BaseException:
             self._land(key, flight, None)
             raise
-        verdict = verdicts[0]
+        self._led(key, flight, ask, verdicts[0])
+        return verdicts
+
+    def _led(self, key: bytes, flight: _Flight, ask: Ask, verdict: Verdict | Exception) -> None:
+        """The leader's claim was answered."""
         if type(verdict) is Won:
             flight.lease_until = self._runtime.now() + ask.lease
             flight.record = verdict.record
@@ -92,7 +98,6 @@ class Coalesce(Layer):
         else:
             # Those who asked meanwhile share a replay; later ones ask for themselves.
             self._land(key, flight, verdict.record if type(verdict) is Replay else None)
-        return verdicts
 
     async def _ask_leader(self, flight: _Flight, asks: Sequence[Ask]) -> list[Verdict | Exception]:
         """A follower's claim: what the leader knows, once it knows; else the store, or the lead."""
@@ -148,15 +153,17 @@ class Coalesce(Layer):
         asked_at = self._runtime.now()
         answers = await self.inner.settle(ends)
         for at, end in enumerate(ends):
-            key = end.scope.hash
-            flight = self._flights.get(key)
+            flight = self._flights.get(end.scope.hash)
             if flight is not None and type(answer := answers[at]) is Answer:
-                if flight.watchers:
-                    flight.as_of = asked_at
-                    self._settled(flight, end, answer)
-                else:
-                    self._land(key, flight, None)
+                self._ended(flight, end, answer, asked_at)
         return answers
+
+    def _ended(self, flight: _Flight, end: Settle, answer: Answer, asked_at: float) -> None:
+        if flight.watchers:
+            flight.as_of = asked_at
+            self._settled(flight, end, answer)
+        else:
+            self._land(end.scope.hash, flight, None)
 
     def _settled(self, flight: _Flight, end: Settle, answer: Answer) -> None:
         key = end.scope.hash
@@ -175,6 +182,13 @@ class Coalesce(Layer):
             error=end.error,
         )
         flight.wake()
+
+    def poster(self) -> Poster | None:
+        """The quick way, where there is one below: for the callers of one event loop, so without the lock."""
+        inner = poster_of(self.inner)
+        if inner is None:
+            return None
+        return _Poster(inner, self._flights, self._runtime.now, self._led, self._land, self._ended)
 
     async def renew(self, renewals: Sequence[Renewal]) -> list[Answer | Exception]:
         answers = await self.inner.renew(renewals)
@@ -209,3 +223,85 @@ class Coalesce(Layer):
                     del self._flights[key]
 
         return unwatch
+
+
+class _Poster:
+    """See `semel.posting`: who leads, and what the others learn, is decided where `Coalesce` decides it."""
+
+    __slots__ = ("_ended", "_flights", "_inner", "_land", "_led", "_now", "settle")
+
+    def __init__(
+        self,
+        inner: Poster,
+        flights: dict[bytes, _Flight],
+        now: Callable[[], float],
+        led: Callable[[bytes, _Flight, Ask, Verdict], None],
+        land: Callable[[bytes, _Flight, Record | None], None],
+        ended: Callable[[_Flight, Settle, Answer, float], None],
+    ) -> None:
+        self._inner = inner
+        self._flights = flights
+        self._now = now
+        self._led, self._land, self._ended = led, land, ended
+        self.settle: Callable[[Settle, float], Awaitable[Any] | None] = inner.settle
+
+    def claim(self, ask: Ask, now: float) -> Awaitable[Any] | None:
+        key = ask.scope.hash
+        if key in self._flights:
+            return None  # somebody leads, or this very claim did: Coalesce.claim knows
+        posted = self._inner.claim(ask, now)
+        if posted is not None:
+            self._flights[key] = _Flight(ask.nonce, now)
+        return posted
+
+    def claimed(self, ask: Ask, reply: Any, *, whole: bool = True) -> Verdict | Brief | None:
+        key = ask.scope.hash
+        flight = self._flights.get(key)
+        if flight is None or flight.leader is not ask.nonce:
+            # A settle of this key came in between, and woke all who followed.
+            return self._inner.claimed(ask, reply, whole=whole)
+        followed = bool(flight.asking or flight.watchers)
+        verdict = self._inner.claimed(ask, reply, whole=whole or followed)
+        # Of a claim that nobody follows there is not much to tell: `_led` and `_land`, without the calls and the lock.
+        if isinstance(verdict, Brief):
+            del self._flights[key]
+        elif type(verdict) is Won and not followed:
+            flight.lease_until = self._now() + ask.lease
+            flight.record = verdict.record
+        elif verdict is not None:
+            self._led(key, flight, ask, verdict)
+        return verdict
+
+    def _mine(self, ask: Ask) -> _Flight | None:
+        """As in `claimed`."""
+        flight = self._flights.get(ask.scope.hash)
+        return flight if flight is not None and flight.leader is ask.nonce else None
+
+    async def reclaim(self, ask: Ask, reply: Any, asked: float) -> Verdict:
+        verdict = await self._inner.reclaim(ask, reply, asked)
+        flight = self._mine(ask)
+        if flight is not None:
+            self._led(ask.scope.hash, flight, ask, verdict)
+        return verdict
+
+    def unclaimed(self, ask: Ask) -> None:
+        flight = self._mine(ask)
+        if flight is not None:
+            self._land(ask.scope.hash, flight, None)
+
+    def settled(self, end: Settle, reply: Any, asked: float) -> Answer | None:
+        answer = self._inner.settled(end, reply, asked)
+        if answer is not None and (flight := self._flights.get(end.scope.hash)) is not None:
+            if flight.watchers or flight.asking:
+                self._ended(flight, end, answer, asked)
+            else:  # as `_land`, without the lock
+                flight.landed = True
+                del self._flights[end.scope.hash]
+        return answer
+
+    async def resettle(self, end: Settle, reply: Any, asked: float) -> Answer:
+        answer = await self._inner.resettle(end, reply, asked)
+        flight = self._flights.get(end.scope.hash)
+        if flight is not None:
+            self._ended(flight, end, answer, asked)
+        return answer

@@ -36,7 +36,8 @@ class Ring:
         if not keys:
             raise ConfigurationError("encrypt needs at least one key: {'2026-a': os.urandom(32)}")
         for name, key in keys.items():
-            if len(key) != 32 or not 0 < len(name.encode()) < 256:
+            fits = isinstance(key, bytes) and len(key) == 32
+            if not fits or not isinstance(name, str) or not 0 < len(name.encode()) < 256:
                 raise ConfigurationError(f"the encryption key {name!r} must have 32 bytes and a short name")
         self._open = {name.encode(): AESGCM(key) for name, key in keys.items()}
         self._seal_name = next(iter(self._open))

@@ -53,14 +53,17 @@ _STORES: Final = {
 
 def bind(face: Semel | AsyncSemel, transaction: Any) -> Any:
     """What `within` gives. ConfigurationError for what is no transaction, or one of the other colour."""
-    transaction = _registered(transaction)
     engine: Engine = face._engine()  # noqa: SLF001 - our own face
     bound = Within if face._colour == "sync" else AsyncWithin  # noqa: SLF001
     kind: type = type(transaction)
-    names = _names(kind)
-    if not _PIPELINES.isdisjoint(names):
-        return bound(face, _pipeline(face, engine, transaction, cluster=_CLUSTER in names))
-    port_class = _port_class(kind)
+    port_class: Any = _known_ports.get(kind)
+    if port_class is None:
+        transaction = _registered(transaction)
+        kind = type(transaction)
+        names = _names(kind)
+        if not _PIPELINES.isdisjoint(names):
+            return bound(face, _pipeline(face, engine, transaction, cluster=_CLUSTER in names))
+        port_class = _port_class(kind)
     if port_class.colour != face._colour:  # noqa: SLF001
         raise _wrong_face(face, transaction, port_class.colour)
     table = face._settings.table  # noqa: SLF001
@@ -72,7 +75,7 @@ def port_of(transaction: Any) -> Port:
     """The port on a caller's transaction, of whichever library and colour it is."""
     transaction = _registered(transaction)
     kind: type = type(transaction)
-    port: Port = _port_class(kind)(transaction)
+    port: Port = (_known_ports.get(kind) or _port_class(kind))(transaction)
     return port
 
 
@@ -83,7 +86,10 @@ def _registered(transaction: Any) -> Any:
 
 
 # A class is looked at once: its bases and a module's import cost as much as the rest of `bind`.
-@lru_cache(maxsize=256)
+_known_ports: Final[dict[type, Any]] = {}
+_MOST_PORTS: Final = 256
+
+
 def _port_class(kind: type) -> Any:
     known = next((_PORTS[name] for name in _names(kind) if name in _PORTS), None)
     if known is None:
@@ -92,7 +98,10 @@ def _port_class(kind: type) -> Any:
             "Connection or AsyncConnection, a connection of sqlite3, psycopg, asyncpg, PyMySQL or asyncmy, Django's "
             "connection, or a redis-py pipeline"
         )
-    return getattr(import_module(f"semel.within.{known[0]}"), known[1])
+    if len(_known_ports) >= _MOST_PORTS:
+        _known_ports.clear()
+    port_class = _known_ports[kind] = getattr(import_module(f"semel.within.{known[0]}"), known[1])
+    return port_class
 
 
 @lru_cache(maxsize=256)

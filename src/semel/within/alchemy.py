@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 from semel.errors import ConfigurationError
 from semel.within.drivers import mysql_is_open, sqlite_is_open
-from semel.within.ports import Dialect, Row, Style, not_open
+from semel.within.ports import Dialect, Row, Scripts, Style, not_open
 
 __all__ = ["AsyncConnectionPort", "AsyncSessionPort", "ConnectionPort", "SessionPort"]
 
@@ -59,6 +59,7 @@ class _AlchemyPort:
     mariadb = False
     count = -1
     lingers = False  # SQLAlchemy counts its savepoints
+    scripts: Scripts | None = None
 
     def __init__(self, target: Any) -> None:
         self._target = target

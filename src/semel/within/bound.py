@@ -6,18 +6,20 @@ its savepoint open: the function runs inside it, so that one ROLLBACK TO undoes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NoReturn
 
 import msgspec
 
+from semel import model
 from semel.errors import CodecError, ConfigurationError, InProgress
 from semel.keys import Scope, mask
-from semel.model import Answer, Ask, Busy, Note, Record, Renewal, Replay, Settle, Verdict, Won
+from semel.model import Answer, Ask, Busy, Kind, Note, Record, Renewal, Replay, Settle, Verdict, Won
 from semel.runtime import Runtime
 from semel.store import Capabilities, Colour, Facts, Page, Query, Store, Unwatch
 from semel.within import records
 from semel.within.failures import (
+    is_failed_transaction,
     is_locked,
     is_missing_savepoint,
     is_missing_table,
@@ -25,7 +27,7 @@ from semel.within.failures import (
     is_retryable,
 )
 from semel.within.mysql import mysql_words
-from semel.within.ports import Port, Savepoint, not_open
+from semel.within.ports import Port, Savepoint, Scripts, SqlSavepoint, not_open
 from semel.within.postgres import postgres_words
 from semel.within.records import Words
 from semel.within.sqlite import restore_patience, sqlite_words, with_patience
@@ -59,13 +61,14 @@ class MissingTables(ConfigurationError):
         )
 
 
-class _Place(msgspec.Struct, frozen=True):
+class _Place(msgspec.Struct):
     """Where a won claim stands: its savepoint, and whether the transaction around it was begun by us (SQLite)."""
 
     point: Savepoint
     began: bool
     mark: tuple[int, bytes]
-    transaction: int | None = None
+    transaction: int = 0
+    """The caller's transaction by the database's own number, known once the run is settled (PostgreSQL)."""
 
 
 class Bound:
@@ -78,6 +81,7 @@ class Bound:
         self._outer = outer
         self._runtime = runtime
         self._places: dict[bytes, _Place] = {}
+        self._words: Words | None = None
 
     @property
     def colour(self) -> Colour:
@@ -89,18 +93,26 @@ class Bound:
 
     @property
     def words(self) -> Words:
-        return _WORDS[self.port.dialect](self.table)
+        """Known once the port has looked at its connection."""
+        if self._words is None:
+            self._words = _WORDS[self.port.dialect](self.table)
+        return self._words
 
     # ----------------------------------------------------------------------------------------- verbs
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
-        return [await self._claim(ask) for ask in asks]
+        return [await self.claim_one(ask) for ask in asks]
 
-    async def _claim(self, ask: Ask) -> Verdict:
+    async def claim_one(self, ask: Ask) -> Verdict:
         mark = (id(self.port.connection), ask.scope.hash)
         if mark in _open_runs:
             raise InProgress(
                 f"key {mask(ask.scope.key)} is run by this very transaction: a run cannot wait for itself"
             )
+        scripts = self.port.scripts
+        if scripts is not None:
+            # Its name is the attempt's, not the key's: where SAVEPOINT itself was refused, no older one must answer to it.
+            point = SqlSavepoint(scripts, f"semel_{ask.nonce[:8].hex()}")
+            return await self._decide(_Place(point, False, mark), ask, self._open(scripts, point.name, ask))
         try:
             began = await self._begin()
         except Exception as error:
@@ -111,26 +123,42 @@ class Bound:
             point = await self.port.savepoint(f"semel_{ask.scope.hash[:6].hex()}")
         except Exception as error:
             if is_outside_transaction(error, self.port.dialect):
-                raise not_open("connection", "Begin a transaction first") from error
+                raise _no_transaction() from error
             raise
-        place = _Place(point, began, mark)
+        claim = records.claim(self.words, self.port, ask, self.patience)
+        return await self._decide(_Place(point, began, mark), ask, claim)
+
+    async def _decide(self, place: _Place, ask: Ask, claim: Awaitable[Verdict]) -> Verdict:
+        dialect = self.port.dialect
         try:
-            verdict, transaction = await records.claim(self.words, self.port, ask, self.patience)
-            if isinstance(verdict, Won):
-                self._places[ask.nonce] = _Place(point, began, mark, transaction)
-                _open_runs.add(mark)
-            elif isinstance(verdict, Replay) and not began:
-                await point.release()
+            verdict = await claim
+            if type(verdict) is Won:
+                self._places[ask.nonce] = place
+                _open_runs.add(place.mark)
+            elif type(verdict) is Replay and not place.began:
+                await place.point.release()
             else:
                 await self._leave(place)
         except BaseException as error:
+            if is_outside_transaction(error, dialect):
+                raise _no_transaction() from error
+            if is_failed_transaction(error, dialect):
+                raise  # the caller's, before us: the savepoint itself was refused
             await self._runtime.protect(self._leave_after(place, error))
-            if is_missing_table(error, self.port.dialect):
+            if is_missing_table(error, dialect):
                 raise MissingTables(self.port, self.table) from error
-            if is_locked(error, self.port.dialect):
+            if is_locked(error, dialect):
                 return _LOCKED
             raise
         return verdict
+
+    async def _open(self, scripts: Scripts, name: str, ask: Ask) -> Verdict:
+        """PostgreSQL: the savepoint and the claim of a new key in one round trip."""
+        words = postgres_words(self.table)
+        now = await words.open(scripts, name, ask, self.patience)
+        if now is not None:
+            return model.claim(None, ask, now)[0]
+        return await records.claim(words, self.port, ask, self.patience, look=True)
 
     async def _begin(self) -> bool:
         """SQLite: take the write lock before the savepoint. A savepoint alone would be a transaction of its own."""
@@ -157,16 +185,21 @@ class Bound:
                 error.add_note(f"semel: the savepoint could not be rolled back either ({second})")
 
     async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
-        return [await self._settle(end) for end in ends]
+        return [await self.settle_one(end) for end in ends]
 
-    async def _settle(self, end: Settle) -> Answer:
+    async def settle_one(self, end: Settle) -> Answer:
         if end.ref is not None and ("\0" in end.ref or not end.ref.isprintable()):
             raise CodecError(
                 "a ref with characters that cannot be printed cannot be stored here: use another ref"
             )
         if not end.new_nonce:
-            place = self._places[end.nonce]
-            return await records.settle(self.words, self.port, end, self.patience, place.transaction)
+            if end.kind is not Kind.DONE:
+                return await records.settle(self.words, self.port, end, self.patience)
+            transaction = await self.words.finish(self.port, end)
+            if transaction is None:
+                return Answer.LOST
+            self._places[end.nonce].transaction = transaction
+            return Answer.OK
         # A probe's word, before any claim: it needs a savepoint of its own.
         await self._begin()
         place = _Place(await self.port.savepoint(f"semel_{end.scope.hash[:6].hex()}"), False, (0, b""))
@@ -211,20 +244,19 @@ class Bound:
 
     async def keep(self, nonce: bytes) -> None:
         """The run is settled: its savepoint becomes part of the caller's transaction."""
-        place = self._places[nonce]
-        if not self._may_stay_open(place):
-            try:
-                await place.point.release()
-            except Exception as error:
-                if is_missing_savepoint(error, self.port.dialect):
-                    raise ended() from error
-                raise
+        try:
+            await self._places[nonce].point.release()
+        except Exception as error:
+            if is_missing_savepoint(error, self.port.dialect):
+                raise ended() from error
+            raise
         self._forget(nonce)
 
-    def _may_stay_open(self, place: _Place) -> bool:
-        """PostgreSQL: the caller's commit releases the savepoint as well as we could, without a round trip. One per
+    def keeps_open(self, nonce: bytes) -> bool:
+        """PostgreSQL: the caller's commit releases the savepoint as well as `keep` could, without a round trip. One per
         transaction: many would be nested in each other. That the transaction is the claim's has the settle seen."""
-        if not self.port.lingers or place.transaction is None:
+        place = self._places[nonce]
+        if not self.port.lingers or not place.transaction:
             return False
         connection = id(self.port.connection)
         if _left_open.get(connection) == place.transaction:
@@ -232,6 +264,7 @@ class Bound:
         if len(_left_open) >= _REMEMBERED:
             _left_open.clear()
         _left_open[connection] = place.transaction
+        self._forget(nonce)
         return True
 
     async def undo(self, nonce: bytes) -> None:
@@ -276,6 +309,10 @@ def _not_here(what: str) -> NoReturn:
     raise ConfigurationError(
         f"a run inside a caller's transaction has no {what}: it commits or rolls back as a whole"
     )
+
+
+def _no_transaction() -> ConfigurationError:
+    return not_open("connection", "Begin a transaction first")
 
 
 def ended() -> ConfigurationError:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
 from semel.errors import ConfigurationError
-from semel.within.ports import Dialect, Row, Style, not_open
+from semel.within.ports import Dialect, Row, Scripts, Style, not_open
 
 __all__ = ["DjangoPort"]
 
@@ -56,6 +56,7 @@ class DjangoPort:
         self.mariadb = False
         self.count = -1
         self.lingers = False  # Django counts its savepoints
+        self.scripts: Scripts | None = None
 
     @property
     def connection(self) -> object:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
-from semel.within.ports import Dialect, Row, Savepoint, SqlSavepoint, Style, not_open
+from semel.within.ports import Dialect, Row, Savepoint, Scripts, SqlSavepoint, Style, not_open
 
 __all__ = [
     "AsyncmyPort",
@@ -38,6 +38,10 @@ class _DriverPort(ABC):
     @property
     def inside(self) -> bool:
         return True
+
+    @property
+    def scripts(self) -> Scripts | None:
+        return None
 
     @abstractmethod
     async def prepare(self) -> None: ...
@@ -122,6 +126,12 @@ class _WholeTransaction:
         await self._port.give_up()
 
 
+def _takes_scripts(connection: Any) -> bool:
+    """Not before the transaction is begun (see `_WholeTransaction`), and not in a pipeline of the caller's."""
+    raw = connection.pgconn
+    return bool(raw.transaction_status and not raw.pipeline_status)
+
+
 class PsycopgPort(_DriverPort):
     dialect: Dialect = "postgresql"
     lingers = True
@@ -141,6 +151,17 @@ class PsycopgPort(_DriverPort):
     async def prepare(self) -> None:
         if self.connection.autocommit and not self.inside:
             raise not_open("psycopg connection", _PSYCOPG_REMEDY)
+
+    @property
+    def scripts(self) -> Scripts | None:
+        return self if _takes_scripts(self.connection) else None
+
+    async def script(self, sql: str) -> int:
+        cursor = self._cursor
+        cursor.execute(sql, prepare=False)
+        while cursor.nextset():
+            pass
+        return int(cursor.rowcount)
 
     async def savepoint(self, name: str) -> SqlSavepoint | _WholeTransaction:
         return await SqlSavepoint.begin(self, name) if self.inside else _WholeTransaction(self)
@@ -178,6 +199,17 @@ class PsycopgAsyncPort(_DriverPort):
         if self.connection.autocommit and not self.inside:
             raise not_open("psycopg connection", _PSYCOPG_REMEDY)
 
+    @property
+    def scripts(self) -> Scripts | None:
+        return self if _takes_scripts(self.connection) else None
+
+    async def script(self, sql: str) -> int:
+        cursor = self._cursor
+        await cursor.execute(sql, prepare=False)
+        while cursor.nextset():
+            pass
+        return int(cursor.rowcount)
+
     async def savepoint(self, name: str) -> SqlSavepoint | _WholeTransaction:
         return await SqlSavepoint.begin(self, name) if self.inside else _WholeTransaction(self)
 
@@ -203,6 +235,15 @@ class AsyncpgPort(_DriverPort):
     @property
     def inside(self) -> bool:
         return bool(self.connection.is_in_transaction())
+
+    @property
+    def scripts(self) -> Scripts | None:
+        return self
+
+    async def script(self, sql: str) -> int:
+        status: str = await self.connection.execute(sql)
+        count = status.rpartition(" ")[2]
+        return int(count) if count.isdigit() else 0
 
     async def prepare(self) -> None:
         if not self.inside:

@@ -17,15 +17,15 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from semel import model
-from semel.calls import Call, failure_of
+from semel.calls import LAZY, Call, failure_of, not_run
 from semel.errors import ConfigurationError, SemelError, StoreUnavailable
-from semel.flow import Engine, _decide, done_of
+from semel.flow import Engine, done_of
 from semel.hooks import Executed, Failed, TakenOver
 from semel.model import Answer, Ask, Busy, Kind, Policy, Record, Replay, Settle, Unknown, Verdict, Won
-from semel.options import Release, seconds
+from semel.options import Release
 from semel.points import reach
 from semel.run import Outcome, Run, _current
-from semel.runtime import Interrupt
+from semel.runtime import NO_INTERRUPT, Interrupt
 from semel.stepping import Stepper
 from semel.store import Store
 from semel.waiting import Bench, Seat
@@ -49,19 +49,22 @@ class TxEngine(Engine):
         self.store = layered
         self.stepper = _NO_STEPS
         self._home = home
+        self._bare = layered is bound
         self._looks = False
         self._until = 0.0
 
     # ------------------------------------------------------------------------------------- a whole call
     async def execute(self, call: Call) -> Outcome[Any]:
-        ask, verdict = await self.acquire(call)
-        if not isinstance(verdict, Won):
+        ask, verdict = await self.ask_once(call)
+        if type(verdict) is not Won and type(verdict) is not Replay:
+            ask, verdict = await self._contend(call, ask, verdict)
+        if type(verdict) is Replay:
             return self.replay(call, verdict.record)
         return await self._perform(self.begin(call, ask, verdict.record))
 
     def begin(self, call: Call, ask: Ask, record: Record, interrupt: Interrupt | None = None) -> Run:
         reach("claim.won")
-        run = Run(self, call, ask, record, interrupt or self.runtime.interrupt())
+        run = Run(self, call, ask, record, interrupt or NO_INTERRUPT)  # without a lease nothing interrupts
         run.policy = ask.policy  # the row says hold only to guard against a function that commits by itself
         if self.emit is not None and record.attempts > 1:
             self.emit(TakenOver(call.scope, record.attempts))
@@ -73,6 +76,8 @@ class TxEngine(Engine):
         try:
             reach("run.started")
             value = await self.runtime.call(call.fn, call.args, call.kwargs, True)
+            if value.__class__ in LAZY:
+                raise not_run(call, value)
             await self.bound.flush(run.ask.nonce)
             reach("run.returned")
         except Exception as error:
@@ -83,18 +88,31 @@ class TxEngine(Engine):
             raise
         finally:
             _current.reset(token)
-        return await self.complete(run, value)
+        return await self._complete(run, value)
 
     async def complete(self, run: Run, value: Any) -> Outcome[Any]:
+        try:
+            await self.bound.flush(run.ask.nonce)
+        except BaseException as error:
+            await self.runtime.protect(self._undo(run, error))
+            raise
+        return await self._complete(run, value)
+
+    async def _complete(self, run: Run, value: Any) -> Outcome[Any]:
         """Settle and release the savepoint. The caller's commit makes it true, together with his rows."""
         data, marker, problem = self._encode(run.call, value)
         end = done_of(run, data, marker, run.call.options.policy)
+        bound = self.bound
         try:
-            await self.bound.flush(run.ask.nonce)
             reach("settle.sent")
-            if (await self.store.settle((end,)))[0] is not Answer.OK:
+            if self._bare:
+                answer: Answer | Exception = await bound.settle_one(end)
+            else:
+                answer = (await self.store.settle((end,)))[0]
+            if answer is not Answer.OK:
                 raise ended()
-            await self.bound.keep(run.ask.nonce)
+            if not bound.keeps_open(run.ask.nonce):
+                await bound.keep(run.ask.nonce)
         except BaseException as error:
             await self.runtime.protect(self._undo(run, error))
             raise
@@ -131,14 +149,17 @@ class TxEngine(Engine):
         if verdict is None:
             self.bound.patience = max(_LEAST_WAIT, self._until - self.runtime.now())
             try:
-                verdict = (await self.store.claim((ask,)))[0]
+                verdict = await (self.bound.claim_one(ask) if self._bare else self._claim_layered(ask))
             except MissingTables:
                 await self._make_tables(ask)
-                verdict = (await self.store.claim((ask,)))[0]
+                verdict = await self._claim_layered(ask)
         if isinstance(verdict, Exception):
             raise verdict
         self._looks = self._looks or isinstance(verdict, Busy)
         return verdict
+
+    async def _claim_layered(self, ask: Ask) -> Verdict | Exception:
+        return (await self.store.claim((ask,)))[0]
 
     async def _look(self, ask: Ask) -> Verdict | None:
         """What needs no write, seen on a connection of our own: the latest, whatever snapshot the caller has, unlocked."""
@@ -155,6 +176,9 @@ class TxEngine(Engine):
             await self.outer.store.peek(ask.scope)
         except SemelError as error:
             raise MissingTables(self.bound.port, self.bound.table) from error
+        if self.bound.port.dialect == "postgresql":
+            # Its session remembers that a function was not there until it takes a lock on a table, which calling one is not.
+            await self.bound.peek(ask.scope)
 
     async def _probe(self, call: Call, ask: Ask, unknown: Unknown) -> Ask:
         asked = await super()._probe(call, ask, unknown)
@@ -168,8 +192,7 @@ class TxEngine(Engine):
         await self.runtime.protect(self._undo(run, error))
         if is_retryable(error, self.bound.port.dialect):
             return
-        decision = _decide(run, error)
-        after = seconds("Release(after)", decision.after) if isinstance(decision, Release) else 0.0
+        decision, after = self._decision(run, error)
         word = "release" if isinstance(decision, Release) else decision
         if self.emit is not None:
             self.emit(Failed(run.scope, run.attempt, word, error))

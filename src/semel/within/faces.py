@@ -27,6 +27,21 @@ __all__ = ["AsyncWithin", "Within"]
 T = TypeVar("T")
 
 
+# By identity: a face hands out the same options again and again.
+_inlined: dict[int, tuple[Options, Options]] = {}
+_MOST_INLINED = 256
+
+
+def _inline(options: Options) -> Options:
+    """The session belongs to this thread or loop: neither the function nor a probe may run in another thread."""
+    known = _inlined.get(id(options))
+    if known is None or known[0] is not options:
+        if len(_inlined) >= _MOST_INLINED:
+            _inlined.clear()
+        known = _inlined[id(options)] = (options, msgspec.structs.replace(options, inline=True))
+    return known[1]
+
+
 class _Bound:
     def __init__(self, face: Any, engine: Engine) -> None:
         self._face = face
@@ -46,16 +61,17 @@ class _Bound:
         keep: bool = True,
     ) -> Call:
         call: Call = self._face._call(key, fn, args, given, keep=keep)  # noqa: SLF001
-        if call.options.inline:
-            return call
-        # The session belongs to this thread or loop: neither the function nor a probe may run in another thread.
-        return msgspec.structs.replace(call, options=msgspec.structs.replace(call.options, inline=True))
+        return call if call.options.inline else msgspec.structs.replace(call, options=_inline(call.options))
+
+    def _owner(self, call: Call) -> tuple[Engine, Call]:
+        """Who claims by hand: this transaction, or nobody (R8)."""
+        if self._face.enabled:
+            return self._tx, call
+        return self._face._engine(), self._face._unprotected(call)  # noqa: SLF001
 
     def _run(self, call: Call) -> Coroutine[Any, Any, Outcome[Any]]:
-        if self._face.enabled:
-            return self._tx.execute(call)
-        engine: Engine = self._face._engine()  # noqa: SLF001
-        return engine.execute(self._face._unprotected(call))  # noqa: SLF001
+        engine, owned = self._owner(call)
+        return engine.execute(owned)
 
 
 class Within(_Bound):
@@ -83,7 +99,7 @@ class Within(_Bound):
 
     def claim(self, key: str, /, *, verdicts: bool = False, **options: Any) -> Claim:
         """Own the key by hand; the block runs in the claim's savepoint."""
-        return Claim(self._tx, self._call(key, None, (), options), verdicts=verdicts)
+        return Claim(*self._owner(self._call(key, None, (), options)), verdicts=verdicts)
 
     def peek(self, key: str, /, **where: Any) -> Record | None:
         """The record as this transaction sees it, its own uncommitted one included."""
@@ -123,7 +139,7 @@ class AsyncWithin(_Bound):
 
     def claim(self, key: str, /, *, verdicts: bool = False, **options: Any) -> AsyncClaim:
         """Own the key by hand; the block runs in the claim's savepoint."""
-        return AsyncClaim(self._tx, self._call(key, None, (), options), verdicts=verdicts)
+        return AsyncClaim(*self._owner(self._call(key, None, (), options)), verdicts=verdicts)
 
     async def peek(self, key: str, /, **where: Any) -> Record | None:
         """The record as this transaction sees it, its own uncommitted one included."""

@@ -8,6 +8,7 @@ from typing import Final
 from semel.within.ports import Dialect
 
 __all__ = [
+    "is_failed_transaction",
     "is_locked",
     "is_missing_savepoint",
     "is_missing_table",
@@ -70,7 +71,8 @@ def is_missing_table(error: BaseException, dialect: Dialect) -> bool:
     code = _code(error, dialect)
     if dialect == "sqlite":
         return code == str(_SQLITE_ERROR) and "no such table" in str(error)
-    return code == ("42P01" if dialect == "postgresql" else "1146")
+    # 42883: the tables are there (an application's own migration), the schema's function is not.
+    return code in (("42P01", "42883") if dialect == "postgresql" else ("1146",))
 
 
 def is_missing_savepoint(error: BaseException, dialect: Dialect) -> bool:
@@ -83,3 +85,8 @@ def is_missing_savepoint(error: BaseException, dialect: Dialect) -> bool:
 
 def is_outside_transaction(error: BaseException, dialect: Dialect) -> bool:
     return dialect == "postgresql" and _code(error, dialect) == "25P01"
+
+
+def is_failed_transaction(error: BaseException, dialect: Dialect) -> bool:
+    """An error before this statement: PostgreSQL takes nothing but a rollback."""
+    return dialect == "postgresql" and _code(error, dialect) == "25P02"

@@ -132,8 +132,7 @@ class MysqlWords:
     async def write(self, port: Port, record: Record) -> None:
         await query(port, self._update, _args(record))
 
-    async def finish(self, port: Port, end: Settle, transaction: int | None) -> bool:
-        del transaction  # the savepoint's release tells
+    async def finish(self, port: Port, end: Settle) -> int | None:
         forever = end.retention >= _END / 1e6 - 1e10
         args = (
             end.scope.hash.hex(),
@@ -147,7 +146,8 @@ class MysqlWords:
             None if end.steps is None else end.steps.hex(),
         )
         await query(port, self._finish, args)
-        return port.count == 1  # the version changes, so that found and changed rows are the same number
+        # The version changes, so that found and changed rows are the same number.
+        return 0 if port.count == 1 else None
 
 
 def _hex(text: str | None) -> str | None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from inspect import isawaitable
-from typing import Any
+from typing import Any, Protocol, Self
 
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.layers.layer import Layer
 from semel.model import Answer, Settle
 
-__all__ = ["Capture", "Queue", "waited"]
+__all__ = ["Capture", "Guarded", "Queue", "Watched", "is_shut", "told", "waited", "watched"]
+
+Commands = list[tuple[Any, Any]]
 
 
 class Queue:
@@ -24,6 +26,18 @@ class Queue:
 
     def __len__(self) -> int:
         return len(self._pipe)
+
+    @property
+    def pipe(self) -> Any:
+        return self._pipe
+
+    def slot(self, key: bytes) -> int | None:
+        """Where the transaction is, in a cluster: with the record."""
+        if not self._cluster:
+            return None
+        from redis.crc import key_slot
+
+        return int(key_slot(key))
 
     async def ready(self) -> None:
         """Let an async cluster's client read its map here: left to the first command it queues, redis-py does it in another
@@ -82,6 +96,55 @@ class Queue:
         await waited(sender.reset())
         if self._cluster and hasattr(sender, "aclose"):
             await sender.connection_pool.aclose()
+
+
+class Watched(Protocol):
+    """Who queues commands that must be looked after just before the EXEC, which cannot take anything back."""
+
+    async def watch(self, pipe: Any, commands: Commands, slot: int | None) -> Commands:
+        """WATCH what the commands depend on, look at it, and answer the commands as they are to be sent. What it raises
+        reaches the caller, and nothing is applied. `slot` is where a cluster's transaction is, as far as it is known."""
+        ...
+
+    def told(self) -> None:
+        """The EXEC went through."""
+
+
+class Guarded(str):
+    """The text of a script that is queued on a pipeline, with who looks after it."""
+
+    __slots__ = ("about", "owner")
+
+    def __new__(cls, text: str, owner: Watched, about: Any) -> Self:
+        made = super().__new__(cls, text)
+        made.owner, made.about = owner, about
+        return made
+
+    owner: Watched
+    about: Any
+
+
+def _owners(commands: Commands) -> list[Watched]:
+    found = [args[1].owner for args, _ in commands if len(args) > 1 and isinstance(args[1], Guarded)]
+    return list(dict.fromkeys(found))
+
+
+async def watched(pipe: Any, commands: Commands, slot: int | None) -> Commands:
+    """The commands as they are to be sent, when everybody who is responsible for one has looked."""
+    for owner in _owners(commands):
+        commands = await owner.watch(pipe, commands, slot)
+    return commands
+
+
+def told(commands: Commands) -> None:
+    """They were applied."""
+    for owner in _owners(commands):
+        owner.told()
+
+
+def is_shut(pipe: Any) -> bool:
+    """Whether a function of `within` is queueing commands on it."""
+    return getattr(pipe, "__dict__", {}).get("execute") is _refused
 
 
 class Capture(Layer):

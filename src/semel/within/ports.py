@@ -13,7 +13,18 @@ from typing import Any, Final, Literal, Protocol
 
 from semel.errors import ConfigurationError
 
-__all__ = ["Dialect", "Port", "Row", "Savepoint", "SqlPort", "SqlSavepoint", "Style", "bound", "not_open"]
+__all__ = [
+    "Dialect",
+    "Port",
+    "Row",
+    "Savepoint",
+    "Scripts",
+    "SqlPort",
+    "SqlSavepoint",
+    "Style",
+    "bound",
+    "not_open",
+]
 
 Dialect = Literal["postgresql", "mysql", "sqlite"]
 Style = Literal["dollar", "format", "qmark"]
@@ -52,6 +63,11 @@ class Port(Protocol):
     """Whether a savepoint may be left to the end of the transaction: nobody but the database knows of it."""
 
     @property
+    def scripts(self) -> Scripts | None:
+        """Itself, where several statements travel in one message and savepoints are nobody's but the database's."""
+        ...
+
+    @property
     def connection(self) -> object:
         """What identifies the caller's transaction: the same object for everything bound to it."""
         ...
@@ -78,6 +94,9 @@ class Port(Protocol):
 
 class SqlPort(Protocol):
     @property
+    def scripts(self) -> Scripts | None: ...
+
+    @property
     def inside(self) -> bool:
         """Whether the driver knows of an open transaction now."""
         ...
@@ -85,14 +104,20 @@ class SqlPort(Protocol):
     async def run(self, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]: ...
 
 
+class Scripts(SqlPort, Protocol):
+    async def script(self, sql: str) -> int:
+        """Several statements without parameters in one message; how many rows the last one gave or changed."""
+        ...
+
+
 class SqlSavepoint:
     """A savepoint by name, in SQL."""
 
-    __slots__ = ("_name", "_port")
+    __slots__ = ("_port", "name")
 
     def __init__(self, port: SqlPort, name: str) -> None:
         self._port = port
-        self._name = name
+        self.name = name
 
     @classmethod
     async def begin(cls, port: SqlPort, name: str) -> SqlSavepoint:
@@ -108,11 +133,15 @@ class SqlSavepoint:
         """A bare connection keeps nothing to itself."""
 
     async def release(self) -> None:
-        await self._port.run(f"RELEASE SAVEPOINT {self._name}")
+        await self._port.run(f"RELEASE SAVEPOINT {self.name}")
 
     async def rollback(self) -> None:
-        await self._port.run(f"ROLLBACK TO SAVEPOINT {self._name}")
-        await self._port.run(f"RELEASE SAVEPOINT {self._name}")
+        back, end = f"ROLLBACK TO SAVEPOINT {self.name}", f"RELEASE SAVEPOINT {self.name}"
+        if (together := self._port.scripts) is not None:
+            await together.script(f"{back};{end}")
+        else:
+            await self._port.run(back)
+            await self._port.run(end)
 
 
 def not_open(what: str, remedy: str) -> ConfigurationError:

@@ -1,12 +1,17 @@
 """The statements of `within` on PostgreSQL. Parameters are $1 … as the server's; `bound` rewrites them for a driver.
 
+The claim of a key that is not there is the function {enter} of the schema. Where the connection can be sent several
+statements in one message, SAVEPOINT and claim travel together, as text: a round trip costs as much as the claim itself.
+
 `lock_timeout` is set and restored inside each statement that may wait: the first part of it reads the old value and
 sets ours, the last one, which runs after the wait, sets the old one again. An error undoes both with the savepoint.
 """
 
 from __future__ import annotations
 
-from functools import cache
+import re
+import time
+from functools import cache, lru_cache
 from math import inf
 from typing import Any, Final
 
@@ -15,12 +20,14 @@ import msgspec
 from semel.keys import Scope
 from semel.model import Ask, Record, Settle
 from semel.stores import rows
-from semel.within.ports import Port, Row
+from semel.within.ports import Port, Row, Scripts
 from semel.within.records import Entry, identifier, query, record_of
 
 __all__ = ["PostgresWords", "postgres_words"]
 
 _LONGEST: Final = 2**31 - 1  # milliseconds; 0 would be "for ever"
+_FAR: Final = 1.2e11  # seconds: a lease that PostgreSQL can still add to a time
+_PLAIN: Final = re.compile(r"[A-Za-z0-9 _.:@/-]*").fullmatch
 _encode_labels = msgspec.json.Encoder(order="sorted").encode
 
 _CLOCK: Final = """
@@ -29,46 +36,36 @@ with clock as materialized (
            set_config('lock_timeout', $1::text, true) as limited
 )"""
 
-# One narrow row comes back: now, and whether we inserted. A key that is there is not written (no version, no WAL, no
-# transaction id) and is read by the next statement; reading first would cost every new key 35 us of wide result. A key
-# committed after the snapshot of a REPEATABLE READ caller raises 40001 here.
+# A key that is there is not written (no version, no WAL, no transaction id) and is read by the next statement; reading
+# first would cost every new key 35 us of wide result. A key committed after the snapshot of a REPEATABLE READ caller
+# raises 40001 here.
 _ENTER: Final = (
-    _CLOCK
-    + """, fresh as (
-    insert into {table} (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
-                         fingerprint_version, created, updated, lease_until, labels, secret_id)
-    select $2::bytea, $3::text, $4::text, $5::text, 'running', $6::bytea, 1,
-           floor(date_part('epoch', now) * 1000000)::bigint, 'hold', $7::bytea, $8::integer, now, now,
-           to_timestamp(date_part('epoch', now) + $9::float8), $10::text, $11::text
-    from clock
-    on conflict (scope) do nothing
-    returning true as inserted
+    "select {enter}($1::bytea, $2::text, $3::text, $4::text, $5::bytea, $6::bigint, $7::bytea, $8::integer, $9::float8,"
+    " $10::text, $11::text, $12::text)"
 )
-select date_part('epoch', clock.now), txid_current_if_assigned(), fresh.inserted,
-       set_config('lock_timeout', clock.before, true)
-from clock left join fresh on true
-"""
-)
+# How many rows come back is all that a driver tells of the last of several statements: one if the key is ours.
+_OPEN: Final = "SAVEPOINT %s;SELECT WHERE {enter}(%s)"
 
 _LOCK: Final = (
     _CLOCK
     + """, held as materialized (
     select {row:r} from clock, {table} r where r.scope = $2::bytea for update of r
 )
-select date_part('epoch', clock.now), txid_current_if_assigned(), set_config('lock_timeout', clock.before, true), held.*
+select date_part('epoch', clock.now), set_config('lock_timeout', clock.before, true), held.*
 from clock left join held on true
 """
 )
 
 _LOOK: Final = """
-select date_part('epoch', clock.now), null, null, held.*
+select date_part('epoch', clock.now), null, held.*
 from (select clock_timestamp() as now) clock
 left join (select {row} from {table} where scope = $1::bytea) held on true
 """
 
-# $3 and $4: seconds from now, NULL for never and none. $10: the claim's transaction; a function that ended it and began
-# another has torn the record from its rows. Waiters that marked the row are told when the caller commits. Why the state
-# is compared in this way, and why time is the statement's: see `running` and `moment` in stores/sql/postgres.sql.
+# $3 and $4: seconds from now, NULL for never and none. `age` of a row that this transaction wrote is not above 0 (its
+# number was given after the transaction's own): a function that ended the claim's transaction and began another has torn
+# the record from its rows. Waiters that marked the row are told when the caller commits. Why the state is compared in this
+# way, and why time is the statement's: see `running` and `moment` in stores/sql/postgres.sql. Back comes the transaction.
 _FINISH: Final = """
 update {table} r
 set state = 'done', updated = statement_timestamp(), settled = statement_timestamp(),
@@ -76,9 +73,8 @@ set state = 'done', updated = statement_timestamp(), settled = statement_timesta
     tombstone = statement_timestamp() + make_interval(secs => $4::float8),
     policy = coalesce($5::text, r.policy), marker = $6::text, result = $7::bytea,
     ref = coalesce($8::text, r.ref), steps = coalesce($9::bytea, r.steps)
-where r.scope = $1::bytea and r.nonce = $2::bytea and r.state || '' = 'running'
-  and txid_current_if_assigned() = $10::bigint
-returning case when r.waited then pg_notify('{name}', encode(r.scope, 'hex')) is not null end
+where r.scope = $1::bytea and r.nonce = $2::bytea and r.state || '' = 'running' and age(r.xmin) <= 0
+returning txid_current(), case when r.waited then pg_notify('{name}', encode(r.scope, 'hex')) is not null end
 """
 
 _TYPES: Final = {
@@ -115,6 +111,7 @@ class PostgresWords:
     def __init__(self, table: str) -> None:
         words = {
             "{table}": identifier(table, '"'),
+            "{enter}": identifier(f"{table}_enter", '"'),
             "{name}": table.rpartition(".")[2],
             "{row}": _row(""),
             "{row:r}": _row("r."),
@@ -127,28 +124,19 @@ class PostgresWords:
                 text = text.replace(word, value)
             return text
 
-        self._enter, self._lock, self._look = made(_ENTER), made(_LOCK), made(_LOOK)
+        self._open, self._enter = made(_OPEN), made(_ENTER)
+        self._lock, self._look = made(_LOCK), made(_LOOK)
         self._finish, self._write = made(_FINISH), made(write)
 
+    async def open(self, port: Scripts, name: str, ask: Ask, patience: float) -> float | None:
+        """A savepoint, and `enter` in it, in one message: when, if the key is ours now. What is there is not read."""
+        now = time.time()
+        return now if await port.script(self._open % (name, _literals(ask, now, patience))) == 1 else None
+
     async def enter(self, port: Port, ask: Ask, patience: float) -> Entry:
-        scope = ask.scope
-        args = (
-            _limit(patience),
-            scope.hash,
-            scope.tenant,
-            scope.operation,
-            scope.key,
-            ask.nonce,
-            ask.fingerprint or None,
-            ask.fingerprint_version,
-            ask.lease,
-            _encode_labels(ask.labels).decode() if ask.labels else None,
-            ask.secret_id or None,
-        )
-        ((now, transaction, inserted, _),) = await query(port, self._enter, args)
-        if inserted:
-            return Entry(float(now), inserted=True, transaction=transaction)
-        return await self.look(port, scope)
+        now = time.time()
+        ((inserted,),) = await query(port, self._enter, _values(ask, now, patience))
+        return Entry(now, inserted=True) if inserted else await self.look(port, ask.scope)
 
     async def lock(self, port: Port, scope: Scope, patience: float) -> Entry:
         return _entry((await query(port, self._lock, (_limit(patience), scope.hash)))[0], locked=True)
@@ -159,7 +147,7 @@ class PostgresWords:
     async def write(self, port: Port, record: Record) -> None:
         await query(port, self._write, rows.to_row(record))
 
-    async def finish(self, port: Port, end: Settle, transaction: int | None) -> bool:
+    async def finish(self, port: Port, end: Settle) -> int | None:
         forever = end.retention == inf
         args: tuple[Any, ...] = (
             end.scope.hash,
@@ -171,15 +159,55 @@ class PostgresWords:
             end.result or None,
             end.ref,
             end.steps,
-            transaction,
         )
-        return len(await query(port, self._finish, args)) == 1
+        found = await query(port, self._finish, args)
+        return found[0][0] if found else None
+
+
+def _values(ask: Ask, now: float, patience: float) -> tuple[Any, ...]:
+    """The arguments of {enter}. Times are the server's; `now` is in the token only, which is a number for people."""
+    scope = ask.scope
+    return (
+        scope.hash,
+        scope.tenant,
+        scope.operation,
+        scope.key,
+        ask.nonce,
+        int(now * 1_000_000),
+        ask.fingerprint or None,
+        ask.fingerprint_version,
+        min(ask.lease, _FAR),
+        _encode_labels(ask.labels).decode() if ask.labels else None,
+        ask.secret_id or None,
+        _limit(patience),
+    )
+
+
+def _literals(ask: Ask, now: float, patience: float) -> str:
+    """`_values` as text, read alike under every setting and encoding: what is not plain travels as digits."""
+    scope = ask.scope
+    return (
+        f"E'\\\\x{scope.hash.hex()}',{_word(scope.tenant)},{_word(scope.operation)},{_text(scope.key)},"
+        f"E'\\\\x{ask.nonce.hex()}',{int(now * 1_000_000)},{_bytes(ask.fingerprint)},{ask.fingerprint_version},"
+        f"{min(ask.lease, _FAR)!r},{_text(_encode_labels(ask.labels).decode()) if ask.labels else 'null'},"
+        f"{_word(ask.secret_id) if ask.secret_id else 'null'},'{_limit(patience)}'"
+    )
+
+
+def _text(value: str) -> str:
+    return f"'{value}'" if _PLAIN(value) else f"convert_from({_bytes(value.encode())},'UTF8')"
+
+
+_word = lru_cache(maxsize=256)(_text)  # of which there are few
+
+
+def _bytes(value: bytes) -> str:
+    return f"E'\\\\x{value.hex()}'" if value else "null"
 
 
 def _entry(row: Row, *, locked: bool) -> Entry:
-    now, transaction, _, *held = row
-    record = None if held[0] is None else record_of(held)
-    return Entry(float(now), record=record, locked=locked, transaction=transaction)
+    now, _, *held = row
+    return Entry(float(now), record=None if held[0] is None else record_of(held), locked=locked)
 
 
 def _limit(patience: float) -> str:

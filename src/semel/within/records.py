@@ -7,7 +7,7 @@ A row written here as `running` is seen by nobody until the caller commits, and 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from math import inf
 from typing import Any, Final, Protocol
 
@@ -16,7 +16,7 @@ import msgspec
 from semel import model
 from semel.errors import ConfigurationError, OutcomeUnknown
 from semel.keys import Scope, mask
-from semel.model import Answer, Ask, Kind, Policy, Record, Settle, Unknown, Verdict
+from semel.model import Answer, Ask, Policy, Record, Settle, Unknown, Verdict
 from semel.stores import rows
 from semel.within.ports import Port, Row, bound
 
@@ -49,8 +49,6 @@ class Entry(msgspec.Struct, frozen=True):
     record: Record | None = None
     locked: bool = False
     """The row found is locked for us: what was decided on it may be written."""
-    transaction: int | None = None
-    """The caller's transaction by the database's own number, where the database tells (PostgreSQL)."""
 
 
 class Words(Protocol):
@@ -68,21 +66,22 @@ class Words(Protocol):
         """Replace a row that is locked."""
         ...
 
-    async def finish(self, port: Port, end: Settle, transaction: int | None) -> bool:
-        """The owner's `done`, in one statement; False if the row is not the owner's running one, or if it is known that
-        this is another transaction than the claim's."""
+    async def finish(self, port: Port, end: Settle) -> int | None:
+        """The owner's `done`, in one statement: the transaction by the database's own number (PostgreSQL), otherwise 0.
+        None if the row is not the owner's running one, or if it is known that this is not the claim's transaction."""
         ...
 
     async def look(self, port: Port, scope: Scope) -> Entry: ...
 
 
-async def claim(words: Words, port: Port, ask: Ask, patience: float) -> tuple[Verdict, int | None]:
-    """Decide by `model.claim`. Anything but `Won` has written nothing. With the verdict: `Entry.transaction`."""
+async def claim(words: Words, port: Port, ask: Ask, patience: float, *, look: bool = False) -> Verdict:
+    """Decide by `model.claim`. Anything but `Won` has written nothing. `look`: the insertion was tried just now."""
     try:
         while True:
-            found = await words.enter(port, ask, patience)
+            found = await (words.look(port, ask.scope) if look else words.enter(port, ask, patience))
+            look = False
             if found.inserted:
-                return model.claim(None, ask, found.now)[0], found.transaction
+                return model.claim(None, ask, found.now)[0]
             if found.record is None:
                 continue  # committed between our snapshot and our insert: the next look sees it
             verdict, changed = model.claim(found.record, ask, found.now)
@@ -93,21 +92,17 @@ async def claim(words: Words, port: Port, ask: Ask, patience: float) -> tuple[Ve
                 verdict, changed = model.claim(found.record, ask, found.now)
             if changed is not None:
                 await words.write(port, guarded(changed))
-            return verdict, found.transaction
+            return verdict
     except Unreadable:
-        return _UNREADABLE, None
+        return _UNREADABLE
 
 
 def guarded(record: Record) -> Record:
     return msgspec.structs.replace(record, policy=Policy.HOLD, expires=inf)
 
 
-async def settle(
-    words: Words, port: Port, end: Settle, patience: float, transaction: int | None = None
-) -> Answer:
-    """Decide by `model.settle`: the owner's `done` in one statement, a probe's word on a locked row."""
-    if end.kind is Kind.DONE and not end.new_nonce:
-        return Answer.OK if await words.finish(port, end, transaction) else Answer.LOST
+async def settle(words: Words, port: Port, end: Settle, patience: float) -> Answer:
+    """Decide by `model.settle`, on a locked row: a probe's word. The owner's is `words.finish`."""
     found = await words.lock(port, end.scope, patience)
     answer, changed = model.settle(found.record, end, found.now)
     if changed is not None:
@@ -127,9 +122,11 @@ async def peek(words: Words, port: Port, scope: Scope) -> tuple[Record | None, f
     return found.record, found.now
 
 
-async def query(port: Port, sql: str, args: Sequence[Any]) -> Sequence[Row]:
+def query(port: Port, sql: str, args: Sequence[Any]) -> Awaitable[Sequence[Row]]:
+    if port.style == "dollar":
+        return port.run(sql, args)
     text, order = bound(sql, port.style)
-    return await port.run(text, args if order is None else [args[at] for at in order])
+    return port.run(text, args if order is None else [args[at] for at in order])
 
 
 def record_of(row: Sequence[Any]) -> Record:

@@ -19,14 +19,14 @@ from typing import Any, Final
 
 from semel import model
 from semel.calls import Call, failure_of, name_of
-from semel.errors import ConfigurationError, LeaseLost, StoreUnavailable
+from semel.errors import ConfigurationError, LeaseLost, SemelError, StoreUnavailable
 from semel.flow import Engine, done_of
 from semel.hooks import Executed, Unrecorded
 from semel.model import Answer, Ask, Kind, Policy, Settle, State, Verdict
 from semel.points import reach
 from semel.run import Outcome, Run, _current
 from semel.store import Store
-from semel.within.pipelines import Capture, Queue, waited
+from semel.within.pipelines import Capture, Queue, told, waited, watched
 
 __all__ = ["PipelineEngine"]
 
@@ -50,6 +50,11 @@ class PipelineEngine(Engine):
         self._raw = store
         self._layered = layered
         self._capture = capture
+
+    @property
+    def pipe(self) -> Any:
+        """The pipeline that the function queues on: what is to commit with the record."""
+        return self._queue.pipe
 
     async def execute(self, call: Call) -> Outcome[Any]:
         if len(self._queue):
@@ -94,6 +99,10 @@ class PipelineEngine(Engine):
     async def lose(self, run: Run, error: BaseException) -> None:
         self._queue.take()
         await super().lose(run, error)
+
+    async def fail_for_good(self, run: Run, error: BaseException | str) -> None:
+        self._queue.take()
+        await super().fail_for_good(run, error)
 
     async def release(self, run: Run) -> None:
         self._queue.take()
@@ -150,8 +159,14 @@ class PipelineEngine(Engine):
         there = await waited(pipe.exists(keys[0]))
         if await self._is_done(run, there=bool(there)):
             return True
+        try:
+            commands = await watched(pipe, queued[0], self._queue.slot(keys[0]))
+        except SemelError as error:
+            if isinstance(error, StoreUnavailable):
+                raise
+            raise _NothingApplied(error) from error
         pipe.multi()
-        pipe.command_stack, pipe.scripts = list(queued[0]), set(queued[1])
+        pipe.command_stack, pipe.scripts = list(commands), set(queued[1])
         pipe.execute_command("EVAL", _LETTER_ONLY % _source(), len(keys), *keys, *self._raw.settle_args(end))
         reach("settle.sent")
         try:
@@ -163,6 +178,7 @@ class PipelineEngine(Engine):
         except RedisError as error:
             raise _NothingApplied(error) from error
         reach("settle.stored")
+        told(commands)
         await self._check(run, end, replies)
         return True
 
@@ -225,7 +241,7 @@ class PipelineEngine(Engine):
             answer = (await self.store.settle((end,)))[0]
         except StoreUnavailable as error:
             answer = error
-        if isinstance(answer, StoreUnavailable) and self._raw._acks:  # noqa: SLF001 - our own store
+        if isinstance(answer, StoreUnavailable) and self._raw.acks:
             raise answer
         # Without acks= it is recorded, and waiters look again by themselves.
 

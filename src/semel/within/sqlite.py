@@ -80,8 +80,7 @@ class SqliteWords:
     async def write(self, port: Port, record: Record) -> None:
         await query(port, self._update, rows.to_row(record))
 
-    async def finish(self, port: Port, end: Settle, transaction: int | None) -> bool:
-        del transaction  # the savepoint's release tells
+    async def finish(self, port: Port, end: Settle) -> int | None:
         now = time.time()
         expires = None if end.retention == inf else now + end.retention
         args = (
@@ -96,7 +95,7 @@ class SqliteWords:
             end.ref,
             end.steps,
         )
-        return len(await query(port, self._finish, args)) == 1
+        return 0 if await query(port, self._finish, args) else None
 
 
 def _record(row: list[Any]) -> Record:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from math import inf
 from typing import Any, Literal
 
@@ -211,6 +211,30 @@ class _Ear:
             self._connection.terminate()
 
 
+# Strong references: the loop keeps weak ones only.
+_opening: set[asyncio.Task[Any]] = set()
+
+
+async def _to_its_end(opening: Coroutine[Any, Any, Any]) -> Any:
+    """A new connection. A caller that is cancelled leaves it on its way, to be closed when it is there.
+
+    Cancelled between TCP and TLS, asyncpg leaves a future behind whose error nobody reads, and asyncio complains.
+    """
+    task = asyncio.ensure_future(opening)
+    _opening.add(task)
+    task.add_done_callback(_opening.discard)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_hang_up)
+        raise
+
+
+def _hang_up(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().terminate()
+
+
 class AsyncpgSource:
     """Connections of our own, made from a URL."""
 
@@ -231,14 +255,15 @@ class AsyncpgSource:
         return _Link(connection, self.where, prepares=bool(self.prepares)).heed_notices()
 
     async def _connect(self, timeout: float, *, statements: int) -> Any:
+        opening = asyncpg.connect(
+            self._dsn,
+            timeout=timeout,
+            statement_cache_size=statements,
+            max_cached_statement_lifetime=0,
+            server_settings=self._server_settings,
+        )
         try:
-            return await asyncpg.connect(
-                self._dsn,
-                timeout=timeout,
-                statement_cache_size=statements,
-                max_cached_statement_lifetime=0,
-                server_settings=self._server_settings,
-            )
+            return await _to_its_end(opening)
         except asyncpg.exceptions.ClientConfigurationError as error:
             raise ConfigurationError(f"the URL of PostgreSQL at {self.where} is wrong: {error}") from error
         except _ERRORS as error:

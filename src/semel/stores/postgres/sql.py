@@ -57,6 +57,7 @@ def statements(table: str) -> Mapping[str, str]:
         "{audit}": f'{home}"{name}_audit"',
         "{schema}": f'{home}"{name}_schema"',
         "{begin}": f'{home}"{name}_begin"',
+        "{enter}": f'{home}"{name}_enter"',
         "{pkey}": f'"{name}_pkey"',
         "{name}": name,
         "{row}": _row(""),

@@ -20,10 +20,11 @@ from semel.stores.redis.address import Endpoint, Target, connection
 from semel.stores.redis.calls import Arg, Call, Lane, Script, Unwatch
 from semel.stores.redis.courier import Courier, Parcel, Trouble, pack
 from semel.stores.redis.errors import NotSent, Overdue, ServerError
+from semel.stores.redis.posted import Posted
 from semel.stores.redis.watch_loops import LoopWatcher
 from semel.stores.redis.wire import Wire, forget
 
-__all__ = ["LoopLink"]
+__all__ = ["Home", "LoopLink"]
 
 _WIRE_OF: Final = (0, 1, 0, 2)  # by lane: RENEW rides on MAIN's wire
 _UNTRIED: Final = object()
@@ -32,7 +33,7 @@ _UNTRIED: Final = object()
 _inherited: Final[list[object]] = []
 
 
-class _Home:
+class Home:
     """What a link has on one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -94,8 +95,8 @@ class LoopLink(Courier):
         self._ping_every = ping_every
         self._cap = cap
         self._max_queued_bytes = max_queued_bytes
-        self._homes: dict[int, _Home] = {}
-        self._home: _Home | None = None
+        self._homes: dict[int, Home] = {}
+        self._home: Home | None = None
         self._closed = False
         survive_fork(self, LoopLink._leave_behind)
 
@@ -138,11 +139,17 @@ class LoopLink(Courier):
         parcel.where = str(node)
         return await self._deliver(parcel, trouble)
 
-    def post(self, key: bytes, packed: bytes, lane: Lane = Lane.MAIN) -> asyncio.Future[Any] | None:
-        """See `Link`. The future ends as `Wire.send` says."""
+    def post(self, key: bytes, packed: bytes, lane: Lane = Lane.MAIN) -> Posted | None:
+        """See `Link`. It ends as `Wire.send` says."""
         home = self._home
         if home is None or home.closed or not runs_here(home.loop):
             return None
+        return self.post_from(home, home.now(), key, packed, lane)
+
+    def post_from(
+        self, home: Home, now: float, key: bytes, packed: bytes, lane: Lane = Lane.MAIN
+    ) -> Posted | None:
+        """The same for whoever knows this loop's home, and that it is open."""
         node = self._topology.single or self._topology.locate(key)
         wire = home.main
         if lane or wire is None or wire.dead or node is not home.main_node:
@@ -151,11 +158,20 @@ class LoopLink(Courier):
                 return None
             if not lane:
                 home.main, home.main_node = wire, node
-        now = home.now()
         try:
-            return wire.send(packed, now, self._patience, now + self._timeout)
+            return wire.post(packed, now, self._patience, now + self._timeout)
         except NotSent:
             return None
+
+    def home(self) -> Home | None:
+        """What this link has on the running loop, if it has been used there. Closed, it is to be asked for anew."""
+        loop = asyncio.get_running_loop()
+        home = self._homes.get(id(loop))
+        return home if home is not None and home.loop is loop and not home.closed else None
+
+    def spent(self, since: float) -> float:
+        """Seconds of the loop's clock."""
+        return self._now() - since
 
     async def call_many(self, calls: Sequence[Call], *, timeout: float | None = None) -> list[Any]:
         home = await self._enter()
@@ -231,7 +247,7 @@ class LoopLink(Courier):
 
     # ---------------------------------------------------------------------------------- sending
     def _send(
-        self, home: _Home, node: Endpoint, parcel: Parcel, packed: list[bytes]
+        self, home: Home, node: Endpoint, parcel: Parcel, packed: list[bytes]
     ) -> list[asyncio.Future[Any]]:
         wire = self._wire(home, parcel.lane, node)
         now = home.loop.time()
@@ -242,7 +258,7 @@ class LoopLink(Courier):
         futures += [wire.send(piece, now, patience, parcel.deadline, urgent=True) for piece in packed[1:]]
         return futures
 
-    def _first_try(self, home: _Home, parcel: Parcel) -> Any:
+    def _first_try(self, home: Home, parcel: Parcel) -> Any:
         node = self._topology.locate(parcel.key)
         if node is None or parcel.acks:
             return _UNTRIED
@@ -258,7 +274,7 @@ class LoopLink(Courier):
         except Exception as error:  # noqa: BLE001 - an item's error stands in its place
             return error
 
-    def _wire(self, home: _Home, lane: Lane, node: Endpoint) -> Wire:
+    def _wire(self, home: Home, lane: Lane, node: Endpoint) -> Wire:
         wires = home.wires[_WIRE_OF[lane]]
         wire = wires.get(node)
         if wire is None or wire.dead:
@@ -279,7 +295,7 @@ class LoopLink(Courier):
         return made
 
     # ------------------------------------------------------------------------- loops, forks, end
-    async def _enter(self) -> _Home:
+    async def _enter(self) -> Home:
         """This loop's connections; made on first use, and anew after a fork."""
         if self._closed:
             raise StoreUnavailable("this Redis link is closed: open a new one")
@@ -294,7 +310,7 @@ class LoopLink(Courier):
             for number, other in list(self._homes.items()):
                 if other.closed or other.loop.is_closed():
                     del self._homes[number]
-            home = self._homes[id(loop)] = _Home(loop)
+            home = self._homes[id(loop)] = Home(loop)
             await home.settle_in()
         self._home = home
         return home
@@ -302,6 +318,8 @@ class LoopLink(Courier):
     def _leave_behind(self) -> None:
         """In a forked child: the connections are the parent's."""
         _inherited.append(self._homes)
+        for home in self._homes.values():
+            home.closed = True  # whoever still knows one must not write to it
         self._homes, self._home = {}, None
         self._topology.refreshing = False
 
@@ -310,6 +328,7 @@ class LoopLink(Courier):
         homes, self._homes, self._home = list(self._homes.values()), {}, None
         here = asyncio.get_running_loop()
         for home in homes:
+            home.closed = True  # from now on nothing is sent there, whenever its own loop gets to closing it
             if home.loop is here:
                 await home.aclose()
             elif not home.loop.is_closed():
@@ -320,11 +339,12 @@ class LoopLink(Courier):
         self._closed = True
         homes, self._homes, self._home = list(self._homes.values()), {}, None
         for home in homes:
+            home.closed = True
             if not home.loop.is_closed():
                 _close_elsewhere(home)
 
 
-def _close_elsewhere(home: _Home) -> None:
+def _close_elsewhere(home: Home) -> None:
     if home.loop.is_running():
         asyncio.run_coroutine_threadsafe(home.aclose(), home.loop)
     else:  # nobody drives it at the moment, so we may

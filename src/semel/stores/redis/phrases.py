@@ -19,20 +19,21 @@ _Parts: TypeAlias = tuple[bytes, bytes, bytes, bytes]
 class Phrase:
     """EVALSHA of one script with the keys of a scope; `rest` names the shard's own keys after record and tombstone."""
 
-    __slots__ = ("_arguments", "_made", "_rest", "_script", "_shards")
+    __slots__ = ("_arguments", "_rest", "_script", "_shards", "known")
 
     def __init__(self, script: Script, shards: Sequence[Shard], rest: Sequence[str], arguments: int) -> None:
         self._script: Final = script
         self._shards: Final = shards
         self._rest: Final = tuple(rest)
         self._arguments: Final = arguments
-        self._made: Final[dict[int, _Parts]] = {}
+        self.known: Final[dict[int, _Parts]] = {}
+        """By shard, what `of` has made so far: whoever looks here first spares the call."""
 
     def of(self, hashed: bytes) -> _Parts:
         """The bytes before the record's hash, between the two hashes, and up to the first argument's length; then a
         name in the shard's slot."""
         number = (hashed[0] & 3) << 8 | hashed[1]
-        return self._made.get(number) or self._make(number, len(hashed))
+        return self.known.get(number) or self._make(number, len(hashed))
 
     def _make(self, number: int, size: int) -> _Parts:
         shard = self._shards[number]
@@ -42,7 +43,7 @@ class Phrase:
         first = b"$%d\r\n%b" % (len(shard.record) + size, shard.record)
         second = b"\r\n$%d\r\n%b" % (len(shard.tombstone) + size, shard.tombstone)
         others = b"\r\n%b$" % b"".join(_bulk(getattr(shard, name)) for name in self._rest)
-        made = self._made[number] = (start + first, second, others, shard.record)
+        made = self.known[number] = (start + first, second, others, shard.record)
         return made
 
 

@@ -7,6 +7,7 @@ the hot path, hence the long positional calls: a replay has about four microseco
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib.resources import files
 from math import inf
 from struct import Struct
@@ -39,6 +40,7 @@ from semel.model import (
     bury,
     view,
 )
+from semel.posting import Brief
 from semel.stores.redis.calls import Script
 
 __all__ = [
@@ -64,6 +66,7 @@ __all__ = [
     "read_peek",
     "read_record",
     "read_trail",
+    "short_verdict",
     "unreadable",
     "verdict",
 ]
@@ -93,6 +96,8 @@ TRAIL: Final = _script("trail")
 COUNT: Final = _script("count")
 
 _HEAD: Final = Struct("<BBBBIBBBHHHQddd")
+_BRIEF: Final = Struct("<HBBIxBBHHH").unpack_from  # the same, as far as the names' sizes
+_HEAD_SIZE: Final = _HEAD.size
 _WIDE: Final = Struct("<ddIddHHHII")
 _ASK: Final = Struct("<dddBBBBBBHHHHI")
 _END: Final = Struct("<ddddBBBBBHHHHHHIII")
@@ -114,6 +119,8 @@ _STATES: Final = (
     State.EXPIRED,
 )
 _RUNNING: Final = 1
+_DONE: Final = 2
+_MAGIC: Final = 0x015E  # the first two bytes of a record: what it is, and the version of its format
 _POLICIES: Final = (Policy.RETRY, Policy.PROBE, Policy.HOLD)
 _POLICY_CODE: Final = {policy: code for code, policy in enumerate(_POLICIES)}
 _KIND_CODE: Final = {Kind.DONE: 2, Kind.FAILED: 3, Kind.UNKNOWN: 4, Kind.RELEASED: 5, Kind.FORGOTTEN: 7}
@@ -123,6 +130,7 @@ _NO_REF: Final = 0xFFFF
 _AS_IT_IS: Final = 0xFF
 _REPAIR, _NEW_STEPS, _INDEX_REF = 1, 2, 4
 _ECHO: Final = 8
+_REPLAY: Final = ord("P")
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_labels: Final = msgspec.msgpack.Decoder(dict[str, str]).decode
@@ -158,8 +166,7 @@ def pack_end(end: Settle, skew: float, *, index_ref: bool = False) -> bytes:
         and end.policy is None
         and not (end.marker or end.error or end.new_nonce or end.actor or end.repair or index_ref)
     ):  # nearly every end: a result and nothing else
-        times = end.retention, end.tombstone, end.after, skew
-        return _END.pack(*times, 2, _AS_IT_IS, 0, len(nonce), 0, 0, _NO_REF, 0, 0, 0, 0, 0, 0, 0) + nonce
+        return _plain_end(end.retention, end.tombstone, end.after, skew, len(nonce)) + nonce
     marker = end.marker.encode()
     ref = b"" if end.ref is None else end.ref.encode()
     error = b"" if end.error is None else _encode((end.error.type, end.error.code, end.error.message))
@@ -195,6 +202,13 @@ def pack_end(end: Settle, skew: float, *, index_ref: bool = False) -> bytes:
         reason,
     )
     return b"".join(parts)
+
+
+@lru_cache(maxsize=64)
+def _plain_end(retention: float, tombstone: float, after: float, skew: float, nonce_size: int) -> bytes:
+    """The same for every call site: retentions are given, not computed."""
+    times = retention, tombstone, after, skew
+    return _END.pack(*times, 2, _AS_IT_IS, 0, nonce_size, 0, 0, _NO_REF, 0, 0, 0, 0, 0, 0, 0)
 
 
 def _ref_size(ref: bytes) -> int:
@@ -326,6 +340,21 @@ def verdict(ask: Ask, reply: bytes) -> Verdict | Large:
     if letter == b"E":
         return Expired(_TIME.unpack_from(reply, at)[0])
     return _LARGE if letter == b"L" else _UNREADABLE
+
+
+def short_verdict(ask: Ask, reply: bytes) -> Verdict | Brief | Large:
+    """As `verdict`, but a replay of a plain result, which nearly all are, is read no further than its caller needs."""
+    nonce = ask.nonce
+    at = _ECHO + len(nonce)
+    size = len(reply)
+    if size >= at + 1 + _HEAD_SIZE and reply[at] == _REPLAY:
+        magic, state, flags, attempts, print_size, nonce_size, tenant, operation, key = _BRIEF(reply, at + 1)
+        end = at + 1 + _HEAD_SIZE + nonce_size + print_size + tenant + operation + key
+        if magic == _MAGIC and state == _DONE and not flags & _HAS_WIDE and end <= size:
+            if not reply.startswith(ask.scope.hash[:_ECHO] + nonce):
+                _crossed(ask.scope)
+            return Brief(attempts, reply, end)
+    return verdict(ask, reply)
 
 
 def _fresh(ask: Ask, token: int, now: float, until: float, gone: float) -> Record:

@@ -24,7 +24,9 @@ from semel.stores.redis import index as redis_index
 from semel.stores.redis.errors import NotSent, Overdue
 from semel.stores.redis.index import Names
 from semel.stores.redis.link import Call, Lane, Link, ServerError, open_link
+from semel.stores.redis.loops import LoopLink
 from semel.stores.redis.phrases import Phrase
+from semel.stores.redis.poster import RedisPoster
 from semel.stores.redis.record import (
     CLAIM,
     LARGE_SIZE,
@@ -49,6 +51,8 @@ from semel.stores.redis.record import (
 __all__ = ["RedisStore", "adopt", "open_url"]
 
 T = TypeVar("T")
+# The usual lengths of packed arguments, as they are written.
+_SIZES: Final = {size: b"%d\r\n" % size for size in range(512)}
 _INDEXES: Final = frozenset({"ref"})
 
 
@@ -122,28 +126,27 @@ class RedisStore:
     def colour(self) -> Colour:
         return self._link.colour
 
+    @property
+    def acks(self) -> int:
+        """How many replicas must confirm a write before it counts."""
+        return self._acks
+
     # ----------------------------------------------------------------------------------------- hot verbs
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
         if not self._checked:
             await self._check()
         if len(asks) != 1 or self._acks:
             return await self._claim_many(asks)
-        ask = asks[0]
+        ask, reply = asks[0], None
         begun = monotonic()
-        hashed = ask.scope.hash
-        packed = pack_ask(ask, self._skew)
-        reply: Any
-        start, between, others, route = self._claiming.of(hashed)
-        parts = (start, hashed, between, hashed, others, b"%d\r\n" % len(packed), packed, b"\r\n")
-        posted = self._post(route, b"".join(parts))
+        posted = self._post(*self.claim_command(ask))
         try:
             reply = posted if posted is None else await posted
         except (NotSent, Overdue) as error:
             reply = error
-        if reply.__class__ is not bytes:
-            reply = await self._asked(Call(CLAIM, self._claim_keys(hashed), (packed,)), reply, begun)
-        found = verdict(ask, reply)
-        return [await self._claim_large(ask, begun) if found.__class__ is Large else found]  # type: ignore[list-item]
+        found = verdict(ask, reply) if reply.__class__ is bytes else None
+        late = found is None or found.__class__ is Large
+        return [await self.claim_late(ask, reply, monotonic() - begun) if late else found]  # type: ignore[list-item]
 
     async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
         if not self._checked:
@@ -154,39 +157,72 @@ class RedisStore:
             answers = await self._settle_many(ends)
         else:
             begun = monotonic()
-            packed, result = self.settle_args(end)
-            lane = Lane.MAIN if len(result) <= LARGE_SIZE else Lane.BULK
             reply: Any = None
             if not end.actor:
-                hashed = end.scope.hash
-                start, between, others, route = self._settling.of(hashed)
-                head = (start, hashed, between, hashed, others, b"%d\r\n" % len(packed), packed)
-                posted = self._post(
-                    route, b"".join((*head, b"\r\n$%d\r\n" % len(result), result, b"\r\n")), lane
-                )
+                posted = self._post(*self.settle_command(end), _lane_of(end))
                 try:
                     reply = posted if posted is None else await posted
                 except (NotSent, Overdue) as error:
                     reply = error
-            if reply.__class__ is not bytes:
-                call = Call(SETTLE, self.settle_keys(end), (packed, result), lane)
-                reply = await self._asked(call, reply, begun)
-            answers = [self.settle_answer(end, reply)]
+            if reply.__class__ is bytes:
+                answers = [self.settle_answer(end, reply)]
+            else:
+                answers = [await self.settle_late(end, reply, monotonic() - begun)]
         if self._watchers:
             for end in ends:
                 self._wake(end.scope.hash)
         return answers
 
-    async def _asked(self, call: Call, trouble: Any = None, begun: float = 0.0) -> bytes:
-        """The reply, on the way that takes its time; `trouble` is what a posted call ended in."""
+    def claim_command(self, ask: Ask) -> tuple[bytes, bytes]:
+        """A name in its slot, and the bytes to write."""
+        hashed = ask.scope.hash
+        packed = pack_ask(ask, self._skew)
+        number = (hashed[0] & 3) << 8 | hashed[1]
+        start, between, others, route = self._claiming.known.get(number) or self._claiming.of(hashed)
+        size = _SIZES.get(len(packed)) or b"%d\r\n" % len(packed)
+        return route, b"".join((start, hashed, between, hashed, others, size, packed, b"\r\n"))
+
+    def settle_command(self, end: Settle) -> tuple[bytes, bytes]:
+        """The same for a settle without an actor."""
+        hashed, result = end.scope.hash, end.result
+        packed = pack_end(end, self._skew, index_ref=self._index_ref)
+        number = (hashed[0] & 3) << 8 | hashed[1]
+        start, between, others, route = self._settling.known.get(number) or self._settling.of(hashed)
+        size = _SIZES.get(len(packed)) or b"%d\r\n" % len(packed)
+        before = b"\r\n$%d\r\n" % len(result)
+        return route, b"".join(
+            (start, hashed, between, hashed, others, size, packed, before, result, b"\r\n")
+        )
+
+    async def claim_late(self, ask: Ask, reply: Any, spent: float) -> Verdict:
+        """A claim whose first try, `spent` seconds ago, did not end in a plain reply but in `reply`."""
+        begun = monotonic() - spent
+        if reply.__class__ is not bytes:
+            call = Call(CLAIM, self._claim_keys(ask.scope.hash), (pack_ask(ask, self._skew),))
+            reply = await self._asked(call, reply, spent)
+        found = verdict(ask, reply)
+        return await self._claim_large(ask, begun) if isinstance(found, Large) else found
+
+    async def settle_late(self, end: Settle, reply: Any, spent: float) -> Answer:
+        """As `claim_late`."""
+        call = Call(SETTLE, self.settle_keys(end), self.settle_args(end), _lane_of(end))
+        return self.settle_answer(end, await self._asked(call, reply, spent))
+
+    async def _asked(self, call: Call, trouble: Any, spent: float) -> bytes:
+        """The reply, on the way that takes its time; `trouble` is what a posted call ended in, if it was sent at all."""
         try:
             if trouble is None:
                 reply = await self._link.call(call.script, call.keys, call.args, lane=call.lane)
             else:
-                reply = await self._link.rescue(call, trouble, monotonic() - begun)
+                reply = await self._link.rescue(call, trouble, spent)
         except ServerError as error:
             raise self._refused(error) from error
         return reply  # type: ignore[no-any-return]
+
+    def poster(self) -> RedisPoster | None:
+        """The quick way, for the flow of one event loop; with acks= there is none, nor for threads."""
+        link = self._link
+        return RedisPoster(self, link) if isinstance(link, LoopLink) and not self._acks else None
 
     def _claim_keys(self, hashed: bytes) -> tuple[bytes, ...]:
         shard = self._shards[(hashed[0] & 3) << 8 | hashed[1]]
@@ -410,6 +446,10 @@ class RedisStore:
                 f"this Redis user may not run what a script needs ({text}): extend its ACL rules"
             )
         return StoreUnavailable(f"Redis refused the call: {text}")
+
+
+def _lane_of(end: Settle) -> Lane:
+    return Lane.MAIN if len(end.result) <= LARGE_SIZE else Lane.BULK
 
 
 def _renewed(item: Renewal | Note, reply: bytes) -> Answer:

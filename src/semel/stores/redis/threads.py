@@ -154,13 +154,24 @@ class _Stack:
                 return None
             waiter = _Waiter()
             self._queue.append(waiter)
-        waiter.handed.wait(max(0.0, deadline - time.monotonic()))
-        with self._lock:
-            if waiter in self._queue:
-                self._queue.remove(waiter)
-                text = f"all {self._most} connections to this Redis server are in use (max_connections)"
-                raise Full(StoreUnavailable(text))
+        try:
+            waiter.handed.wait(max(0.0, deadline - time.monotonic()))
+        except BaseException:  # a signal handler, or gevent's timeout: what it was handed goes to the next
+            if not self._left(waiter):
+                self.lose(waiter.socket)
+            raise
+        if self._left(waiter):
+            text = f"all {self._most} connections to this Redis server are in use (max_connections)"
+            raise Full(StoreUnavailable(text))
         return waiter.socket
+
+    def _left(self, waiter: _Waiter) -> bool:
+        """It stands in the queue no more; False: it had been handed something before."""
+        with self._lock:
+            if waiter not in self._queue:
+                return False
+            self._queue.remove(waiter)
+            return True
 
     def give(self, back: _Socket) -> None:
         back.rested = time.monotonic()

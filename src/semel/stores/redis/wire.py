@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from asyncio import Future
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
@@ -22,6 +21,7 @@ from redis import exceptions as driver
 
 from semel.errors import StoreUnavailable
 from semel.stores.redis.errors import Full, Lost, NotSent, Overdue, ServerError
+from semel.stores.redis.posted import Posted
 
 __all__ = ["Wire", "forget", "transport_of"]
 
@@ -33,7 +33,7 @@ _ENOUGH: Final = 16
 
 # A call that waits: its future, its bytes, when it was queued (loop's clock), the silence after which the connection
 # is given up, its deadline. A tuple, because one is made per call.
-_Slot: TypeAlias = tuple[asyncio.Future[Any], bytes, float, float, float]
+_Slot: TypeAlias = tuple[asyncio.Future[Any] | Posted, bytes, float, float, float]
 
 
 def transport_of(connection: Any) -> asyncio.Transport:
@@ -63,7 +63,10 @@ class Wire(asyncio.Protocol):
         self._max_queued_bytes = max_queued_bytes
         self._queue: list[_Slot] = []
         self._queued_bytes = 0
+        self._crowded = True
+        """Whether the next call may be one too many; else it is not even looked at: a tick's calls are few, and leave soon."""
         self._pending: deque[_Slot] = deque()
+        self._woken: deque[Posted] = deque()
         self._state = _CONNECTING
         self.dead = False
         self._answered = False
@@ -85,23 +88,45 @@ class Wire(asyncio.Protocol):
         """Queue one command for this tick's write. The future ends in a reply (also a `ServerError`, as a value),
         or raises `NotSent`, `Lost` or `Overdue`. Cancelling it keeps its place: the reply is thrown away.
         """
-        queue = self._queue
-        if len(self._pending) + len(queue) >= self._cap and not urgent:
-            raise Full(StoreUnavailable(f"{self._cap} calls already wait on this Redis connection"))
-        if self._queued_bytes > self._max_queued_bytes:
-            raise Full(StoreUnavailable(f"{self._queued_bytes} bytes already wait to be written to Redis"))
-        future: Future[Any] = Future(loop=self._loop)  # create_future, without the call
-        queue.append((future, packed, now, patience, deadline))
+        if self._crowded:
+            self._make_sure_of_room(urgent=urgent)
+        future = self._loop.create_future()
+        self._queue.append((future, packed, now, patience, deadline))
         self._queued_bytes += len(packed)
+        self._filled()
+        if now + patience < self._timer_at:
+            self._arm(now + patience)
+        return future
+
+    def post(self, packed: bytes, now: float, patience: float, deadline: float) -> Posted:
+        """The same for a caller that awaits it at once, and that nobody else waits for."""
+        if self._crowded:
+            self._make_sure_of_room(urgent=False)
+        posted = Posted(self._loop)
+        queue = self._queue
+        queue.append((posted, packed, now, patience, deadline))
+        queued = self._queued_bytes = self._queued_bytes + len(packed)
+        if not self._flushing or len(queue) >= _ENOUGH or queued > self._max_queued_bytes:
+            self._filled()
+        if now + patience < self._timer_at:
+            self._arm(now + patience)
+        return posted
+
+    def _filled(self) -> None:
+        """The queue has its first call, or enough for a write, or more than it may hold."""
+        if self._queued_bytes > self._max_queued_bytes:
+            self._crowded = True
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._tick)
-        elif len(queue) >= _ENOUGH:
+        elif len(self._queue) >= _ENOUGH:
             self._flush()
-        due = now + patience
-        if due < self._timer_at:
-            self._arm(due)
-        return future
+
+    def _make_sure_of_room(self, *, urgent: bool) -> None:
+        if len(self._pending) + len(self._queue) >= self._cap and not urgent:
+            raise Full(StoreUnavailable(f"{self._cap} calls already wait on this Redis connection"))
+        if self._queued_bytes > self._max_queued_bytes:
+            raise Full(StoreUnavailable(f"{self._queued_bytes} bytes already wait to be written to Redis"))
 
     def _tick(self) -> None:
         self._flushing = False
@@ -109,31 +134,54 @@ class Wire(asyncio.Protocol):
 
     def _flush(self) -> None:
         if self._state != _OPEN or self._paused or self._transport is None:
+            self._crowded = True  # what is queued stays queued
             return  # _dial and resume_writing flush again
         queue, self._queue, self._queued_bytes = self._queue, [], 0
         chunks = []
         for slot in queue:
-            if not slot[0].done():  # whoever gave up before the write costs the server nothing
+            waiting = slot[0]
+            # Whoever gave up before the write costs the server nothing.
+            if not (waiting.over if waiting.__class__ is Posted else waiting.done()):
                 chunks.append(slot[1])
                 self._pending.append(slot)
+        self._crowded = len(self._pending) + _ENOUGH >= self._cap
         if chunks:
             self._transport.write(b"".join(chunks))
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
-        reader, pending = self._reader, self._pending
+        reader, woken = self._reader, self._woken
+        gets, next_slot = reader.gets, self._pending.popleft
         try:
             reader.feed(data)
-            reply = reader.gets()
+            reply = gets()
             while reply is not _MORE:
-                future = pending.popleft()[0]
-                if not future.done():
-                    future.set_result(reply)
-                reply = reader.gets()
+                waiting = next_slot()[0]
+                if waiting.__class__ is Posted:
+                    if not waiting.over:
+                        waiting.value, waiting.over = reply, True
+                        woken.append(waiting)
+                elif not waiting.done():
+                    waiting.set_result(reply)
+                reply = gets()
             self._answered = True
         except (IndexError, hiredis.HiredisError) as error:
             # A reply nobody asked for, or no Redis protocol: order can no longer be trusted.
             self.lose(driver.InvalidResponse(f"Redis sent what cannot be matched to a call: {error}"))
+        if woken:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Resume all whose replies have come, after the last of them was read: what they do next may be anything."""
+        woken = self._woken
+        try:
+            while woken:
+                one = woken.popleft()
+                if one.wakeup is not None:
+                    one.context.run(one.wakeup, one)
+        finally:
+            if woken:  # one of them ends the program: the others have their turn all the same
+                self._loop.call_soon(self._wake)
 
     # ------------------------------------------------------------------------------------- time
     def _arm(self, due: float) -> None:
@@ -189,7 +237,7 @@ class Wire(asyncio.Protocol):
         self._flush()
 
     def pause_writing(self) -> None:
-        self._paused = True
+        self._paused = self._crowded = True
 
     def resume_writing(self) -> None:
         self._paused = False

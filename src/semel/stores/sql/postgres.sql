@@ -12,7 +12,7 @@
 -- 5. `xmin` is a row's version: a decision that Python took on a row it read is written only if the row is still
 --    that version (`swap`, `forget`). No lock is held between reading and writing.
 --
--- {records} {audit} {schema}  the quoted table names    {begin} {pkey}  a function, the records' primary key
+-- {records} {audit} {schema}  the quoted table names    {begin} {enter} {pkey}  two functions, the records' primary key
 -- {name}  the plain table name, also the NOTIFY channel
 -- {row} {row:r}  all columns of a record, times as seconds    {names:held}  their names
 -- {nulls}  NULL for each of them but the scope
@@ -487,5 +487,27 @@ begin
     return found;
 end
 $begin$;
+-- The same inside a caller's transaction (`within`): it waits as long as this caller would, and leaves his lock_timeout
+-- as it was (an error takes it back with his savepoint). A function, so that SAVEPOINT and claim travel in one message and
+-- no plan is made for them.
+create or replace function {enter}(
+    scope bytea, tenant text, operation text, key text, nonce bytea, token bigint, fingerprint bytea,
+    fingerprint_version integer, lease float8, labels text, secret_id text, patience text
+) returns boolean language plpgsql as $enter$
+declare
+    before text := current_setting('lock_timeout');
+    now timestamptz := clock_timestamp();
+    won boolean;
+begin
+    perform set_config('lock_timeout', $12, true);
+    insert into {records} (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
+                           fingerprint_version, created, updated, lease_until, labels, secret_id)
+    values ($1, $2, $3, $4, 'running', $5, 1, $6, 'hold', $7, $8, now, now, now + make_interval(secs => $9), $10, $11)
+    on conflict on constraint {pkey} do nothing;
+    won := found;
+    perform set_config('lock_timeout', before, true);
+    return won;
+end
+$enter$;
 create table if not exists {schema} (version integer not null);
 insert into {schema} (version) select 1 where not exists (select from {schema});

@@ -132,7 +132,8 @@ def _cancelled_settle_is_dropped() -> Sequence[Patch]:
         if answer is Answer.OK:
             self._heart.remove(run)
         else:
-            await self._runtime.protect(self._persist(run, end, value, answer))
+            until = self._runtime.now() + self._settle_timeout
+            await self._runtime.protect(self._persist(run, end, value, answer, until))
         reach("settle.stored")
 
     return [(Recorder, "record", record)]

@@ -97,7 +97,11 @@ def _postgres_settle_unfenced() -> Sequence[Patch]:
     postgres_sql.statements.cache_clear()
 
     def text(*args: Any) -> str:
-        return _changed(real(*args), ("r.nonce = $3::bytea and ", ""), ("r.nonce = ends.nonce and ", ""))
+        return _changed(
+            real(*args),
+            ("r.nonce = $3::bytea and {running}", "$3::bytea is not null and {running}"),
+            ("r.nonce = ends.nonce and ", ""),
+        )
 
     return [(postgres_sql, "_text", text)]
 

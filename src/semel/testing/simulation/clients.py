@@ -292,7 +292,11 @@ register(
         plan=plan_of,
         calls=CALLS,
         points=POINTS,
-        windows=_windows(("kill", "pause", "cancel"), _VERBS, _STRIKES | {"cancel", "cancel-at-await"}),
+        windows=_windows(
+            ("kill", "pause", "cancel"),
+            _VERBS,
+            _STRIKES | {"cancel", "cancel-at-await", "posted@claim", "posted@settle"},
+        ),
         shows=("retry",),
     )
 )

@@ -10,7 +10,7 @@ from semel.errors import ConfigurationError
 from semel.flow import Engine
 from semel.loop import LoopRuntime
 from semel.once import AsyncSemel
-from semel.testing.simulation.stores import Link
+from semel.store import Store
 
 __all__ = ["face_of", "in_greenlet", "plainly"]
 
@@ -31,7 +31,7 @@ def _no_pool() -> Any:
 
 
 class _Face(AsyncSemel):
-    def __init__(self, link: Link, entropy: Entropy, **settings: Any) -> None:
+    def __init__(self, link: Store, entropy: Entropy, **settings: Any) -> None:
         super().__init__(link, **settings)
         self._entropy = entropy
 
@@ -40,7 +40,7 @@ class _Face(AsyncSemel):
         return engine
 
 
-def face_of(colour: str, link: Link, entropy: Entropy, **settings: Any) -> Any:
+def face_of(colour: str, link: Store, entropy: Entropy, **settings: Any) -> Any:
     """`AsyncSemel` over this link, or `Semel` with greenlets for threads."""
     return (_Face if colour == "async" else _green().GreenFace)(link, entropy, **settings)
 

@@ -158,6 +158,8 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     workload: str = "core"
     clocks: tuple[tuple[float, float], ...] = ()
     """Each worker's own clock: seconds by which it is off, and how fast it goes. Empty: all are right."""
+    posts: bool = False
+    """The store has a quick way (`semel.posting`), as Redis has."""
 
     @property
     def lossy(self) -> bool:
@@ -211,6 +213,7 @@ def plan_of(seed: int) -> Plan:
         doubts=rng.random() < 0.15,
         warns=rng.random() < 0.1,
         clocks=clocks,
+        posts=_posts(seed),
     )
 
 
@@ -227,6 +230,10 @@ def _clocks(
     return clocks, (Fault("worker-clock", rng.randrange(workers), rng.uniform(0, 3 * lease), span),)
 
 
+def _posts(seed: int) -> bool:
+    return Random(f"posts/{seed}").random() < 0.5  # noqa: S311 - repeatable on purpose
+
+
 def _steps_back(faults: tuple[Fault, ...]) -> bool:
     return any(fault.kind == "clock" and fault.span < 0 for fault in faults)
 
@@ -235,7 +242,9 @@ def sync_plan_of(seed: int) -> Plan:
     """The same for callers of `Semel`. A thread cannot be cancelled, and its calls do not share a tick."""
     plan = plan_of(seed)
     faults = tuple(fault for fault in plan.faults if not fault.kind.startswith("cancel"))
-    return msgspec.structs.replace(plan, faults=faults, batches=False, colour="sync", workload="sync")
+    return msgspec.structs.replace(
+        plan, faults=faults, batches=False, posts=False, colour="sync", workload="sync"
+    )
 
 
 def straggler_plan_of(seed: int) -> Plan:
@@ -248,7 +257,8 @@ def straggler_plan_of(seed: int) -> Plan:
     last = Op("k0", rng.uniform(0.3, 0.9), 0.01, rng.choice((0.0, 10 * lease)))
     workers = ((given_up,), (between,) if rng.random() < 0.5 else (between, last))
     late = Fault("late", 0, nth=1)
-    return Plan(seed, mode, lease, rng.choice((0.001, 0.01)), workers, (late,), workload="stragglers")
+    latency = rng.choice((0.001, 0.01))
+    return Plan(seed, mode, lease, latency, workers, (late,), workload="stragglers", posts=_posts(seed))
 
 
 def _drawn(rng: Random, weights: dict[str, int]) -> str:
@@ -327,7 +337,8 @@ def _beat(rng: Random, seed: int, mode: Mode) -> Plan:
     long_run = Op("k0", 0.0, lease * rng.uniform(1.2, 1.8), 0.0, kind=rng.choice(("execute", "claim")))
     waiter = Op("k0", rng.uniform(0.1, 0.6), 0.01, 10 * lease)
     lost = Fault(rng.choice(("lose-request", "lose-reply", "late")), 0, nth=rng.randint(1, 4))
-    return Plan(seed, mode, lease, rng.choice((0.001, 0.01)), ((long_run,), (waiter,)), (lost,))
+    latency = rng.choice((0.001, 0.01))
+    return Plan(seed, mode, lease, latency, ((long_run,), (waiter,)), (lost,), posts=_posts(seed))
 
 
 def _fault(rng: Random, workers: int, lease: float) -> Fault:

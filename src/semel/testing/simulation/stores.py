@@ -159,6 +159,9 @@ class Link:
         self.told_lost: set[bytes] = set()
         """Nonces whose owner has been told, in an answer that arrived, that they are fenced."""
 
+    def count_post(self, verb: str) -> None:
+        self._reached[f"posted@{verb}"] += 1
+
     async def _send(self, verb: str, argument: Any) -> Any:
         loop: Any = asyncio.get_running_loop()
         if isinstance(loop, SimLoop) and loop.is_stopped(worker_tag.get()):

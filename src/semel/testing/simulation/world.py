@@ -23,6 +23,7 @@ from semel.testing.simulation.clients import policy_of, probe_record
 from semel.testing.simulation.failures import Flaw
 from semel.testing.simulation.loop import Clock, SimLoop, worker_tag
 from semel.testing.simulation.plans import NETWORK, Fault, Op, Plan
+from semel.testing.simulation.posts import QuickLink
 from semel.testing.simulation.stores import Link, Server
 from semel.testing.simulation.workloads import workload_of
 
@@ -219,7 +220,7 @@ class World:
         )
         face = faces.face_of(
             plan.colour,
-            link,
+            QuickLink(link, self.loop.time, TIMEOUT) if plan.posts else link,
             self._entropy_of(Random(f"{plan.seed}/{tag}/nonce")),  # noqa: S311 - repeatable on purpose
             lease=plan.lease,
             timeout=TIMEOUT,

@@ -1,0 +1,53 @@
+"""One claim reaches the store and its answer comes back, or it is left to the debts: nobody may wait for what nobody runs."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from semel.debts import Debts
+from semel.model import Ask, Verdict
+from semel.points import reach
+from semel.posting import Brief, Poster
+from semel.runtime import Runtime
+from semel.store import Store
+
+__all__ = ["Asker"]
+
+
+class Asker:
+    """Asks the store, on its quick way if it has one (see `semel.posting`)."""
+
+    def __init__(self, store: Store, runtime: Runtime, debts: Debts, poster: Poster | None) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._debts = debts
+        self._poster = poster
+
+    def claim(self, ask: Ask) -> Coroutine[Any, Any, Verdict]:
+        """The store's verdict. Raises what the store raises."""
+        return self.brief(ask, whole=True)  # type: ignore[return-value]  # whole, it is never brief
+
+    async def brief(self, ask: Ask, *, whole: bool = False) -> Verdict | Brief:
+        """As `claim`, but of a plain replay only what its caller needs, unless the `whole` record is wanted."""
+        reach("claim.sent")
+        post, posted = self._poster, None
+        verdict: Verdict | Brief | Exception | None
+        try:
+            if post is None or (posted := post.claim(ask, asked := self._runtime.now())) is None:
+                verdict = (await self._store.claim((ask,)))[0]
+                if isinstance(verdict, Exception):
+                    raise verdict
+                return verdict
+            try:
+                reply: Any = await posted
+            except Exception as trouble:  # noqa: BLE001 - the store knows what to do about its own
+                reply = trouble
+            verdict = post.claimed(ask, reply, whole=whole)
+            return await post.reclaim(ask, reply, asked) if verdict is None else verdict
+        except BaseException:
+            # No answer: the store may have granted it. Nobody will run it, so nobody may wait for it.
+            if post is not None and posted is not None:
+                post.unclaimed(ask)
+            self._debts.abandon(ask)
+            raise

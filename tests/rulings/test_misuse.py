@@ -1,0 +1,320 @@
+"""What a user does in good faith, or by mistake, must not run twice, be marked as run, or be changed. Each was once a bug."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel import NOT_FOUND, AsyncSemel, CodecError, ConfigurationError, Found, LeaseLost, Semel, current_run
+from semel.errors import NotRecorded
+from semel.model import State
+from semel.runtime import _ThreadTicker
+from semel.testing import services
+
+from .conftest import Lab
+from .tools import owned
+
+
+@dataclasses.dataclass
+class Parcel:
+    weight: Decimal
+    stops: tuple[int, ...]
+
+
+class Gone:
+    """An object whose call makes a generator."""
+
+    def __call__(self) -> Iterator[int]:
+        yield 1
+
+
+def numbers() -> Iterator[int]:
+    yield 1
+
+
+async def test_R13_a_done_record_of_a_class_is_not_overwritten_by_somebody_who_does_not_name_it(
+    lab: Lab,
+) -> None:
+    once = lab.face()
+
+    def ship() -> Parcel:
+        lab.effects.append(1)
+        return Parcel(Decimal("1.10"), (1, 2))
+
+    work = lab.fn(ship)
+    await lab.do(once.execute("k", work))
+    with pytest.raises(ConfigurationError, match="it is done"):
+        await lab.do(once.resolve("k", release=True))
+    outcome = await lab.do(once.execute("k", work))
+    assert (outcome.value, outcome.replayed, lab.effects) == (Parcel(Decimal("1.10"), (1, 2)), True, [1])
+
+
+async def test_R26_the_values_of_steps_go_when_somebody_else_ends_the_run(lab: Lab) -> None:
+    once = lab.face(on_unknown="hold")
+
+    async def work() -> None:
+        await lab.do(current_run().step("charge", lab.fn(lambda: "x" * 1000)))
+        raise SystemExit
+
+    def plain() -> None:
+        current_run().step("charge", lambda: "x" * 1000)
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        await lab.do(once.execute("k", plain if lab.colour == "sync" else work))
+    assert len((await lab.do(once.peek("k"))).steps) > 1000
+    await lab.do(once.resolve("k", value="found", actor="ada"))
+    record = await lab.do(once.peek("k"))
+    assert (record.state, len(record.steps) < 200, b"charge" in record.steps) == (State.DONE, True, True)
+
+
+@pytest.mark.parametrize("fn", [functools.partial(numbers), Gone(), lambda: numbers()])
+async def test_a_generator_is_not_marked_as_run(light_lab: Lab, fn: Any) -> None:
+    once = light_lab.face()
+    with pytest.raises(ConfigurationError, match="generator"):
+        await light_lab.do(once.consume("k", fn))
+    assert await light_lab.do(once.consume("k", light_lab.effect()))  # the key was not used up
+
+
+def test_a_step_that_makes_a_generator_is_not_noted_as_made() -> None:
+    with Semel("memory://") as once:
+
+        def work(step: Any) -> Any:
+            return current_run().step("s", step)
+
+        with pytest.raises(ConfigurationError, match="generator"):
+            once.execute("k", work, numbers)
+        with pytest.raises(ConfigurationError, match="generator"):
+            once.execute("k", work, lambda: numbers())
+        with pytest.raises(ConfigurationError, match="needs a function"):
+            once.execute("k", work, 7)
+        assert once.execute("k", work, lambda: 3).value == 3
+
+
+def test_R17_a_run_that_knows_of_its_loss_makes_no_further_step() -> None:
+    made: list[str] = []
+    with Semel("memory://", lease=10) as once:
+
+        def work() -> None:
+            run = current_run()
+            run.lease_lost = True
+            run.step("charge", made.append, "charged")
+
+        with pytest.raises(LeaseLost, match="was not made"):
+            once.execute("k", work)
+        kept: list[Any] = []
+        once.execute("k2", lambda: kept.append(current_run()))
+        with pytest.raises(ConfigurationError, match="has ended"):
+            kept[0].step("charge", made.append, "charged")
+    assert made == []
+
+
+def test_a_step_s_own_on_unknown_is_checked() -> None:
+    with Semel("memory://") as once, pytest.raises(ConfigurationError, match="on_unknown must be"):
+        once.execute("k", lambda: current_run().step("s", int, on_unknown="banana"))
+
+
+async def test_fingerprints_required_asks_only_those_who_run_something(light_lab: Lab) -> None:
+    once = light_lab.face(fingerprints="required")
+    await light_lab.do(once.create())
+    await light_lab.do(once.execute("k", light_lab.effect(), request={"a": 1}))
+    assert (await light_lab.do(once.peek("k"))).state is State.DONE
+    await light_lab.do(once.history("k"))
+    assert (await light_lab.do(once.reconcile())).found == 0
+    assert await light_lab.do(once.forget("k"))
+    with pytest.raises(ConfigurationError, match="no request="):
+        await light_lab.do(once.execute("k", light_lab.effect()))
+
+
+class Echo:
+    def __call__(self, n: int) -> int:
+        return n
+
+
+def second(_: int, n: int) -> int:
+    return n
+
+
+@pytest.mark.parametrize("fn", [lambda n: n, functools.partial(second, 1), Echo()])
+def test_a_nameless_function_is_decorated_with_its_operation_said(fn: Any) -> None:
+    with Semel("memory://") as once:
+        with pytest.raises(ConfigurationError, match="operation="):
+            once()(fn)
+        assert once(operation="named")(fn)(2) == 2
+
+
+def test_options_of_one_call_are_refused_by_the_decorator_with_the_remedy() -> None:
+    with Semel("memory://") as once:
+        for name, value in (("fingerprint", "0" * 64), ("kwargs", {})):
+            with pytest.raises(ConfigurationError, match=r"take.*request="):
+                once(operation="o", **{name: value})
+        with pytest.raises(ConfigurationError, match="readable must be"):
+            once(operation="o", readable="loud")
+        assert once(operation="o", readable="none")(second)(1, 7) == 7
+
+
+async def test_a_decorated_async_method_is_known_as_a_coroutine_function() -> None:
+    async with AsyncSemel("memory://") as once:
+
+        class Shop:
+            @once(operation="order")
+            async def order(self, item: str) -> str:
+                return item
+
+        assert inspect.iscoroutinefunction(Shop().order)
+        assert list(inspect.signature(Shop().order).parameters) == ["item"]
+        assert await Shop().order("tea") == "tea"
+        assert (await Shop().order.outcome("tea")).replayed
+
+
+def test_R8_an_unprotected_face_never_refuses_a_call() -> None:
+    with pytest.warns(match="nothing is protected"):
+        once = Semel("memory://", enabled=False, on_unknown="hold")
+    with once:
+        for n in range(10_050):
+            with pytest.raises(ZeroDivisionError):
+                once.execute("k", lambda: 1 // 0)
+            assert n < 10_050
+
+
+async def test_a_claim_is_entered_once(light_lab: Lab) -> None:
+    once = light_lab.face()
+    claim = once.claim("k")
+    by_hand = owned(light_lab, once, "k")
+    by_hand._claim = claim
+    with pytest.raises(OSError, match="broken"):
+        async with by_hand:
+            raise OSError("broken")
+    with pytest.raises(ConfigurationError, match="entered once"):
+        async with by_hand:
+            pass
+    assert (await light_lab.do(once.execute("k", light_lab.effect("x")))).value == "x"
+
+
+async def test_R6_a_claim_of_a_result_that_was_too_large_tells_its_ref(light_lab: Lab) -> None:
+    once = light_lab.face(max_result=10)
+
+    def plain() -> str:
+        current_run().set_ref("ord_1")
+        return "x" * 100
+
+    await light_lab.do(once.execute("k", light_lab.fn(plain)))
+    async with owned(light_lab, once, "k") as claim:
+        assert (claim.replayed, claim.ref) == (True, "ord_1")
+        with pytest.raises(CodecError, match="not kept"):
+            _ = claim.value
+
+
+async def test_purge_refuses_a_batch_that_would_never_end(light_lab: Lab) -> None:
+    once = light_lab.face()
+    for wrong in ({"batch": 0}, {"batch": -1}, {"limit": -1}, {"limit": "x"}):
+        with pytest.raises(ConfigurationError, match="whole number"):
+            await light_lab.do(once.purge(**wrong))
+
+
+async def test_what_a_person_says_is_text_and_is_cut(lab: Lab) -> None:
+    once = lab.face(on_unknown="hold")
+    with pytest.raises(SystemExit):
+        await lab.do(once.execute("k", lab.raising(SystemExit())))
+    with pytest.raises(ConfigurationError, match="actor must be text"):
+        await lab.do(once.resolve("k", value=1, actor=5))
+    await lab.do(once.resolve("k", value=1, actor="a" * 100_000, reason="r" * 100_000))
+    told = (await lab.do(once.history("k")))[-1]
+    assert (len(told.actor), len(told.reason)) == (255, 2000)
+
+
+def test_labels_are_few() -> None:
+    with Semel("memory://") as once, pytest.raises(ConfigurationError, match="at most 64 labels"):
+        once.execute("k", int, labels={str(n): "" for n in range(65)})
+
+
+async def test_reconcile_goes_on_after_a_record_that_it_cannot_name(light_lab: Lab) -> None:
+    once = light_lab.face(on_unknown="hold", readable="none")
+    with pytest.raises(SystemExit):
+        await light_lab.do(once.execute("k", light_lab.raising(SystemExit()), operation="pay"))
+    once.recovery("pay", probe=light_lab.fn(lambda record: None))
+    report = await light_lab.do(once.reconcile())
+    assert (report.found, len(report.left)) == (1, 1)
+
+
+def test_recoveries_of_two_tenants_do_not_replace_each_other() -> None:
+    with Semel("memory://", on_unknown="hold", lease=0.05) as once:
+        for tenant in ("t1", "t2"):
+            with pytest.raises(SystemExit):
+                once.execute("k", lambda: (_ for _ in ()).throw(SystemExit()), operation="pay", tenant=tenant)
+        once.recovery("pay", probe=lambda record: Found("one"), tenant="t1")
+        once.recovery("pay", probe=lambda record: NOT_FOUND, tenant="t2")
+        once.reconcile()
+        assert once.execute("k", lambda: "ran", operation="pay", tenant="t1").value == "one"
+
+        async def resume(record: Any) -> None: ...
+
+        with pytest.raises(ConfigurationError, match="coroutine function"):
+            once.recovery("pay", resume=resume)
+
+
+def test_a_lease_beyond_all_measure_is_refused_and_a_late_appointment_does_not_end_the_heart() -> None:
+    with pytest.raises(ConfigurationError, match="30 days"):
+        Semel("memory://", lease=timedelta.max)
+    beats = threading.Event()
+
+    async def tick() -> float | None:
+        beats.set()
+        return None
+
+    ticker = _ThreadTicker(tick)
+    ticker.at(time.monotonic() + 1e300)
+    ticker.at(time.monotonic())
+    assert beats.wait(5)
+    ticker.stop()
+
+
+@pytest.mark.services
+def test_R16_not_recorded_is_told_when_settle_timeout_is_over() -> None:
+    with services.redis() as server, Semel(server.url, timeout=1, settle_timeout=1.5, lease=1) as once:
+        once.execute("warm", int)
+
+        def work() -> float:
+            server.pause()
+            return time.monotonic()
+
+        with pytest.raises(NotRecorded) as told:
+            once.execute("k", work)
+        waited = time.monotonic() - told.value.value
+        server.resume()
+    # The first try may take `timeout`, and all tries together settle_timeout: 3 s and more before.
+    assert waited < 2.5
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"fingerprints": []},
+        {"table": 5},
+        {"index": None},
+        {"index": [5]},
+        {"encrypt": {"a": "x" * 32}},
+        {"encrypt": {5: b"x" * 32}},
+        {"wait": 10**400},
+        {"settle_timeout": 10**400},
+    ],
+)
+def test_a_setting_of_the_wrong_kind_is_refused_by_its_name(wrong: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong)).removesuffix("t")):
+        Semel(f"sqlite:///{tmp_path / 'semel.db'}", **wrong)
+
+
+def test_a_timeout_without_end_is_a_long_one(tmp_path: Path) -> None:
+    with Semel(f"sqlite:///{tmp_path / 'semel.db'}", timeout=math.inf) as once:
+        assert once.execute("k", int).value == 0
