@@ -169,13 +169,18 @@ def log_events(event: object) -> None:
     name = type(event).__name__
     fields = {field: getattr(event, field) for field in _fields_of(event)}
     extra = {f"semel_{field}": value for field, value in fields.items()}
+    level = _LEVELS.get(type(event), logging.INFO)
     text = " ".join(f"{field}={value}" for field, value in fields.items())
+    if isinstance(
+        event, BaseException
+    ):  # of a purge or a reconcile in the background: nobody else tells of it
+        level, text = logging.ERROR, str(event)
     if isinstance(event, HookEvent):
         scope = event.scope
         readable = mask(scope.key) if "…" not in scope.key else scope.key
         extra |= {"semel_tenant": scope.tenant, "semel_operation": scope.operation, "semel_key": readable}
         text = f"{scope.tenant}/{scope.operation}/{readable} {text}"
-    _log.log(_LEVELS.get(type(event), logging.INFO), "%s %s", name, text, extra=extra)
+    _log.log(level, "%s %s", name, text, extra=extra)
 
 
 def _fields_of(event: object) -> list[str]:

@@ -18,6 +18,7 @@ import pytest
 
 from semel import NOT_FOUND, AsyncSemel, CodecError, ConfigurationError, Found, LeaseLost, Semel, current_run
 from semel.errors import NotRecorded
+from semel.hooks import log_events
 from semel.model import State
 from semel.runtime import _ThreadTicker
 from semel.testing import services
@@ -318,3 +319,36 @@ def test_a_setting_of_the_wrong_kind_is_refused_by_its_name(wrong: dict[str, Any
 def test_a_timeout_without_end_is_a_long_one(tmp_path: Path) -> None:
     with Semel(f"sqlite:///{tmp_path / 'semel.db'}", timeout=math.inf) as once:
         assert once.execute("k", int).value == 0
+
+
+def test_two_classes_of_one_name_are_not_taken_for_each_other() -> None:
+    def made() -> type:
+        @dataclasses.dataclass
+        class Same:
+            x: int
+
+        return Same
+
+    one, other = made(), made()
+    with Semel("memory://") as once, pytest.raises(CodecError, match="two different classes are named"):
+        once.execute("k", int, result_type=one | other)
+
+
+def test_an_error_in_the_background_is_logged_with_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    log_events(ValueError("the disk is full"))
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("ERROR", "ValueError the disk is full")
+    ]
+
+
+@pytest.mark.services
+def test_R26_reconcile_offers_lost_settles_again() -> None:
+    with services.redis() as server, Semel(server.url, timeout=0.2, settle_timeout=0.3, lease=30) as once:
+        once.execute("warm", int)
+        with pytest.raises(NotRecorded):
+            once.execute("k", server.pause)
+        for debt in once._engine().debts._owed.values():
+            debt.due = debt.until = math.inf  # the background would do it soon, but it is not asked here
+        server.resume()
+        assert once.reconcile().settled == 1
+        assert once.execute("k", int).replayed

@@ -99,6 +99,11 @@ class Codec:
 def _named(classes: list[type]) -> dict[type, Shape]:
     """Shapes by class. Two classes of one name are told apart by module; else a class may move freely."""
     names = [cls.__name__ for cls in classes]
+    whole = [type_name(cls) for cls in classes]
+    if twice := next((name for name in whole if whole.count(name) > 1), None):
+        raise CodecError(
+            f"two different classes are named {twice}: one would come back as the other; rename one of them"
+        )
     shapes: dict[type, Shape] = {}
     for cls in classes:
         shape = shape_of(cls)
