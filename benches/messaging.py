@@ -1,7 +1,9 @@
-"""./bench messaging [drain|latency|storm|inbox …] [--quick] [--write] [--into FOLDER]
+"""./bench messaging [drain|peers|latency|storm|inbox …] [--quick] [--write] [--into FOLDER]
 
-drain: a backlog from PostgreSQL to a Redis stream, beside the database's own limit and a loop written by hand. latency: from
-commit to visible under a steady load. storm: relays are killed while a writer writes. inbox: what admission adds to a handler.
+drain: a backlog from PostgreSQL to a Redis stream, beside the database's own limit and a loop written by hand. peers:
+the same through faststream-outbox, pgqueuer and procrastinate (installed into an environment of their own by the first run; about
+five minutes). latency: from commit to visible under a steady load. storm: relays are killed while a writer writes. inbox: what
+admission adds to a handler.
 Without a section all run; `--write` writes docs/bench/messaging.*, keeping the figures of a section that was not run. `--quick`
 shows in seconds that the program works: its figures mean nothing. The exit code does not depend on the figures.
 """
@@ -20,7 +22,7 @@ import msgspec
 
 from benches.core_parts import page
 from benches.core_parts.measure import Figure, say
-from benches.messaging_parts import drain, inbox, steady
+from benches.messaging_parts import drain, inbox, peers, steady
 
 _HEAD = """\
 # Speed of messaging
@@ -30,10 +32,17 @@ Written by `./bench messaging`; do not edit it by hand.
 Outbox in PostgreSQL (fsync on), sink a Redis stream, bodies of about 256 bytes, everything on one machine. Each figure is a ratio of
 two terms that were measured in turns in one run, or a count. What a goal was missed by is told, not hidden.
 
+The peers do the same job from databases of their own on the same servers: as many messages with the same body, one worker process
+each, timed from the worker's start to the time stamp of the last entry. They are set up as their documentation recommends for
+throughput; of the sizes that it leaves open the fastest here was taken, and stands beside the figure. None of them promises what the
+relay does: all are at least once, none keeps the order of a key. Of faststream-outbox there are two lines, because its batched
+deletes are an option for those who may see up to a batch again after a crash.
+
 ![Each figure as a share of its goal](messaging.svg)
 """
 SECTIONS: dict[str, tuple[str, Callable[..., list[Figure]]]] = {
     "drain": ("Draining a backlog", drain.bench),
+    "peers": ("Peers: the same backlog, ours by theirs", peers.bench),
     "latency": ("From commit to visible", steady.latency),
     "storm": ("Relays killed", steady.storm),
     "inbox": ("The inbox", inbox.bench),
@@ -73,17 +82,16 @@ def _options() -> argparse.Namespace:
 def _section(name: str, *, quick: bool) -> page.Section:
     before = os.getloadavg()[0]
     figures = SECTIONS[name][1](quick=quick)
+    versions = peers.VERSIONS if name == "peers" else page.versions("semel", "sqlalchemy", "psycopg", "redis")
     for figure in figures:
         print(figure, flush=True)
     return page.Section(
         date=dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d"),
         command=f"./bench messaging {name}{' --quick' if quick else ''}",
         load=f"{before:.1f} before, {os.getloadavg()[0]:.1f} after, {os.cpu_count()} cores",
-        versions={
-            "Python": platform.python_version(),
-            **page.versions("semel", "sqlalchemy", "psycopg", "redis"),
-        },
+        versions={"Python": platform.python_version(), **versions},
         figures=figures,
+        left_out=peers.LEFT_OUT if name == "peers" else {},
     )
 
 

@@ -36,7 +36,7 @@ SERIAL = {"chaos"}  # it keeps all cores busy by processes of its own
 WAITING = {"grpc", "http", "messaging", "ops", "plugin", "processes", "races", "within"}
 FIRST = ("unit", "typing", "contract")
 # These share one run: each would leave a core idle while its last long test ends, and start everything for a few seconds.
-TOGETHER = (("unit", "typing"), ("simulation", "docs", "mutants"), ("plugin", "security"))
+TOGETHER = (("unit", "typing"), ("simulation", "docs", "mutants"), ("plugin", "security", "telemetry"))
 # pytest plugins that come with libraries and take a second to import, in every process: who needs them.
 BYSTANDERS = {"faker": set[str](), "schemathesis": {"http"}}
 # In virtual time, against the clock, in children that are killed or patched, or to be read: measuring would slow them,

@@ -21,7 +21,7 @@ from semel.hooks import Unprotected, emitter
 from semel.keys import SecretRing, check_fingerprint, check_key, fingerprint, make_scope
 from semel.layers import Batch, Cache, Coalesce, Namespace, Observe, Retry
 from semel.loop import is_async
-from semel.options import Duration, Options, resolve, seconds
+from semel.options import Duration, Options, count, resolve, seconds
 from semel.results import codec_for, known_codec
 from semel.runtime import Runtime
 from semel.settings import (
@@ -31,7 +31,6 @@ from semel.settings import (
     checked_readable,
     checked_ring,
     checked_store_settings,
-    count,
 )
 from semel.store import Colour, Settings, Store, adopt, open_store
 from semel.stores.memory import MemoryStore

@@ -15,9 +15,8 @@ from semel.flow import Engine
 from semel.guarantees import Guarantee
 from semel.keys import mask
 from semel.model import Answer, Event, Kind, Record, Settle, State
-from semel.options import NOT_FOUND, Found, check_probe
+from semel.options import NOT_FOUND, Found, check_probe, count
 from semel.run import Run, _current
-from semel.settings import count
 from semel.store import Query
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ __all__ = [
     "Release",
     "check_probe",
     "checked_policy",
+    "count",
     "release_delay",
     "resolve",
     "seconds",
@@ -122,6 +123,12 @@ def seconds(name: str, value: Any, *, least: float = 0.0) -> float:
     if given < least:
         raise ConfigurationError(f"{name} must be at least {least:g} seconds, not {value!r}")
     return given
+
+
+def count(name: str, value: Any, *, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigurationError(f"{name} must be a whole number, {least} or more, not {value!r}")
+    return value
 
 
 def resolve(defaults: Options, given: Mapping[str, Any]) -> Options:

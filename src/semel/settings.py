@@ -16,19 +16,10 @@ __all__ = [
     "checked_readable",
     "checked_ring",
     "checked_store_settings",
-    "count",
 ]
 
 _REDIS_ONLY = {"acks": "a number of replicas to wait for", "index": "an index for look-ups"}
-
-
 _MOST_LABELS = 64
-
-
-def count(name: str, value: Any, *, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigurationError(f"{name} must be a whole number, {least} or more, not {value!r}")
-    return value
 
 
 def checked_hooks(hooks: Any) -> tuple[Callable[[object], object], ...]:
