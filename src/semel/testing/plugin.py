@@ -37,6 +37,9 @@ __all__ = [
     "pytest_runtest_makereport",
 ]
 
+# A failed assert shows both sides only in modules that were named before their import.
+pytest.register_assert_rewrite("semel.testing.sinks")
+
 _PASSES = 3  # how often one and the same line of a loop is struck
 _AGAIN = 2  # how often a window that was missed is tried again, alone
 _MARK = "exactly_once(effects, **options): run this test as a handler through every crash window; see semel's docs"

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -28,9 +27,6 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec
 from unittest import SkipTest
-
-if "pytest" in sys.modules:  # it shows both sides of a failed assert only in modules that were named to it
-    sys.modules["pytest"].register_assert_rewrite(__name__)
 
 from semel.messaging.sink import Fenced, Guarantee, Rejected, Row, Sink, SinkUnavailable
 
