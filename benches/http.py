@@ -37,7 +37,7 @@ Written by `./bench http`; do not edit it by hand.
 Each figure is a ratio of two applications that were asked in turns in one run: one uvicorn worker each (asyncio,
 httptools), wrk with 32 connections, a POST of 55 bytes of JSON, records in Redis on the same machine. *fresh*: every
 request has a new key; *replay*: every request repeats one of 100 that are done; *no key*: the middleware is there and
-the request has none. What a goal was missed by is told, not hidden.
+the request has none; *gc.freeze()*: both applications call it when they have started (docs/howto/http.md says why). What a goal was missed by is told, not hidden.
 
 ![Each figure as a share of its goal](http.svg)
 """
@@ -162,12 +162,16 @@ def _measured(kind: str, store: str, goals: tuple[float, float], *, quick: bool)
     with ExitStack() as stack:
         bare = stack.enter_context(serving(kind))
         kept = stack.enter_context(serving(kind, store))
+        frozen = stack.enter_context(serving(kind, frozen=True))
+        frozen_kept = stack.enter_context(serving(kind, store, frozen=True))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         targets = [
             Target("bare", *bare, "none"),
             Target("no key", *kept, "none"),
             Target("fresh", *kept, "fresh"),
             Target("replay", *kept, "replay"),
+            Target("frozen bare", *frozen, "none"),
+            Target("frozen fresh", *frozen_kept, "fresh"),
         ]
         rounds, seconds = (1, 1) if quick else (10, 3)
         rates = compare(targets, rounds, seconds, folder / "load.lua")
@@ -176,6 +180,12 @@ def _measured(kind: str, store: str, goals: tuple[float, float], *, quick: bool)
         _figure(f"{kind}, fresh key: requests/s", rates["fresh"], plain, goals[0]),
         _figure(f"{kind}, replay: requests/s", rates["replay"], plain, goals[1]),
         _figure(f"{kind}, no key: requests/s", rates["no key"], plain, None),
+        _figure(
+            f"{kind}, fresh key, gc.freeze() in both: requests/s",
+            rates["frozen fresh"],
+            rates["frozen bare"],
+            None,
+        ),
     ]
     cpu = Term("with the middleware", rates["no key"].cpu, "µs"), Term("bare", plain.cpu, "µs")
     limit = 1.05 if kind == "fastapi" else 0.0

@@ -21,8 +21,10 @@ from semel.guarantees import FAULTS, TABLE, Mode
 from semel.http import rules as http_rules
 from semel.http.problem import PROBLEMS
 from semel.keys import make_scope
+from semel.messaging import events as messaging_events
 from semel.model import Ask, Kind, Policy, Record, State
 from semel.store import Capabilities, Settings, open_store
+from semel.telemetry.series import SERIES
 from semel.testing.mutants import MUTANTS
 from semel.testing.mutants.plant import recorded_seeds
 from semel.testing.simulation.invariants import CHECKS
@@ -196,6 +198,24 @@ def _events() -> Iterator[str]:
         yield f"| `{event.__name__}` | {fields or '–'} | {level} | {meaning} |"
 
 
+def _messaging_events() -> Iterator[str]:
+    yield "| event | fields | meaning |"
+    yield "|---|---|---|"
+    for name in messaging_events.__all__:
+        event = getattr(messaging_events, name)
+        if dataclasses.is_dataclass(event) and event is not messaging_events.RelayEvent:
+            fields = ", ".join(f"`{field.name}`" for field in dataclasses.fields(event))
+            yield f"| `{name}` | {fields} | {' '.join((event.__doc__ or '').split())} |"
+
+
+def _series() -> Iterator[str]:
+    yield "| series | kind | labels | what it says |"
+    yield "|---|---|---|---|"
+    for one in SERIES:
+        labels = ", ".join(f"`{label}`" for label in one.labels)
+        yield f"| `{one.name}` | {one.kind} | {labels or '–'} | {one.help} |"
+
+
 def _decisions() -> Iterator[str]:
     for path in sorted((ROOT / "docs" / "decisions").glob("*.md")):
         title = path.read_text("utf-8").partition("\n")[0].removeprefix("# ")
@@ -322,6 +342,8 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "verdicts": _answers,
     "capabilities": _capabilities,
     "events": _events,
+    "messaging-events": _messaging_events,
+    "series": _series,
     "decisions": _decisions,
     "checks": _checks,
     "mutants": _mutants,

@@ -1,11 +1,13 @@
 """The applications that `./bench http` measures, made by uvicorn's --factory from the environment.
 
 SEMEL_BENCH_KIND: fastapi, starlette, or a name of `peers`. SEMEL_BENCH_STORE: the URL of a store, or empty for the bare
-application. GET /runs tells how often the handler ran.
+application. SEMEL_BENCH_FREEZE: what the start has made is not looked at again by the garbage collector (docs/howto/http.md).
+GET /runs tells how often the handler ran.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any
 
@@ -40,7 +42,11 @@ def make() -> Any:
 
         return peer_apps.APPS[kind](url)
     app = fastapi() if kind == "fastapi" else _starlette()
-    return app if not url else guarded(app, url)
+    app = app if not url else guarded(app, url)
+    if os.environ.get("SEMEL_BENCH_FREEZE"):
+        gc.collect()
+        gc.freeze()
+    return app
 
 
 def guarded(app: Any, url: str) -> Any:

@@ -68,14 +68,20 @@ def _port() -> int:
 
 
 @contextmanager
-def serving(kind: str, store: str = "", python: str | Path = sys.executable) -> Iterator[tuple[int, int]]:
-    """One uvicorn worker with one application: its port and process. 100 keys are done when it is handed over."""
+def serving(
+    kind: str, store: str = "", python: str | Path = sys.executable, *, frozen: bool = False
+) -> Iterator[tuple[int, int]]:
+    """One uvicorn worker with one application: its port and process. 100 keys are done when it is handed over.
+
+    `frozen`: it calls `gc.freeze()` when it has started.
+    """
     port = _port()
     command = [
         python, "-m", "uvicorn", "--factory", "benches.http_parts.apps:make", "--port", str(port),
         "--host", "127.0.0.1", "--log-level", "critical", "--no-access-log", "--loop", "asyncio", "--http", "httptools",
     ]  # fmt: skip
     environment = {**os.environ, "SEMEL_BENCH_KIND": kind, "SEMEL_BENCH_STORE": store}
+    environment["SEMEL_BENCH_FREEZE"] = "yes" if frozen else ""
     process = subprocess.Popen(command, cwd=ROOT, env=environment)
     try:
         _until_it_answers(port, process)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from semel.testing.chaos import Cell, Heir, Report, Result, Verdict, choose, mat
 from semel.testing.chaos.expectations import LOSING, permitted
 from semel.testing.chaos.goals import campaign, misfortunes
 from semel.testing.chaos.ledger import Answer, Effect
+from semel.testing.chaos.messaging_cells import WINDOWS
+from semel.testing.chaos.messaging_sinks import SINKS
 from semel.testing.chaos.page import write
 from semel.testing.chaos.peers import CASES, Finding, Peer
 from semel.testing.chaos.preloads import no_compiler
@@ -58,9 +61,16 @@ def test_every_named_point_is_struck_by_a_kill_somewhere() -> None:
 
 MODES = ["retry", "hold", "keyed", "probe", "steps", "tx"]
 HTTP_MODES = ["http-db", "http-opaque", "http-steps", "http-stream", "http-tx"]
+MESSAGING_MODES = [
+    "outbox",
+    *(f"relay-{kind}" for kind in SINKS),
+    "inbox-redis",
+    "inbox-rabbit-queue",
+    "inbox-nats",
+]
 
 
-@pytest.mark.parametrize("mode", [*MODES, *HTTP_MODES])
+@pytest.mark.parametrize("mode", [*MODES, *HTTP_MODES, *MESSAGING_MODES])
 def test_what_a_mode_promises_less_than_exactly_once_is_shown_by_some_cell(mode: str) -> None:
     found = {each.expected for each in APPLICABLE if each.mode == mode}
     assert (
@@ -77,8 +87,37 @@ def test_what_a_mode_promises_less_than_exactly_once_is_shown_by_some_cell(mode:
             "http-steps": {Verdict.ONCE, Verdict.DOUBLED},
             "http-stream": {Verdict.ONCE, Verdict.DOUBLED},
             "http-tx": {Verdict.ONCE},
+            "outbox": {Verdict.ONCE},
+            "relay-redis": {Verdict.ONCE, Verdict.LOST},
+            "relay-rabbit-stream": {Verdict.ONCE},
+            "relay-nats": {Verdict.ONCE},
+            "relay-rabbit-queue": {Verdict.ONCE, Verdict.DOUBLED},
+            "relay-webhook": {Verdict.ONCE, Verdict.DOUBLED},
+            "relay-handler": {Verdict.ONCE, Verdict.DOUBLED},
+            "inbox-redis": {Verdict.ONCE, Verdict.DOUBLED},
+            "inbox-rabbit-queue": {Verdict.ONCE},
+            "inbox-nats": {Verdict.ONCE},
         }[mode]
     )
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_every_failure_window_of_messaging_has_cells(window: str) -> None:
+    mine = [each for each in APPLICABLE if fnmatchcase(each.name, WINDOWS[window])]
+    assert {each.part for each in mine} == {"messaging"}
+    if window not in {
+        "MW8",
+        "MW13",
+    }:  # SQLite has one writer; brokers that are killed are told apart by their own stores
+        assert {each.store for each in mine} == {"postgres", "mariadb", "sqlite"}
+
+
+def test_an_exact_sink_loses_only_what_was_delivered_and_not_kept() -> None:
+    less = {
+        each.point for each in APPLICABLE if each.mode == "relay-redis" and each.expected is not Verdict.ONCE
+    }
+    assert less == {"acked.gone"}
+    assert {each.expected for each in APPLICABLE if each.point == "acked.kept"} == {Verdict.ONCE}
 
 
 @pytest.mark.parametrize("mode", HTTP_MODES)

@@ -6,15 +6,18 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import MetaData, create_engine, event, select
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from semel import ConfigurationError, StoreUnavailable
-from semel.messaging import Fenced, Inbox, Message, Outbox, Relay, Route, Row, care, ledger
+from semel.messaging import Fenced, Inbox, Message, Outbox, Rejected, Relay, Route, Row, care, ledger
 from semel.messaging.database import Database
 from semel.messaging.events import Alarm, RelayEvent
+from semel.messaging.pages import Lane, State
+from semel.messaging.parts import Part, Shipment
 from semel.messaging.tables import messaging_tables
 from tests.messaging.books import Book, Post
 from tests.messaging.conftest import Home, awaited
@@ -357,3 +360,38 @@ async def test_kept_batches_of_another_team_stay(sqlite_home: Home) -> None:
 
 def test_fenced_tells_the_epoch() -> None:
     assert Fenced("no", epoch=7).epoch == 7
+
+
+def test_two_lanes_that_reject_two_rows_of_a_key_do_not_reset_each_other() -> None:
+    """Each row's attempts count on, and a key that one of them parked stays parked."""
+    part = Part(0, 1, State(lanes={"a": Lane(), "b": Lane()}))
+    rows = [Row(seq, f"m{seq}", "default", "t", "k", None, None, {}, b"1", 0.0) for seq in (5, 7)]
+
+    def reject(lane: str, row: Row) -> list[str]:
+        part.state.lanes[lane].open = [row.seq]
+        part.rows[row.seq] = row
+        shipment = Shipment(0, 1, lane, 1, [row], None)
+        parked = part.rejected(shipment, Rejected({row.id: "no"}), attempts=3, backoff=(1, 1), keeps=False)
+        return [line.id for line in parked]
+
+    for _ in range(2):
+        assert reject("a", rows[0]) == []
+        assert reject("b", rows[1]) == []
+        part.taken()
+    assert reject("a", rows[0]) == ["m5"], "the other row's failures made it start anew"
+    assert reject("b", rows[1]) == ["m7"]
+    assert [after for _, after in part.taken().held] == [None, None]
+    (line,) = part.lines.values()
+    part.lines[line.name] = msgspec.structs.replace(line, attempts=0)  # an operator's replay
+    assert reject("a", rows[0]) == []
+    assert reject("b", rows[1]) == []
+
+
+def test_a_key_that_one_row_parked_is_not_let_go_by_another() -> None:
+    part = Part(0, 1, State(lanes={"a": Lane(open=[5]), "b": Lane(open=[7])}))
+    rows = [Row(seq, f"m{seq}", "default", "t", "k", None, None, {}, b"1", 0.0) for seq in (5, 7)]
+    part.rows = {row.seq: row for row in rows}
+    for lane, row, final in (("a", rows[0], ["m5"]), ("b", rows[1], [])):
+        error = Rejected({row.id: "no"}, final=final)
+        part.rejected(Shipment(0, 1, lane, 1, [row], None), error, attempts=9, backoff=(1, 1), keeps=False)
+    assert [(line.id, after) for line, after in part.taken().held] == [("m5", None)]

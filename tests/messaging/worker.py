@@ -1,4 +1,4 @@
-"""A relay, a writer or a consumer in a process of its own, that kills or stops itself at a named point. Run by the tests."""
+"""A relay or a writer in a process of its own, that kills or stops itself at a named point. Run by the tests."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import asyncio
 import json
 import os
 import signal
+import time
 
-from sqlalchemy import create_engine, text
+import redis
+from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from semel import points
-from semel.messaging import Inbox, Message, Outbox, Relay
+from semel import StoreUnavailable, points
+from semel.messaging import Message, Outbox, Relay
 
 
 def arm(fault: str) -> None:
@@ -51,6 +53,9 @@ async def relay(options: argparse.Namespace) -> None:
 def write(options: argparse.Namespace) -> None:
     """Orders and messages in one transaction each, until it is ended; each is told after its commit."""
     outbox = Outbox(options.url, table=options.table, parts=options.parts)
+    if options.url.startswith("redis"):
+        write_redis(options, outbox)
+        return
     engine = create_engine(options.url)
     for number in range(options.count):
         key = f"{options.name}-{number % 7}"
@@ -60,19 +65,28 @@ def write(options: argparse.Namespace) -> None:
     outbox.close()
 
 
-async def consume(options: argparse.Namespace) -> None:
-    inbox = Inbox(options.url, consumer="shipping", table=options.table)
-
-    @inbox.handler("*")
-    def handle(session: Session, message: Message) -> None:
-        session.execute(text("INSERT INTO effects VALUES (:id)"), {"id": message.id})
-
-    await inbox.run(options.routes)
+def write_redis(options: argparse.Namespace, outbox: Outbox) -> None:
+    """The same in Redis, whose server may die meanwhile: then it is done again, with the same id."""
+    client = redis.Redis.from_url(options.url)
+    for number in range(options.count):
+        name = f"{options.name}-{number}"
+        while True:
+            try:
+                with client.pipeline() as pipe:
+                    pipe.set(f"order:{name}", number)
+                    key = f"{options.name}-{number % 7}"
+                    outbox.add(pipe, Message("orders", {"n": number}, key=key, id=name))
+                    pipe.execute()
+                break
+            except (redis.RedisError, StoreUnavailable):
+                time.sleep(0.05)
+        print(name, flush=True)
+    outbox.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("relay", "write", "consume"))
+    parser.add_argument("what", choices=("relay", "write"))
     parser.add_argument("url")
     parser.add_argument("table")
     parser.add_argument("--routes", default="{}")
@@ -90,7 +104,7 @@ def main() -> None:
     if options.what == "write":
         write(options)
     else:
-        asyncio.run({"relay": relay, "consume": consume}[options.what](options))
+        asyncio.run(relay(options))
 
 
 if __name__ == "__main__":

@@ -341,12 +341,23 @@ def test_a_taken_port_is_exchanged_for_another(monkeypatch: pytest.MonkeyPatch) 
             assert server.command("PING") is True
 
 
+def test_s3_keeps_what_it_confirmed_through_a_kill(s3_server: services.S3Server) -> None:
+    with services.s3() as server:
+        server.client().put_object(Bucket=server.bucket, Key="a/b", Body=b"kept")
+        server.kill()
+        server.restart()
+        answer = server.client().get_object(Bucket=server.bucket, Key="a/b")
+        assert answer["Body"].read() == b"kept"
+        answer["Body"].close()
+    assert s3_server.running
+
+
 def test_a_missing_program_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     with pytest.raises(services.ServerMissing, match="apt-get install postgresql"):
         services.postgres()
     absent = services.missing()
-    assert {"postgres", "mariadb", "pgbouncer", "nats"} <= set(absent)
+    assert {"postgres", "mariadb", "pgbouncer", "nats", "s3"} <= set(absent)
     assert "redis" not in absent  # the Valkey in the wheel stands in for it
 
 
@@ -361,8 +372,8 @@ def test_redis_is_served_by_the_valkey_wheel_when_it_is_not_installed(
 # -- who runs them ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "start",
-    [services.redis, services.valkey, services.postgres, services.mariadb, services.nats],
-    ids=["redis", "valkey", "postgres", "mariadb", "nats"],
+    [services.redis, services.valkey, services.postgres, services.mariadb, services.nats, services.s3],
+    ids=["redis", "valkey", "postgres", "mariadb", "nats", "s3"],
 )
 def test_servers_never_run_as_root(start: Callable[[], services.Server]) -> None:
     with start() as server:

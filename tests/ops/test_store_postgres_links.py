@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Iterator
 from threading import Thread
@@ -18,8 +19,9 @@ from semel.model import Answer, Busy, Note, Won
 from semel.runtime import run_sync
 from semel.store import Settings, adopt
 from semel.stores.postgres import PostgresStore
+from semel.stores.postgres import asyncpg as asyncpg_links
 from semel.stores.postgres import url as postgres_url
-from semel.stores.postgres.asyncpg import AsyncpgLoans, AsyncpgPool
+from semel.stores.postgres.asyncpg import AsyncpgLoans, AsyncpgPool, AsyncpgSource
 from semel.stores.postgres.errors import Clash, Late, Locked, Lost, Trouble, Unfit, refused
 from semel.stores.postgres.home import LoopWorld, Pool, ThreadWorld
 from semel.stores.postgres.link import Link, NotReached, Source
@@ -454,3 +456,28 @@ def test_an_asyncpg_without_a_way_to_one_more_connection_is_polled(
             await store.aclose()
 
     asyncio.run(work())
+
+
+def test_a_caller_cancelled_while_it_connects_leaves_no_unread_error(
+    postgres_server: services.PostgresServer,
+) -> None:
+    source = AsyncpgSource(postgres_server.database(), "here", server_settings={}, prepares=None)
+    complaints: list[str] = []
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(str(told)))
+        for ticks in range(12):  # in one of these asyncpg has a socket and has not asked for TLS yet
+            opening = asyncio.ensure_future(source.open(5))
+            for _ in range(ticks):
+                await asyncio.sleep(0)
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+        while asyncpg_links._opening:  # they go on without their callers, and are closed
+            await asyncio.wait(tuple(asyncpg_links._opening))
+        await asyncio.sleep(0)
+        gc.collect()
+        await asyncio.sleep(0)
+
+    asyncio.run(work())
+    assert complaints == []

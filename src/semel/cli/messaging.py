@@ -6,7 +6,8 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
@@ -15,8 +16,10 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from semel.errors import ConfigurationError
-from semel.messaging import Inbox, Outbox, Relay, care, ledger
+from semel.messaging import Inbox, Outbox, Relay
 from semel.messaging.carrier import Report
+from semel.messaging.events import log_event
+from semel.messaging.pages import Line, Page
 
 __all__ = ["inbox", "outbox", "relay"]
 
@@ -25,16 +28,23 @@ outbox = typer.Typer(no_args_is_help=True, help="Messages that wait to be sent."
 inbox = typer.Typer(no_args_is_help=True, help="Messages that were admitted, and dead letters.")
 
 Url = Annotated[str, typer.Argument(help="The database, such as postgresql://host/db or sqlite:///app.db")]
+Place = Annotated[str, typer.Argument(help="The outbox's database, or its Redis: redis://host/0")]
 Table = Annotated[str, typer.Option(help="The table= that the program uses.")]
 Team = Annotated[str, typer.Option("--name", help="The name= of the relays, if they have one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
 Consumer = Annotated[str, typer.Option(help="The consumer= of the inbox.")]
+Bodies = Annotated[
+    str | None,
+    typer.Option(
+        "--claim-check", help="Where large bodies are, as the program has it: file:///…, s3://… or sql."
+    ),
+]
 Ids = Annotated[list[str] | None, typer.Argument(help="Message ids; none: all.")]
 _out = Console()
 
 
 def relay(
-    url: Url,
+    url: Place,
     route: Annotated[
         list[str],
         typer.Option(help="TOPIC=SINK-URL, as often as needed; TOPIC may be a pattern, as orders.*"),
@@ -50,7 +60,11 @@ def relay(
     name: Annotated[
         str | None, typer.Option(help="The relays' common name; needed with --topic and --tenant.")
     ] = None,
+    claim_check: Bodies = None,
     drain: Annotated[bool, typer.Option("--drain", help="Send what is due, and leave.")] = False,
+    metrics: Annotated[
+        str | None, typer.Option(help="HOST:PORT where /metrics and /health are served, as 0.0.0.0:9464.")
+    ] = None,
 ) -> None:
     """Carry messages from an outbox to their sinks until it is ended (SIGINT, SIGTERM)."""
     routes: dict[str, list[str]] = {}
@@ -59,7 +73,8 @@ def relay(
         if not mark or not sink:
             raise ConfigurationError(f"--route is TOPIC=SINK-URL, not {one!r}")
         routes.setdefault(pattern, []).append(sink)
-    where = Outbox(url, table=table)
+    watch = None if metrics is None else _Watch(metrics, drain=drain)
+    where = Outbox(url, table=table, claim_check=claim_check)
     made = Relay(
         where,
         {pattern: sinks if len(sinks) > 1 else sinks[0] for pattern, sinks in routes.items()},
@@ -69,13 +84,37 @@ def relay(
         topics=topic or (),
         tenants=tenant or (),
         name=name,
+        hooks=(log_event,) if watch is None else (log_event, watch.hook),
     )
-    asyncio.run(_carry(made, drain=drain))
+    asyncio.run(_carry(made, watch, drain=drain))
     where.close()
 
 
-async def _carry(made: Relay, *, drain: bool) -> None:
-    async with made:
+class _Watch:
+    """Where figures are served, and what counts them."""
+
+    def __init__(self, given: str, *, drain: bool) -> None:
+        if drain:
+            raise ConfigurationError(
+                "--metrics with --drain: it would end before anybody could look; give one of them"
+            )
+        from semel.telemetry.prometheus import PrometheusHook
+        from semel.telemetry.server import address
+
+        self.place = address(given)
+        self.hook = PrometheusHook()
+
+    @asynccontextmanager
+    async def over(self, made: Relay) -> AsyncIterator[None]:
+        from semel.telemetry.relays import exposed
+
+        async with exposed(made, self.hook, *self.place) as server:
+            _out.print(f"metrics at http://{self.place[0]}:{server.port}/metrics", highlight=False)
+            yield
+
+
+async def _carry(made: Relay, watch: _Watch | None, *, drain: bool) -> None:
+    async with made, nullcontext() if watch is None else watch.over(made):
         if drain:
             _report(await made.drain())
             return
@@ -106,7 +145,7 @@ def _report(report: Report) -> None:
 
 # -------------------------------------------------------------------------------------------------- outbox
 @outbox.command("stats")
-def _stats(url: Url, table: Table = "semel", name: Team = "relay", as_json: AsJson = False) -> None:
+def _stats(url: Place, table: Table = "semel", name: Team = "relay", as_json: AsJson = False) -> None:
     """How many messages wait, by topic, since when, who carries them, and what is parked."""
     found = _with_outbox(url, table, lambda o: _stats_of(o, name))
     if as_json:
@@ -119,27 +158,32 @@ def _stats(url: Url, table: Table = "semel", name: Team = "relay", as_json: AsJs
     for topic, count in sorted(found["pending"].items()):
         _out.print(f"  {topic}: {count}", highlight=False)
     _out.print(f"parked keys {found['parked']}, backing off {found['backing_off']}", highlight=False)
+    for caution in found["cautions"]:
+        _out.print(f"caution: {caution}", highlight=False, soft_wrap=True)
 
 
 async def _stats_of(where: Outbox, team: str) -> dict[str, Any]:
-    database = where.database
-    lines = await database.read(ledger.lines, database.tables, team)
-    living = await database.run(ledger.alive, database.tables, team)
+    found = await where.home.ledger(team).run(_stats_on)
+    return {**found, "cautions": await where.cautions()}
+
+
+def _stats_on(page: Page) -> dict[str, Any]:
+    lines = page.lines()
     return {
-        "pending": await database.read(care.pending, database.tables),
-        "oldest": await database.read(care.oldest, database.tables),
-        "relays": sorted(living),
+        "pending": page.pending(),
+        "oldest": page.oldest(),
+        "relays": sorted(page.alive()),
         "parked": sum(line.until is None for line in lines),
         "backing_off": sum(line.until is not None for line in lines),
     }
 
 
 @outbox.command("parked")
-def _parked(url: Url, table: Table = "semel", name: Team = "relay", as_json: AsJson = False) -> None:
+def _parked(url: Place, table: Table = "semel", name: Team = "relay", as_json: AsJson = False) -> None:
     """Keys that are held back: parked for good, or until their next attempt."""
 
-    async def look(where: Outbox) -> list[ledger.Line]:
-        return await where.database.read(ledger.lines, where.database.tables, name)
+    async def look(where: Outbox) -> list[Line]:
+        return await where.home.ledger(name).read(lambda page: page.lines())
 
     lines = _with_outbox(url, table, look)
     rows = [
@@ -160,7 +204,7 @@ def _parked(url: Url, table: Table = "semel", name: Team = "relay", as_json: AsJ
 
 @outbox.command("replay")
 def _replay(
-    url: Url,
+    url: Place,
     key: Annotated[str | None, typer.Option(help="Only this key.")] = None,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
     message: Annotated[str | None, typer.Option(help="Only the key whose first message has this id.")] = None,
@@ -170,11 +214,28 @@ def _replay(
     """Let parked keys flow again, from their first message, in order."""
 
     async def let(where: Outbox) -> int:
-        return await where.database.run(
-            ledger.unpark, where.database.tables, name, key=key, tenant=tenant, identity=message
+        return await where.home.ledger(name).run(
+            lambda page: page.unpark(key=key, tenant=tenant, identity=message)
         )
 
     _out.print(f"{_with_outbox(url, table, let)} keys flow again", highlight=False)
+
+
+@outbox.command("sweep")
+def _sweep(
+    url: Url,
+    claim_check: Bodies = None,
+    grace: Annotated[float, typer.Option(help="Leave bodies alone that are younger, in seconds.")] = 3600.0,
+    table: Table = "semel",
+) -> None:
+    """Remove large bodies that are over, and those that no message refers to. A relay with --claim-check does it too."""
+    if claim_check is None:
+        raise ConfigurationError(
+            "--claim-check says where the bodies are: file:///folder, s3://bucket/prefix or sql"
+        )
+    with Outbox(url, table=table, create=False, claim_check=claim_check) as where:
+        count = asyncio.run(where.sweep(grace=grace))
+    _out.print(f"{count} bodies removed", highlight=False)
 
 
 # --------------------------------------------------------------------------------------------------- inbox

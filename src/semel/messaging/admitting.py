@@ -11,7 +11,7 @@ from semel.messaging.tables import NOW
 from semel.within.ports import Port
 from semel.within.records import query
 
-__all__ = ["admit", "admit_many", "hash_of", "remember"]
+__all__ = ["admit", "admit_many", "compare", "hash_of", "is_known", "remember"]
 
 _POSTGRES: Final = """
 INSERT INTO {table}_inbox (consumer, message, tenant, hash, topic, at, business_key)
@@ -51,7 +51,7 @@ async def admit(
     else:
         fresh = bool(await query(port, _POSTGRES.format(table=table, now=NOW[port.dialect]), args))
     if not fresh:
-        await _compare(port, table, consumer, message, digest)
+        await compare(port, table, consumer, message, digest)
     return fresh
 
 
@@ -72,8 +72,13 @@ async def admit_many(port: Port, table: str, consumer: str, messages: Sequence[M
     fresh = {(row[0], row[1]) for row in rows}
     for message in ordered:
         if (message.id, message.tenant) not in fresh:
-            await _compare(port, table, consumer, message, hashes[message.id, message.tenant])
+            await compare(port, table, consumer, message, hashes[message.id, message.tenant])
     return [message for message in ordered if (message.id, message.tenant) in fresh]
+
+
+async def is_known(port: Port, table: str, consumer: str, message: Message) -> bool:
+    """Whether the message was admitted; whatever its content is."""
+    return bool(await query(port, _HASH.format(table=table), (consumer, message.id, message.tenant)))
 
 
 async def remember(
@@ -85,7 +90,8 @@ async def remember(
     )
 
 
-async def _compare(port: Port, table: str, consumer: str, message: Message, digest: bytes) -> None:
+async def compare(port: Port, table: str, consumer: str, message: Message, digest: bytes) -> None:
+    """KeyMismatch if the message was admitted with another content."""
     # MariaDB: a locking read sees what is committed, whatever snapshot the caller's transaction has.
     lock = " LOCK IN SHARE MODE" if port.dialect == "mysql" else ""
     rows = await query(port, _HASH.format(table=table) + lock, (consumer, message.id, message.tenant))

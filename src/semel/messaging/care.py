@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, bindparam, delete, func, literal_column, or_, select
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, bindparam, delete, func, literal_column, or_, select, update
 
 from semel.messaging.tables import Tables, now
 
@@ -42,5 +44,15 @@ def clean(
     seqs = list(c.execute(old).scalars())
     if seqs:
         c.execute(delete(ids).where(ids.c.seq == bindparam("s")), [{"s": seq} for seq in seqs])
+        _bodies_over(c, t, seqs)
     c.execute(delete(sent).where(sent.c.team == team, sent.c.at < clock - sink_safety))
     return len(seqs)
+
+
+def _bodies_over(c: Connection, t: Tables, seqs: Sequence[int]) -> None:
+    """Bodies of messages that are forgotten: from now on they are only kept for late readers."""
+    bodies = t.bodies.c.seq
+    apart = set(c.execute(select(bodies).where(bodies >= min(seqs), bodies <= max(seqs))).scalars())
+    if over := apart.intersection(seqs):
+        statement = update(t.bodies).where(bodies == bindparam("s")).values(over=now(c.dialect.name))
+        c.execute(statement, [{"s": seq} for seq in sorted(over)])

@@ -6,16 +6,13 @@ import asyncio
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from semel.errors import ConfigurationError, StoreUnavailable
-from semel.messaging import care, ledger
-from semel.messaging.events import Alarm, Delivered, Emit, Overtaken, Parked, SinkBack, SinkPaused
-from semel.messaging.ledger import Want
-from semel.messaging.outbox import Outbox
+from semel.messaging.events import Alarm, Declined, Delivered, Emit, Overtaken, Parked, SinkBack, SinkPaused
+from semel.messaging.pages import Ledger, Page, Superseded, Want
 from semel.messaging.parts import Part, Shipment
 from semel.messaging.routes import Router
 from semel.messaging.sink import Fenced, Rejected, Row, SinkUnavailable
@@ -25,8 +22,8 @@ __all__ = ["Carrier", "Limits", "Report"]
 
 _ROUND: Final = 4  # batches in one transaction, over all parts
 _BYTES: Final = 16 << 20  # of bodies in one round
+_OTHERS: Final = 8  # rounds
 _PAUSE: Final = (0.25, 30.0)
-_LATE: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -57,6 +54,16 @@ class _Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class _Repair:
+    """What a round has to set right before its next one: a number that was not expected, or an epoch."""
+
+    part: Part
+    shipment: Shipment
+    found: int = 0
+    fenced: Fenced | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What a relay was told to observe."""
 
@@ -66,15 +73,15 @@ class Limits:
     sink_safety: float
     topics: tuple[str, ...]
     tenants: tuple[str, ...]
+    fair: bool = True
 
 
 class Carrier:
     """The parts that a relay owns now, and what it does with them."""
 
-    def __init__(self, outbox: Outbox, router: Router, team: str, limits: Limits, emit: Emit) -> None:
-        self.outbox = outbox
+    def __init__(self, ledger: Ledger, router: Router, limits: Limits, emit: Emit) -> None:
+        self.ledger = ledger
         self.router = router
-        self.team = team
         self.limits = limits
         self.emit = emit
         self.parts: dict[int, Part] = {}
@@ -83,13 +90,9 @@ class Carrier:
         self.report = Report()
         self._topics: dict[str, set[str]] = {}  # topic → the ways it may go
         self._turn = 0
+        self._after: dict[int, str] = {}  # by part with several tenants: where the look for them goes on
+        self._looks = 0
         self._alarmed: set[tuple[str, str]] = set()
-        self._repairs: list[tuple[Part, Shipment, int]] = []
-        self._fenced: list[tuple[Part, int | None]] = []
-
-    @property
-    def _tables(self) -> Any:
-        return self.outbox.database.tables
 
     # ------------------------------------------------------------------------------------------- a round
     async def round(self, parts: Sequence[Part]) -> bool:
@@ -97,6 +100,10 @@ class Carrier:
         ahead of what is written, or behind it."""
         try:
             return await self._round([part for part in parts if self.parts.get(part.number) is part])
+        except Superseded as lost:
+            for part in parts:
+                (self.overtaken if part.number in lost.parts else self.drop)(part)
+            return True
         except BaseException:
             for part in parts:
                 self.drop(part)
@@ -107,14 +114,15 @@ class Carrier:
         if not ready or any(part.dirty or part.outcome for part in parts):
             if not ready and not await self._anything(parts):
                 return False
-            await self.outbox.database.run(self._plan, parts)
+            await self.ledger.run(self._plan, parts)
             reach("relay.planned")
             ready = self._ready([part for part in parts if part.number in self.parts])
         if not ready:
             return False
-        await asyncio.gather(*(self._ship(shipment) for shipment in ready))
+        found = await asyncio.gather(*(self._ship(shipment) for shipment in ready))
         reach("relay.published")
-        await self._repair()
+        for repair in filter(None, found):  # when all have come back: it changes the part's state
+            await self._repair(repair)
         return True
 
     async def _anything(self, parts: list[Part]) -> bool:
@@ -122,9 +130,7 @@ class Carrier:
             return True
         numbers = [part.number for part in parts]
         want = self.want(numbers, parts)
-        return bool(numbers) and await self.outbox.database.read(
-            ledger.waiting, self._tables, self.team, want
-        )
+        return bool(numbers) and await self.ledger.read(_waiting, want)
 
     def want(self, numbers: list[int], parts: Collection[Part] = ()) -> Want:
         """What to look for. Each time another part comes first, so that none waits for ever behind the others."""
@@ -138,6 +144,9 @@ class Carrier:
             tenants=self.limits.tenants,
             open={part.number: part.open for part in parts},
             lines=not parts or any(part.lines for part in parts),
+            # Of one tenant alone the others are looked for now and then.
+            fair=self.limits.fair and (bool(self._after) or self._looks % _OTHERS == 0),
+            after=self._after,
         )
 
     def _paused(self) -> set[str]:
@@ -176,14 +185,15 @@ class Carrier:
         return found
 
     # --------------------------------------------------------------------------------- the transaction
-    def _plan(self, connection: Connection, parts: list[Part]) -> None:
+    def _plan(self, page: Page, parts: list[Part]) -> None:
         """What was delivered goes, what is next is written down, in one commit."""
-        ours = self.settle(connection, parts, save=False)
-        self._refresh(connection, [part for part in ours if part.lines])
+        ours = self.settle(page, parts, save=False)
+        self._refresh(page, [part for part in ours if part.lines])
         if self.pauses:  # which topics must wait is known only of topics that are known
-            self._learn(care.topics(connection, self._tables))
+            self._learn(page.topics())
         want = self.want([part.number for part in ours], ours)
-        chosen = ledger.choose(connection, self._tables, self.team, want)
+        chosen = page.choose(want)
+        self._looks += 1
         self._turn += len(chosen) or 1
         for part in ours:
             rows = _bounded(chosen.get(part.number, ()))
@@ -194,58 +204,52 @@ class Carrier:
                     "unroutable", f"no route knows topic {topic!r}: its messages wait in the outbox"
                 )
             self.unknown |= unknown
-            self._write(connection, part)
-        self._save(connection, [part for part in ours if part.dirty])
+            self._write(page, part)
+        _save(page, [part for part in ours if part.dirty])
         reach("relay.chosen")
         for part in ours:
             part.dirty = False
 
-    def _refresh(self, connection: Connection, parts: Sequence[Part]) -> None:
+    def _refresh(self, page: Page, parts: Sequence[Part]) -> None:
         """Keys that are held back: an operator may have changed them."""
         if not parts:
             return
         numbers = [part.number for part in parts]
-        found = ledger.lines(connection, self._tables, self.team, numbers)
+        found = page.lines(numbers)
         for part in parts:
             part.lines = {line.name: line for line in found if line.part == part.number}
 
-    def settle(self, connection: Connection, parts: Sequence[Part], *, save: bool = True) -> list[Part]:
+    def settle(self, page: Page, parts: Sequence[Part], *, save: bool = True) -> list[Part]:
         """Write what came of the last batches, for the parts that are still ours; those are returned, and locked."""
         epochs = {part.number: part.epoch for part in parts}
-        held = ledger.hold(connection, self._tables, self.team, epochs)
+        held = page.hold(epochs)
         for part in parts:
             if part.number not in held:
                 self.overtaken(part)
         ours = [part for part in parts if part.number in held]
         for part in ours:
-            self._write(connection, part)
+            self._write(page, part)
         if save:
-            self._save(connection, ours)
+            _save(page, ours)
         return ours
 
-    def _save(self, connection: Connection, parts: Sequence[Part]) -> None:
-        states = {(part.number, part.epoch): part.state for part in parts}
-        ledger.save(connection, self._tables, self.team, states)
-
-    def _write(self, connection: Connection, part: Part) -> None:
+    def _write(self, page: Page, part: Part) -> None:
         outcome = part.taken()
         if not outcome:
             return
-        team, tables = self.team, self._tables
-        ledger.remove(connection, tables, {part.number: [row.seq for row in outcome.gone]})
-        late = time.time() - _LATE
-        ledger.refresh_ids(connection, tables, [row.seq for row in outcome.gone if row.created < late])
+        page.remove(part.number, outcome.gone)
         for lane, number, rows in outcome.kept:
-            ledger.keep(connection, tables, team, part.number, lane, number, rows)
+            page.keep(part.number, lane, number, rows)
         for line, after in outcome.held:
-            ledger.hold_back(connection, tables, team, line, after)
-        ledger.let_go(connection, tables, team, part.number, outcome.free)
+            page.hold_back(line, after)
+        page.let_go(part.number, outcome.free)
 
     # ----------------------------------------------------------------------------------------- shipping
-    async def _ship(self, shipment: Shipment) -> None:
+    async def _ship(self, shipment: Shipment) -> _Repair | None:
+        """Send it. What is to be repaired by this round, if the sink does not have what it should."""
         part, target = self.parts.get(shipment.part), shipment.target
         if part is None or target is None:
-            return
+            return None
         start = time.monotonic()
         try:
             rows = self._shaped(shipment, part)
@@ -254,14 +258,13 @@ class Carrier:
                 await self._resend(part, shipment)
             found = await target.sink.publish(part.number, part.epoch, shipment.no, rows)
         except Fenced as error:
-            self._fenced.append((part, error.epoch))
-            return
+            return _Repair(part, shipment, fenced=error)
         except Rejected as error:
-            self._rejected(part, shipment, error)
-            return
+            self._rejected(part, shipment, error, time.monotonic() - start)
+            return None
         except SinkUnavailable as error:
             self._pause(target.way, str(error), error.seconds)
-            return
+            return None
         except (StoreUnavailable, DBAPIError):
             raise
         except (
@@ -269,23 +272,21 @@ class Carrier:
         ) as error:  # wrong credentials, a place that is not there: somebody has to act
             self._alarm_once("configuration", str(error))
             self._pause(target.way, str(error), None)
-            return
+            return None
         except Exception as error:  # noqa: BLE001 - a sink's bug pauses the sink, never loses or stops the rest
             self._alarm_once("error", f"sink {target.way!r} failed in an unforeseen way: {error!r}")
             self._pause(target.way, repr(error), None)
-            return
+            return None
         self._back(target.way)
         if found is not None and found != shipment.no - 1 and (found != shipment.no or fresh):
-            self._repairs.append(
-                (part, shipment, found)
-            )  # when all have come back: it changes the part's state
-            return
+            return _Repair(part, shipment, found)
         part.delivered(shipment, keep=self.limits.sink_safety > 0)
         duplicate = found is not None and found >= shipment.no
         self._count(rows, duplicate=duplicate)
         self.emit(
             Delivered(shipment.lane, part.number, shipment.no, len(rows), time.monotonic() - start, duplicate)
         )
+        return None
 
     def _shaped(self, shipment: Shipment, part: Part) -> list[Row]:
         """The rows as they are sent. A transform that fails is a rejection of its message, not of the batch; once a batch
@@ -305,24 +306,23 @@ class Carrier:
             raise Rejected(failed)
         return rows
 
-    async def _repair(self) -> None:
-        """Batches that the sink has and should not, or has not and should; and owners that it refuses."""
-        repairs, self._repairs = self._repairs, []
-        for part, shipment, found in repairs:
-            if self.parts.get(part.number) is part:
-                mend = self._ahead if found >= shipment.no else self._lost_tail
-                await self.outbox.database.run(mend, part, shipment, found)
-        fenced, self._fenced = self._fenced, []
-        for part, epoch in fenced:
-            if self.parts.get(part.number) is part:
-                await self.outbox.database.run(self._refused, part, epoch)
+    async def _repair(self, repair: _Repair) -> None:
+        """A batch that the sink has and should not, or has not and should; or an owner that it refuses."""
+        part, shipment, found = repair.part, repair.shipment, repair.found
+        if self.parts.get(part.number) is not part:
+            return
+        if repair.fenced is not None:
+            await self.ledger.run(self._refused, part, repair.fenced.epoch)
+        else:
+            mend = self._ahead if found >= shipment.no else self._lost_tail
+            await self.ledger.run(mend, part, shipment, found)
 
-    def _refused(self, connection: Connection, part: Part, epoch: int | None) -> None:
+    def _refused(self, page: Page, part: Part, epoch: int | None) -> None:
         """The sink knows a higher epoch. Another relay's; or of a time that this database has forgotten."""
-        held = ledger.hold(connection, self._tables, self.team, {part.number: part.epoch})
+        held = page.hold({part.number: part.epoch})
         if held:
             beyond = epoch if epoch is not None else part.epoch * 2
-            ledger.raise_epoch(connection, self._tables, self.team, part.number, part.epoch, beyond)
+            page.raise_epoch(part.number, part.epoch, beyond)
             self.emit(
                 Alarm(
                     "sink-ahead",
@@ -334,9 +334,9 @@ class Carrier:
         else:
             self.overtaken(part)
 
-    def _ahead(self, connection: Connection, part: Part, shipment: Shipment, found: int) -> None:
+    def _ahead(self, page: Page, part: Part, shipment: Shipment, found: int) -> None:
         """The sink has a number that nobody can have sent from here."""
-        if not self.settle(connection, [part], save=False):
+        if not self.settle(page, [part], save=False):
             return
         self.emit(
             Alarm(
@@ -346,20 +346,20 @@ class Carrier:
             )
         )
         part.ahead(shipment.lane, found)
-        self._save(connection, [part])
+        _save(page, [part])
 
-    def _lost_tail(self, connection: Connection, part: Part, shipment: Shipment, found: int) -> None:
+    def _lost_tail(self, page: Page, part: Part, shipment: Shipment, found: int) -> None:
         """The sink holds less than it confirmed. Write down what is sent again, and under which numbers."""
-        if not self.settle(connection, [part], save=False):
+        if not self.settle(page, [part], save=False):
             return
-        team, lane = self.team, shipment.lane
-        kept = sorted(ledger.kept(connection, self._tables, team, part.number, lane, found))
+        lane = shipment.lane
+        kept = sorted(page.kept(part.number, lane, found))
         lost = (kept[0] if kept else shipment.no) - found - 1
         for new, old in enumerate(kept, start=found + 1):
             if new != old:
-                ledger.renumber(connection, self._tables, team, part.number, lane, old, new)
+                page.renumber(part.number, lane, old, new)
         part.lost_tail(lane, found, len(kept))
-        self._save(connection, [part])
+        _save(page, [part])
         self.emit(
             Alarm(
                 "lost-tail",
@@ -371,9 +371,8 @@ class Carrier:
 
     async def _resend(self, part: Part, shipment: Shipment) -> None:
         lane = part.state.lanes[shipment.lane]
-        kept = await self.outbox.database.read(
-            ledger.kept, self._tables, self.team, part.number, shipment.lane, lane.resend[0] - 1
-        )
+        first = lane.resend[0] - 1
+        kept = await self.ledger.read(lambda page: page.kept(part.number, shipment.lane, first))
         sink, way = shipment.target.sink, shipment.target.way  # type: ignore[union-attr]
         for number in lane.resend:
             rows = [self.router.shaped(way, row) for row in kept.get(number, ())]
@@ -382,7 +381,7 @@ class Carrier:
                 self.report.resent += len(rows)
         lane.resend = []  # written with the next state; until then it would be sent again, and found there
 
-    def _rejected(self, part: Part, shipment: Shipment, error: Rejected) -> None:
+    def _rejected(self, part: Part, shipment: Shipment, error: Rejected, seconds: float) -> None:
         sink = shipment.target.sink  # type: ignore[union-attr]
         parked = part.rejected(
             shipment,
@@ -392,7 +391,15 @@ class Carrier:
             keeps=sink.guarantee != "at-least-once",
         )
         self.report.rejected += len(error.reasons)
-        self._count([row for row in shipment.rows if row.id in error.delivered], duplicate=False)
+        taken = [row for row in shipment.rows if row.id in error.delivered]
+        self._count(taken, duplicate=False)
+        if taken:
+            self.emit(
+                Delivered(shipment.lane, part.number, shipment.no, len(taken), seconds, duplicate=False)
+            )
+        for row in shipment.rows:
+            if (reason := error.reasons.get(row.id)) is not None:
+                self.emit(Declined(shipment.lane, row.topic, row.id, reason))
         for line in parked:
             self.emit(Parked(line.tenant, line.key, line.topic, line.id, line.attempts, line.reason))
 
@@ -439,6 +446,14 @@ class Carrier:
         if (what, message) not in self._alarmed:
             self._alarmed.add((what, message))
             self.emit(Alarm(what, message))
+
+
+def _waiting(page: Page, want: Want) -> bool:
+    return page.waiting(want)
+
+
+def _save(page: Page, parts: Sequence[Part]) -> None:
+    page.save({(part.number, part.epoch): part.state for part in parts})
 
 
 def _bounded(rows: Sequence[Row]) -> Sequence[Row]:

@@ -30,7 +30,8 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.messaging import letters
-from semel.messaging.events import Alarm, DeadLettered, Emit, Handled
+from semel.messaging.bodies import HEADER, fetched
+from semel.messaging.events import Alarm, DeadLettered, Emit, Handled, HandlerFailed
 from semel.messaging.message import Message
 from semel.messaging.pauses import delay, waited
 from semel.messaging.sources import PROBLEM
@@ -121,8 +122,9 @@ class Consumer:
         """Until cancelled: then no more is received, and what is being handled has `grace` seconds to end."""
         others = [asyncio.create_task(self._revive()), asyncio.create_task(self._purge())]
         try:
-            while True:
+            while not _cancelled():
                 await self._receive()
+            raise asyncio.CancelledError
         finally:
             for task in others:
                 task.cancel()
@@ -178,7 +180,7 @@ class Consumer:
 
     async def _keep(self, delivery: Delivery) -> None:
         """As long as it is waited for or handled, nobody else is to get it."""
-        while True:
+        while not _cancelled():
             await asyncio.sleep(self.source.extends_every)
             with contextlib.suppress(StoreUnavailable):  # the inbox admits it once anyway
                 await delivery.extend()
@@ -243,14 +245,16 @@ class Consumer:
         final = attempts + 1 >= entry.max_attempts or isinstance(error, _FINAL)
         after = None if final else delay(entry.backoff, attempts + 1)
         database = self.inbox.database
-        reason = f"{type(error).__name__}: {error}"
+        kind = type(error).__name__
+        reason = f"{kind}: {error}"
         count = await database.run(
             letters.failed, database.tables, self.inbox.consumer, message, reason, after
         )
+        self._emit(HandlerFailed(self.inbox.consumer, message.topic, message.id, count, kind))
         if not final:
             return count
         self.counts.dead += 1
-        self._emit(DeadLettered(self.inbox.consumer, message.topic, message.id, count, reason))
+        self._emit(DeadLettered(self.inbox.consumer, message.topic, message.id, count, reason, kind))
         return -1
 
     async def _pause(self, entry: Entry, attempts: int) -> bool:
@@ -263,7 +267,7 @@ class Consumer:
             letters.failed, database.tables, self.inbox.consumer, message, reason, None
         )
         self.counts.dead += 1
-        self._emit(DeadLettered(self.inbox.consumer, message.topic, message.id, count, reason))
+        self._emit(DeadLettered(self.inbox.consumer, message.topic, message.id, count, reason, "unhandled"))
 
     async def _handle(self, message: Message) -> bool:
         """The innermost: admission and handler in one transaction, or through `once`."""
@@ -271,7 +275,12 @@ class Consumer:
         if entry is None:
             raise ConfigurationError(f"no handler knows topic {message.topic!r}")
         if entry.once is not None:
-            return await self._consume(entry, message)
+            whole = (
+                await asyncio.to_thread(fetched, self.inbox.bodies, message)
+                if HEADER in message.headers
+                else message
+            )
+            return await self._consume(entry, whole)
         key = entry.business_key(message) if entry.business_key is not None else None
         said: dict[str, Any] = {"business_key": key, "own_transaction": True}
         async with self._sessions.of() as session:
@@ -396,6 +405,13 @@ class _Sessions:
                 await session.close()
             else:
                 await asyncio.to_thread(session.close)
+
+
+def _cancelled() -> bool:
+    """Whether this task was told to end and did not hear it: until Python 3.12 `wait_for`, which redis-py has around each
+    command, swallows a cancellation that comes in the moment when it is done."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _engine_of(inbox: Inbox) -> Any:

@@ -12,7 +12,7 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
@@ -27,6 +27,8 @@ try:
     from sqlalchemy.util import greenlet_spawn
 
     from semel.messaging.message import PARTS
+    from semel.messaging.pages import Home
+    from semel.messaging.sql_ledger import SqlLedger
     from semel.messaging.tables import VERSION, Tables, ddl, messaging_tables
     from semel.within.ports import Port
 except ModuleNotFoundError as missing:  # pragma: no cover - needs an environment without it
@@ -75,7 +77,13 @@ class Database:
     """An engine and semel's messaging tables. `given` is a URL, an Engine or an AsyncEngine."""
 
     def __init__(
-        self, given: object, *, table: str = "semel", create: bool = True, parts: int | None = None
+        self,
+        given: object,
+        *,
+        table: str = "semel",
+        create: bool = True,
+        parts: int | None = None,
+        settings: Mapping[str, float | None] | None = None,
     ) -> None:
         self._engine: Engine | None = None
         self._async: AsyncEngine | None = None
@@ -95,10 +103,14 @@ class Database:
             raise ConfigurationError(
                 f"messaging keeps its tables in PostgreSQL, MariaDB/MySQL or SQLite, not in {self.dialect}"
             )
+        self.table = table
         self.tables: Tables = messaging_tables(MetaData(), table)
         self.identity = ""
         self.parts = parts or PARTS
         self._parts_given = parts is not None
+        # What one program says of the messages here holds for those that say nothing, such as `semel relay`.
+        self._settings = {name: value for name, value in (settings or {}).items() if value is not None}
+        self.settings: dict[str, float] = dict(self._settings)
         self._may_create = create
         self._ready = False
         self._reset()
@@ -120,6 +132,11 @@ class Database:
         return engine.url.render_as_string(hide_password=True)  # type: ignore[union-attr]
 
     @property
+    def ready(self) -> bool:
+        """Whether the tables are known to be there."""
+        return self._ready
+
+    @property
     def any_engine(self) -> Engine | AsyncEngine:
         """The engine, of whichever colour."""
         return self._async or self._engine  # type: ignore[return-value]
@@ -128,6 +145,10 @@ class Database:
     def engine(self) -> Engine | None:
         """The sync engine, if there is one."""
         return self._engine
+
+    def ledger(self, team: str) -> SqlLedger:
+        """What the relays of a team read and write here."""
+        return SqlLedger(self, team)
 
     # -------------------------------------------------------------------------------------------- run
     async def run(
@@ -157,6 +178,13 @@ class Database:
         """As `run`, in this thread; only over a sync engine."""
         done: T = self._blocking(fn, args, kwargs)
         return done
+
+    def read_now(
+        self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """As `read`, in this thread; only over a sync engine."""
+        seen: T = self._blocking(fn, args, kwargs, reads=True)
+        return seen
 
     def _blocking(self, fn: Any, args: Any, kwargs: Any, *, reads: bool = False) -> Any:
         engine = self._sync_engine()
@@ -294,6 +322,11 @@ class Database:
                 connection.execute(meta.insert().values(name=name, value=value))
         if self._parts_given and int(known.get("parts", self.parts)) != self.parts:
             self._divide_anew(connection, int(known["parts"]))
+        for name, number in self._settings.items():
+            if name not in known:
+                connection.execute(meta.insert().values(name=name, value=repr(number)))
+            elif known[name] != repr(number):
+                connection.execute(meta.update().where(meta.c.name == name).values(value=repr(number)))
         self._adopt(connection)
 
     def _adopt(self, connection: Connection) -> bool:
@@ -310,6 +343,10 @@ class Database:
         stored = int(known["parts"])
         if self._parts_given and stored != self.parts:
             return False
+        if any(known.get(name) != repr(number) for name, number in self._settings.items()):
+            return False
+        numbers = {name: float(known[name]) for name in known.keys() - {"version", "identity", "parts"}}
+        self.settings = numbers | self._settings
         self.identity, self.parts = known["identity"], stored
         return True
 
@@ -362,23 +399,23 @@ class Database:
 class Resident:
     """What lives in a database of messaging: makes its tables, and closes what it opened."""
 
-    database: Database
+    home: Home
 
     def create(self) -> None:
         """Make the tables, on a connection of our own. Not needed where first use may make them."""
-        self.database.create()
+        self.home.create()
 
     async def acreate(self) -> None:
         """As `create`, awaited."""
-        await self.database.acreate()
+        await self.home.acreate()
 
     def close(self) -> None:
         """Close what was opened here."""
-        self.database.close()
+        self.home.close()
 
     async def aclose(self) -> None:
         """As `close`."""
-        self.database.close()
+        self.home.close()
 
     def __enter__(self) -> Self:
         return self

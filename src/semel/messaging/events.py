@@ -1,20 +1,24 @@
-"""What a relay or a consumer tells: one frozen dataclass per event, given to every callable in `hooks=`."""
+"""What an outbox, a relay or a consumer tells: one frozen dataclass per event, given to every callable in `hooks=`."""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from semel.errors import SemelWarning
 
 __all__ = [
     "Alarm",
+    "Backlog",
     "DeadLettered",
+    "Declined",
     "Delivered",
     "Emit",
     "Handled",
+    "HandlerFailed",
+    "NotAdded",
     "Overtaken",
     "Parked",
     "RelayEvent",
@@ -30,6 +34,16 @@ _log = logging.getLogger("semel.messaging")
 @dataclass(frozen=True, slots=True)
 class RelayEvent:
     """The root of what is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotAdded(RelayEvent):
+    """An outbox refused a message, and its caller was told: `what` is too-large, malformed, conflict, configuration
+    (no transaction, say) or database."""
+
+    topic: str
+    what: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +76,16 @@ class SinkBack(RelayEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class Declined(RelayEvent):
+    """A sink does not take a message: its key waits until it is tried again, or is parked."""
+
+    lane: str
+    topic: str
+    message: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Parked(RelayEvent):
     """A message was rejected too often: its key is held back, in order, until somebody replays it."""
 
@@ -82,9 +106,22 @@ class Overtaken(RelayEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class Backlog(RelayEvent):
+    """What a relay found when it looked: messages that wait, by topic, the age of the oldest one that is due, keys that are
+    held back, topics that no route knows, and the parts that it owns."""
+
+    pending: Mapping[str, int] = field(default_factory=dict)
+    oldest: float = 0.0
+    parked: int = 0
+    backing_off: int = 0
+    unroutable: tuple[str, ...] = ()
+    parts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Alarm(RelayEvent):
     """Something that a person should look at: `what` is lost-tail, sink-ahead, route, unroutable,
-    configuration, database, source, consumer or error."""
+    configuration, database, listener, bodies, source, consumer or error."""
 
     what: str
     message: str
@@ -102,18 +139,38 @@ class Handled(RelayEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class HandlerFailed(RelayEvent):
+    """A handler raised: the message is tried again, or becomes a dead letter. `error` is the exception's class."""
+
+    consumer: str
+    topic: str
+    message: str
+    attempt: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLettered(RelayEvent):
-    """A handler failed too often: the message waits among the dead letters."""
+    """A handler failed too often: the message waits among the dead letters. `what` is the class of its exception, or
+    unhandled (no handler knows its topic, or it cannot be read)."""
 
     consumer: str
     topic: str
     message: str
     attempts: int
     reason: str
+    what: str = ""
 
 
 Emit = Callable[[RelayEvent], None]
-_LEVELS = {Delivered: logging.DEBUG, Handled: logging.DEBUG, SinkBack: logging.INFO, Overtaken: logging.INFO}
+_LEVELS = {
+    Delivered: logging.DEBUG,
+    Handled: logging.DEBUG,
+    Backlog: logging.DEBUG,
+    NotAdded: logging.INFO,  # its caller has the exception
+    SinkBack: logging.INFO,
+    Overtaken: logging.INFO,
+}
 
 
 def log_event(event: RelayEvent) -> None:

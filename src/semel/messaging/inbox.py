@@ -13,12 +13,15 @@ import msgspec
 
 from semel.errors import ConfigurationError
 from semel.messaging import letters
-from semel.messaging.admitting import admit, admit_many, remember
+from semel.messaging.admitting import admit, admit_many, compare, hash_of, is_known, remember
+from semel.messaging.bodies import HEADER, BodyMissing, BodyStore, fetched, open_bodies
+from semel.messaging.bodies.sql import SqlBodies
 from semel.messaging.consumer import Consumer, Entry, Middleware
 from semel.messaging.database import Database, Resident
 from semel.messaging.events import RelayEvent, log_event, teller
 from semel.messaging.letters import Admitted, DeadLetter
 from semel.messaging.message import Message
+from semel.messaging.quick import admit_quickly, connection_of
 from semel.messaging.sources import Source, open_source
 from semel.messaging.windows import Windows, check_windows
 from semel.runtime import run_sync
@@ -43,7 +46,8 @@ class Inbox(Resident):
 
     `where` is a URL or an SQLAlchemy engine of the database that the handlers write to; `consumer` names who consumes: each
     consumer admits a message once. `retention` is how long an admission is remembered; with `windows=` it is compared to how
-    late a copy may come, and refused if it is too short.
+    late a copy may come, and refused if it is too short. `claim_check` is the store of bodies that travel as references, as the
+    outbox has it: a store, its URL, or "sql" where the outbox is in this database.
     """
 
     def __init__(
@@ -54,17 +58,21 @@ class Inbox(Resident):
         table: str = "semel",
         retention: float | timedelta = _WEEK,
         windows: Windows | None = None,
+        claim_check: BodyStore | str | None = None,
         create: bool = True,
         hooks: Collection[Callable[[RelayEvent], None]] = (log_event,),
     ) -> None:
         if not consumer or len(consumer) > 120 or not consumer.isprintable():
             raise ConfigurationError(f"consumer must be 1 to 120 printable characters, not {consumer!r}")
-        self.database = Database(where, table=table, create=create)
+        self.home = self.database = Database(where, table=table, create=create)
         self.consumer = consumer
         self.table = table
         self.retention = retention.total_seconds() if isinstance(retention, timedelta) else float(retention)
         if windows is not None:
             check_windows(self.retention, windows)
+        self.bodies: BodyStore | None = None
+        if claim_check is not None:
+            self.bodies = SqlBodies(self.database) if claim_check == "sql" else open_bodies(claim_check)
         self._entries: list[Entry] = []
         self._middlewares: list[Middleware] = []
         self._emit = teller(tuple(hooks))
@@ -108,6 +116,10 @@ class Inbox(Resident):
         returns is kept in the consume log if JSON can say it. `own_transaction=True` says that the transaction is for this
         message alone and is rolled back on an error: then there is no savepoint, which costs more than the admission.
         """
+        if own_transaction and (link := connection_of(session)) is not None and self.database.ready:
+            done = self._quickly(link, session, message, handler, business_key)
+            if done is not None:
+                return done
         port = port_of(session)
         work = self._admitted(port, session, message, handler, business_key)
         body = work if own_transaction else self._saved(port, work)
@@ -133,10 +145,57 @@ class Inbox(Resident):
     async def _admitted(
         self, port: Port, session: Any, message: Message, handler: Handler, business_key: str | None
     ) -> bool:
+        missing: BodyMissing | None = None
+        try:
+            message = await self._body_of(port, message)  # before the transaction holds anything
+        except BodyMissing as error:
+            missing = error
         await self._ready(port)
+        if missing is not None:
+            if await is_known(port, self.table, self.consumer, message):
+                return False  # a late copy of what was handled: its body is over
+            raise missing
         if not await admit(port, self.table, self.consumer, message, business_key):
             return False
         result = await _call(handler, session, message, port.colour == "async")
+        if result is not None:
+            await remember(port, self.table, self.consumer, message, _shown(result), business_key)
+        return True
+
+    def _quickly(
+        self, link: Any, session: Any, message: Message, handler: Handler, business_key: str | None
+    ) -> bool | None:
+        """As `_admitted`, the admission made the short way; None where that is not open."""
+        if HEADER in message.headers:
+            return None
+        digest = hash_of(message)
+        said = (self.consumer, message.id, message.tenant, digest, message.topic, business_key)
+        fresh = admit_quickly(link, self.table, said)
+        if fresh is None:
+            return None
+        result = None
+        if fresh:
+            result = handler(session, message) if _takes_two(handler) else handler(message)
+            if result is None:
+                return True
+        return run_sync(self._after(session, message, result, business_key, digest, fresh=fresh))
+
+    async def _after(
+        self,
+        session: Any,
+        message: Message,
+        result: Any,
+        business_key: str | None,
+        digest: bytes,
+        *,
+        fresh: bool,
+    ) -> bool:
+        port = port_of(session)
+        await port.prepare()
+        if not fresh:
+            await compare(port, self.table, self.consumer, message, digest)
+            return False
+        result = await _awaited(result, awaits=False)
         if result is not None:
             await remember(port, self.table, self.consumer, message, _shown(result), business_key)
         return True
@@ -161,10 +220,19 @@ class Inbox(Resident):
     async def _admitted_batch(
         self, port: Port, session: Any, messages: Sequence[Message], handler: Handler
     ) -> int:
-        fresh = await admit_many(port, self.table, self.consumer, messages)
+        whole = [await self._body_of(port, message) for message in messages]
+        fresh = await admit_many(port, self.table, self.consumer, whole)
         if fresh:
             await _call(handler, session, fresh, port.colour == "async")
         return len(fresh)
+
+    async def _body_of(self, port: Port, message: Message) -> Message:
+        """The message with its body, where that is kept elsewhere; checked against its hash."""
+        if HEADER not in message.headers:
+            return message
+        if port.colour == "sync":
+            return fetched(self.bodies, message)
+        return await asyncio.to_thread(fetched, self.bodies, message)
 
     async def _ready(self, port: Port) -> None:
         await port.prepare()
@@ -263,7 +331,10 @@ class Inbox(Resident):
 
 
 async def _call(handler: Handler, session: Any, what: Any, awaits: bool) -> Any:
-    result = handler(session, what) if _takes_two(handler) else handler(what)
+    return await _awaited(handler(session, what) if _takes_two(handler) else handler(what), awaits=awaits)
+
+
+async def _awaited(result: Any, *, awaits: bool) -> Any:
     if inspect.isawaitable(result):
         if not awaits:
             if inspect.iscoroutine(result):

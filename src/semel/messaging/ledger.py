@@ -1,29 +1,23 @@
-"""What a relay reads and writes in the outbox's database: every function is one transaction's worth, in plain SQL.
+"""What a relay reads and writes in the outbox's database, in plain SQL: the words of a `SqlPage`, each in its transaction.
 
-A part's row holds its epoch, its owner and its state: for each lane the number of the last batch and the rows of a batch
-that is under way (the manifest), and which rows are still owed to which lanes. Nothing is sent that is not in there.
+`pages` says what each of them is for.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, text, update
 from sqlalchemy.sql.elements import ColumnElement
 
+from semel.messaging.pages import Line, Member, State, Want
+from semel.messaging.sharing import shared, tenants_of
 from semel.messaging.sink import Row
 from semel.messaging.tables import NOW, Tables, now
 
 __all__ = [
-    "Lane",
-    "Line",
-    "Member",
-    "State",
-    "Want",
     "alive",
     "choose",
     "fetch",
@@ -34,7 +28,6 @@ __all__ = [
     "kept",
     "leave",
     "let_go",
-    "line_of",
     "lines",
     "members",
     "raise_epoch",
@@ -44,7 +37,6 @@ __all__ = [
     "renumber",
     "save",
     "take",
-    "told",
     "unpark",
     "waiting",
 ]
@@ -52,77 +44,6 @@ __all__ = [
 _LETTER: Final = "seq, id, tenant, topic, {key}, type, {schema}, headers, body, created, raw"
 _IDLE: Final = "10000"  # milliseconds
 _headers: Final = msgspec.json.Decoder(dict[str, str])
-
-
-class Lane(msgspec.Struct):
-    """The batches of one lane: `no` is the last number given; `open` are the rows under that number, if it is not done.
-
-    `resend` are numbers of kept batches that the sink lost and that go out again first.
-    """
-
-    no: int = 0
-    open: list[int] = msgspec.field(default_factory=list)
-    resend: list[int] = msgspec.field(default_factory=list)
-
-
-class State(msgspec.Struct):
-    """What a part's row says in JSON."""
-
-    lanes: dict[str, Lane] = msgspec.field(default_factory=dict)
-    owed: dict[int, list[str]] = msgspec.field(default_factory=dict)
-
-
-class Line(msgspec.Struct):
-    """A key that backs off (`until`) or is parked (`until` is None), and the message that stands at its head."""
-
-    part: int
-    tenant: str
-    key: str | None
-    topic: str
-    id: str
-    seq: int
-    attempts: int
-    until: float | None
-    reason: str
-    since: float = 0.0
-
-    @property
-    def name(self) -> str:
-        return line_of(self.tenant, self.key, self.seq)
-
-
-def told(reason: str) -> str:
-    """A reason that every database takes: no surrogates, no NUL, not too long."""
-    return reason[:2000].encode("utf-8", "replace").decode().replace("\0", "�")
-
-
-def line_of(tenant: str, key: str | None, seq: int) -> str:
-    """The name of an order: a tenant's key; a message without a key is a line of its own."""
-    said = f"{len(tenant)}:{tenant}:k{key}" if key is not None else f"{len(tenant)}:{tenant}:s{seq}"
-    return hashlib.blake2b(said.encode(), digest_size=24).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A part as it stands: which epoch, whose."""
-
-    part: int
-    epoch: int
-    owner: str | None
-
-
-@dataclass(slots=True)
-class Want:
-    """What a relay asks for in one look."""
-
-    parts: list[int]
-    each: int
-    total: int
-    topics: Collection[str] = ()  # leave out: their sinks are paused, or nobody knows where they go
-    only_topics: Collection[str] = ()
-    tenants: Collection[str] = ()
-    open: dict[int, list[int]] = field(default_factory=dict)  # by part: under way already
-    lines: bool = False  # whether some keys are held back
 
 
 # ------------------------------------------------------------------------------------------- membership
@@ -242,7 +163,43 @@ def choose(c: Connection, t: Tables, team: str, want: Want) -> dict[int, list[Ro
     rows: dict[int, list[Row]] = {}
     for part, *letter in found:
         rows.setdefault(part, []).append(_row(letter))
-    return rows
+    full = {part: page for part, page in rows.items() if len(page) >= want.each} if want.fair else {}
+    if not full:
+        return rows
+    tenants = tenants_of(c, _name(t.outbox), full, want.after)
+
+    def fetch(wanted: Sequence[tuple[int, str]], most: int) -> dict[tuple[int, str], list[Row]]:
+        return _choose_of(c, t, (conditions, values), wanted, most)
+
+    return shared(rows, want, tenants, fetch)
+
+
+def _choose_of(
+    c: Connection,
+    t: Tables,
+    which: tuple[str, dict[str, Any]],
+    wanted: Sequence[tuple[int, str]],
+    most: int,
+) -> dict[tuple[int, str], list[Row]]:
+    """The first rows of these parts and tenants."""
+    (conditions, values), dialect, found = which, c.dialect.name, dict[tuple[int, str], list[Row]]()
+    of = f"SELECT {_letter(dialect)} FROM {_name(t.outbox)} o WHERE o.part = {{part}} AND o.tenant = {{tenant}}"
+    of += f" AND {conditions} ORDER BY o.seq LIMIT :most"
+    if dialect == "postgresql":
+        asked = {"parts": [part for part, _ in wanted], "names": [name for _, name in wanted], "most": most}
+        statement = text(
+            "SELECT g.part, m.* FROM unnest(CAST(:parts AS int[]), CAST(:names AS text[])) AS g (part, tenant)"
+            f" CROSS JOIN LATERAL ({of.format(part='g.part', tenant='g.tenant')}) m"
+        )
+        for part, *letter in c.execute(statement, values | asked):
+            row = _row(letter)
+            found.setdefault((part, row.tenant), []).append(row)
+        return found
+    statement = text(of.format(part=":part", tenant=":of_tenant"))
+    for part, name in wanted:
+        rows = c.execute(statement, values | {"part": part, "of_tenant": name, "most": most})
+        found[part, name] = [_row(letter) for letter in rows]
+    return found
 
 
 def _conditions(t: Tables, team: str, want: Want, dialect: str) -> tuple[str, dict[str, Any]]:

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, delete, insert, select, update
 
-from semel.messaging.ledger import told
 from semel.messaging.message import Message
+from semel.messaging.pages import told
 from semel.messaging.tables import Tables, now
 
 __all__ = [

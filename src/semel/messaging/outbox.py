@@ -5,20 +5,28 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from semel.errors import ConfigurationError
+from semel.errors import CodecError, ConfigurationError, InvalidKey, KeyMismatch, SemelError, StoreUnavailable
+from semel.messaging.bodies import BodyStore
+from semel.messaging.bodies.keeping import Keeper
 from semel.messaging.collecting import collect, is_collectable
 from semel.messaging.database import Database, Resident
+from semel.messaging.events import NotAdded, RelayEvent, log_event, teller
 from semel.messaging.message import Message
-from semel.messaging.writing import Prepared, prepare, write
+from semel.messaging.pages import Home
+from semel.messaging.redis import is_redis, open_adder
+from semel.messaging.writing import Prepared, TooLarge, prepare, write
 from semel.run import Run
 from semel.runtime import run_sync
 from semel.within import port_of
 from semel.within.alchemy import ConnectionPort
 from semel.within.ports import Port
+
+if TYPE_CHECKING:
+    from semel.messaging.redis.adding import Adder
 
 _propagate: Any = None
 with contextlib.suppress(ModuleNotFoundError):  # tracing is optional
@@ -27,13 +35,27 @@ with contextlib.suppress(ModuleNotFoundError):  # tracing is optional
 __all__ = ["Outbox"]
 
 _MAX_BODY: Final = 1 << 20
+_MAX_APART: Final = 100 << 20  # where large bodies are kept elsewhere
+_APART: Final = 1 << 16
+_GRACE: Final = 3600.0
+_DAY: Final = 86_400.0
+_WEEK: Final = 7 * 86_400.0
 
 
 class Outbox(Resident):
     """`outbox.add(session, message)`: the message is sent if, and only if, the session's transaction commits.
 
     `where` is a URL or an SQLAlchemy engine of the database that holds the caller's rows. `parts` is how many ways the
-    messages are divided for relays (64 unless given; fixed from the first message on), `retention` how long a delivered id stays known.
+    messages are divided for relays (64 unless given; fixed from the first message on), `retention` how long a delivered id stays known
+    (24 hours; written down, so that `semel relay` knows it too).
+
+    `claim_check` keeps bodies of more than `claim_over` bytes elsewhere and lets a reference travel: a store of
+    `semel.messaging.bodies`, its URL (`file:///folder`, `s3://bucket/prefix`), or "sql" for a table beside the outbox. A body
+    is kept for `claim_retention` (a week) after its message was delivered.
+
+    `notify` tells relays in other processes of each commit (PostgreSQL's NOTIFY; they listen by themselves once a program said
+    so). It costs a lock that all commits of the database cluster with a NOTIFY share: without it a relay looks every 0.25 s at
+    the latest.
     """
 
     def __init__(
@@ -42,20 +64,48 @@ class Outbox(Resident):
         *,
         table: str = "semel",
         parts: int | None = None,
-        retention: float | timedelta = 86_400,
-        max_body: int = _MAX_BODY,
+        retention: float | timedelta | None = None,
+        max_body: int | None = None,
+        claim_check: BodyStore | str | None = None,
+        claim_over: int = _APART,
+        claim_retention: float | timedelta | None = None,
         create: bool = True,
         tenant: str | None = None,
+        notify: bool | None = None,
         trace: Callable[[], Mapping[str, str]] | None = None,
+        hooks: Collection[Callable[[RelayEvent], None]] = (log_event,),
     ) -> None:
         if parts is not None and not 1 <= parts <= 1024:
             raise ConfigurationError(f"parts must be 1 to 1024, not {parts}")
-        self.database = Database(where, table=table, create=create, parts=parts)
         self.table = table
-        self.retention = retention.total_seconds() if isinstance(retention, timedelta) else float(retention)
-        self.max_body = max_body
+        kept = _seconds(retention)
+        self._adder: Adder | None = None
+        self.home: Home
+        if is_redis(where):
+            self._adder = open_adder(
+                where,
+                prefix=table,
+                create=create,
+                parts=parts,
+                retention=_DAY if kept is None else kept,
+                wake=self.wake,
+                refused=self._not_written,
+            )
+            self.home = self._adder.home
+        else:
+            told = None if notify is None else float(notify)
+            settings = {"retention": kept, "claim_retention": _seconds(claim_retention), "notify": told}
+            self.home = Database(where, table=table, create=create, parts=parts, settings=settings)
+        self._retention = kept
+        if notify and (not isinstance(self.home, Database) or self.home.dialect != "postgresql"):
+            raise ConfigurationError("notify= is PostgreSQL's NOTIFY: leave it out for other databases")
+        self._keeper: Keeper | None = None
+        if claim_check is not None:
+            self._keeper = Keeper(claim_check, self.database, table, over=claim_over, extra=self._kept_on)
+        self.max_body = max_body or (_MAX_BODY if self._keeper is None else _MAX_APART)
         self._tenant = tenant
         self._trace = trace or _current_trace
+        self._emit = teller(tuple(hooks))
         self._wakers: weakref.WeakSet[_Waker] = weakref.WeakSet()
         self._lock = threading.Lock()
 
@@ -67,8 +117,23 @@ class Outbox(Resident):
         connection of a driver or of Django writes them at once. Inside `once.within(…)`, `current_run()` is a target too.
         For the connection of an async driver, `await outbox.insert(…)`.
         """
+        try:
+            self._add(target, messages)
+        except Exception as error:
+            self._refused(error, messages)
+            raise
+
+    def _add(self, target: Any, messages: Sequence[Message]) -> None:
         target = _transaction_of(target)
         items = [self._prepare(message) for message in messages]
+        if self._adder is not None:
+            self._adder.add(target, items)
+            return
+        if is_redis(target):
+            raise ConfigurationError(
+                f"this outbox lives in {self.home.where}: a Redis pipeline commits nothing there. Open an outbox in that Redis, "
+                "or add the message to a session of this database"
+            )
         if is_collectable(target):
             for item in items:
                 collect(target, item, self._write, self.wake)
@@ -84,13 +149,21 @@ class Outbox(Resident):
         """Write messages at once, in the transaction that is open on a driver's own connection (asyncpg, psycopg,
         sqlite3, PyMySQL, asyncmy), an SQLAlchemy one, or of the run inside `within`; returns how many were new.
         """
-        items = [self._prepare(message) for message in messages]
-        return await self._insert(_port_of(_transaction_of(target)), items)
+        if self._adder is not None:
+            raise ConfigurationError(
+                "an outbox in Redis queues messages on a pipeline: `outbox.add(pipe, message)`, then `await pipe.execute()`"
+            )
+        try:
+            items = [self._prepare(message) for message in messages]
+            return await self._insert(_port_of(_transaction_of(target)), items)
+        except Exception as error:
+            self._refused(error, messages)
+            raise
 
     async def _insert(self, port: Port, items: Sequence[Prepared]) -> int:
         await port.prepare()
         await self.database.look(port)
-        count = await write(port, self.table, items, self.parts)
+        count = await write(port, self.table, items, self.parts, self._keeper, self.channel)
         port.after_end(self.wake)
         return count
 
@@ -102,22 +175,105 @@ class Outbox(Resident):
             object.__setattr__(message, "tenant", self._tenant)
         if "traceparent" not in message.headers and (trace := self._trace()):
             object.__setattr__(message, "headers", {**message.headers, **trace})
-        return prepare(message, max_body=self.max_body)
+        over = None if self._keeper is None else self._keeper.over
+        return prepare(message, max_body=self.max_body, apart_over=over)
+
+    def _refused(self, error: Exception, messages: Sequence[object]) -> None:
+        """For those who watch; the caller has the exception."""
+        first = messages[0] if messages else None
+        topic = first.topic if isinstance(first, Message) else "?"
+        self._emit(NotAdded(topic, _kind(error), str(error)))
+
+    @property
+    def database(self) -> Database:
+        """The SQL database of the outbox; ConfigurationError for one in Redis."""
+        if not isinstance(self.home, Database):
+            raise ConfigurationError(
+                f"this outbox lives in {self.home.where}, which has no tables: what was asked for needs one in a SQL database"
+            )
+        return self.home
+
+    def tag(self, key: str, *, tenant: str | None = None) -> str:
+        """The hash tag, with its braces, of the slot that keeps the messages of a key: for the names of the Redis keys that
+        must commit with them in a Cluster."""
+        if self._adder is None:
+            raise ConfigurationError("only an outbox in Redis has hash tags")
+        return self._adder.tag(tenant or self._tenant or "default", key)
 
     @property
     def parts(self) -> int:
         """How many ways the messages are divided; read from the database once it was looked at."""
-        return self.database.parts
+        return self.home.parts
 
     def _write(self, connection: Any, items: Sequence[Prepared]) -> None:
-        self.database.check(connection)
-        run_sync(self._on(ConnectionPort(connection), items))
+        try:
+            self.database.check(connection)
+            run_sync(self._on(ConnectionPort(connection), items))
+        except Exception as error:
+            self._not_written(error, items)
+            raise
+
+    def _not_written(self, error: Exception, items: Sequence[Prepared]) -> None:
+        self._emit(NotAdded(items[0].columns["topic"], _kind(error), str(error)))
 
     async def _on(self, port: ConnectionPort, items: Sequence[Prepared]) -> None:
         await port.prepare()
-        await write(port, self.table, items, self.parts)
+        await write(port, self.table, items, self.parts, self._keeper, self.channel)
+
+    @property
+    def retention(self) -> float:
+        """How long a delivered id stays known, in seconds: as given here, or else as the tables say."""
+        stored = self.home.settings.get("retention", _DAY) if isinstance(self.home, Database) else _DAY
+        return stored if self._retention is None else self._retention
+
+    @property
+    def channel(self) -> str | None:
+        """Where commits are told (NOTIFY), if they are; known once the database was looked at."""
+        home = self.home
+        told = isinstance(home, Database) and home.dialect == "postgresql" and home.settings.get("notify")
+        return f"semel_{home.identity[:16]}" if told else None
+
+    # ----------------------------------------------------------------------------------------- bodies
+    def _kept_on(self) -> float:
+        """How long a body outlives the id of its message."""
+        return max(0.0, self.database.settings.get("claim_retention", _WEEK) - self.retention)
+
+    @property
+    def bodies(self) -> BodyStore | None:
+        """Where large bodies are kept, if they are."""
+        return None if self._keeper is None else self._keeper.store
+
+    async def sweep(self, *, grace: float | timedelta = _GRACE) -> int:
+        """Remove bodies that are over, and those older than `grace` that no message refers to (their transaction was rolled
+        back); returns how many. A relay whose outbox has the store does it by itself.
+
+        A body that is being referred to is never removed, whatever `grace` is.
+        """
+        if self._keeper is None:
+            raise ConfigurationError(
+                "this outbox keeps no bodies elsewhere: give it claim_check=, as where they are added"
+            )
+        seconds = grace.total_seconds() if isinstance(grace, timedelta) else float(grace)
+        return await self._keeper.expire() + await self._keeper.sweep(seconds)
+
+    async def tend(self, *, orphans: bool) -> None:
+        """What a relay does now and then: bodies that are over, and, with `orphans`, those that never had a message."""
+        if self._keeper is not None:
+            await self._keeper.expire()
+            if orphans:
+                await self._keeper.sweep(_GRACE)
+
+    async def cautions(self) -> list[str]:
+        """What in the live settings of an outbox's Redis lets it lose messages that it confirmed, with the remedy. SQL databases
+        are not looked at."""
+        return [] if self._adder is None else await self._adder.home.cautions()
 
     # ------------------------------------------------------------------------------------------- wake
+    async def listen(self, wake: Callable[[], None]) -> Callable[[], Awaitable[None]] | None:
+        """Call `wake`, from any thread, when any process added messages, until what is answered is awaited. None for a SQL
+        database: see `notify`."""
+        return None if self._adder is None else await self._adder.home.listen(wake)
+
     def wake(self) -> None:
         """Tell the relays of this process that there may be something to send. They would find it anyway."""
         for waker in list(self._wakers):
@@ -137,10 +293,34 @@ class _Waker:
         self.wake = call
 
 
+def _seconds(given: float | timedelta | None) -> float | None:
+    if given is None:
+        return None
+    return given.total_seconds() if isinstance(given, timedelta) else float(given)
+
+
+def _kind(error: Exception) -> str:
+    """What is wrong with a message, as `NotAdded` says it."""
+    match error:
+        case TooLarge():
+            return "too-large"
+        case CodecError() | InvalidKey():
+            return "malformed"
+        case KeyMismatch():
+            return "conflict"
+        case SemelError() if not isinstance(error, StoreUnavailable):
+            return "configuration"
+        case _:
+            return "database"
+
+
 def _transaction_of(target: Any) -> Any:
     """The session or connection itself, or that of a run inside within()."""
     if not isinstance(target, Run):
         return target
+    pipe = getattr(target._engine, "pipe", None)  # noqa: SLF001 - our own run, inside within(pipeline)
+    if pipe is not None:
+        return pipe
     transaction = getattr(getattr(target._engine, "bound", None), "port", None)  # noqa: SLF001 - our own run
     if transaction is None:
         raise ConfigurationError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from semel.messaging.ledger import Lane, Line, State, line_of, told
+from semel.messaging.pages import Lane, Line, State, line_of, told
 from semel.messaging.pauses import delay
 from semel.messaging.routes import Router, Target
 from semel.messaging.sink import Rejected, Row
@@ -56,6 +56,8 @@ class Part:
         self.leaving = False
         # Lanes whose batch may have been sent already, by us or by whom we took the part from.
         self._tried = {name for name, lane in state.lanes.items() if lane.open}
+        # A key has one line, and two lanes may reject two of its rows in turns: how often each failed, by line and row.
+        self._attempts: dict[str, dict[int, int]] = {}
 
     # ------------------------------------------------------------------------------------- choosing rows
     @property
@@ -70,8 +72,7 @@ class Part:
         behind: set[str] = set()  # lines of which a row stays: what comes after it stays too
         taken: set[tuple[str, str]] = set()
         for row in rows:
-            line = line_of(row.tenant, row.key, row.seq)
-            if line in behind:
+            if behind and line_of(row.tenant, row.key, row.seq) in behind:
                 continue
             try:
                 targets = router.of(row)
@@ -79,7 +80,7 @@ class Part:
                 self.outcome.held.append(
                     (self._failed(row, f"a route's condition failed: {error!r}"), _CONDITION)
                 )
-                behind.add(line)
+                behind.add(line_of(row.tenant, row.key, row.seq))
                 continue
             if targets is None:
                 unknown.add(row.topic)
@@ -89,7 +90,7 @@ class Part:
             names = {(lane, row.id) for lane in lanes}
             # A batch that has a number never changes, and a sink tells the rows of one apart by their ids.
             if frozen.intersection(lanes) or names & taken:
-                behind.add(line)
+                behind.add(line_of(row.tenant, row.key, row.seq))
                 continue
             taken |= names
             self._assign(row, lanes)
@@ -130,7 +131,7 @@ class Part:
 
     def _sent(self, seq: int) -> Row:
         row = self.rows[seq]
-        line = self.lines.get(line_of(row.tenant, row.key, row.seq))
+        line = self.lines.get(line_of(row.tenant, row.key, row.seq)) if self.lines else None
         if line is None or line.seq != seq or line.attempts == row.attempts:
             return row
         return msgspec.structs.replace(row, attempts=line.attempts)
@@ -161,23 +162,35 @@ class Part:
             if row.id in error.reasons:
                 line = self._failed(row, error.reasons[row.id])
                 final = row.id in error.final or line.attempts >= attempts
-                self.outcome.held.append((line, None if final else delay(backoff, line.attempts)))
                 if final:
                     parked.append(line)
+                elif self._is_parked(line.name):  # by another row of the key, just now: it stays parked
+                    continue
+                self.outcome.held.append((line, None if final else delay(backoff, line.attempts)))
         self._sweep(shipment.rows)
         return parked
 
     def _freed(self, row: Row) -> None:
+        if not self.lines:
+            return
         name = line_of(row.tenant, row.key, row.seq)
         line = self.lines.get(name)
         if line is not None and line.seq == row.seq and row.seq not in self.state.owed:
             del self.lines[name]
+            self._attempts.pop(name, None)
             self.outcome.free.add(name)
+
+    def _is_parked(self, name: str) -> bool:
+        return any(after is None and line.name == name for line, after in self.outcome.held)
 
     def _failed(self, row: Row, reason: str) -> Line:
         name = line_of(row.tenant, row.key, row.seq)
         known = self.lines.get(name)
-        before = known.attempts if known is not None and known.seq == row.seq else 0
+        counts = self._attempts.setdefault(name, {})
+        if known is None or known.attempts == 0:  # let go, or replayed: attempts start anew
+            counts.clear()
+        before = known.attempts if known is not None and known.seq == row.seq else counts.get(row.seq, 0)
+        counts[row.seq] = before + 1
         line = Line(
             self.number, row.tenant, row.key, row.topic, row.id, row.seq, before + 1, 0.0, told(reason)
         )

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
-__all__ = ["delay", "waited"]
+__all__ = ["delay", "unless", "waited"]
+
+T = TypeVar("T")
 
 
 def delay(backoff: tuple[float, float], failures: int) -> float:
@@ -23,3 +27,17 @@ async def waited(event: asyncio.Event, seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(event.wait(), seconds)
     return event.is_set()
+
+
+async def unless(gone: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T:
+    """`work`, given up with ConnectionResetError when its connection is `gone`: some clients let their requests wait for an
+    answer all the same."""
+    task = asyncio.ensure_future(work)
+    either: set[asyncio.Future[Any]] = {task, gone}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ConnectionResetError("the connection was closed")
+        return task.result()
+    finally:
+        task.cancel()

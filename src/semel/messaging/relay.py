@@ -19,15 +19,16 @@ import weakref
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Self
 
-from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from semel.errors import ConfigurationError, StoreUnavailable
-from semel.messaging import care, ledger
 from semel.messaging.carrier import Carrier, Limits, Report
-from semel.messaging.events import Alarm, RelayEvent, log_event, teller
-from semel.messaging.ledger import Line
+from semel.messaging.database import Database
+from semel.messaging.events import Alarm, Backlog, RelayEvent, log_event, teller
+from semel.messaging.hearing import hear
+from semel.messaging.listening import Listener
 from semel.messaging.outbox import Outbox
+from semel.messaging.pages import Ledger, Line, Member, Page
 from semel.messaging.parts import Part
 from semel.messaging.pauses import waited
 from semel.messaging.routes import Router, Target
@@ -36,6 +37,7 @@ __all__ = ["Relay", "Report"]
 
 _POLL: Final = (0.005, 0.25)
 _CLEANING: Final = 10.0
+_LISTING: Final = 3600.0
 _TRIES: Final = 3  # of a sink that is away, before drain() gives it up
 _SHORTEST: Final = 0.05
 _PATIENCE: Final = 5.0
@@ -48,7 +50,8 @@ class Relay:
     parts of an outbox: each part has one owner at a time, for as long as it says so within `lease` seconds. `batch` is how
     many rows travel in one publish, `max_attempts` after how many rejections a message parks its key, `backoff` the first and
     longest delay between them. `sink_safety` keeps delivered batches for so many seconds, to send them again if a sink turns
-    out to have lost them. `topics` and `tenants` limit the relay to these; it then needs a `name`, and no two names may
+    out to have lost them. `listen` is a URL for `Outbox(notify=True)` to be heard at, if the outbox's own leads through a pooler
+    that keeps no session. `fair` lets tenants take turns, so that one with a long backlog does not hold up the others. `topics` and `tenants` limit the relay to these; it then needs a `name`, and no two names may
     carry the same messages.
     """
 
@@ -67,6 +70,8 @@ class Relay:
         name: str | None = None,
         loops: int = 2,
         poll: tuple[float, float] = _POLL,
+        listen: str | None = None,
+        fair: bool = True,
         hooks: Collection[Callable[[RelayEvent], None]] = (log_event,),
     ) -> None:
         _check(lease=lease, batch=batch, max_attempts=max_attempts, loops=loops)
@@ -78,14 +83,19 @@ class Relay:
         self.id = secrets.token_hex(8)
         self.team = name or _team(topics, tenants)
         self._poll = poll
+        self._listen = listen
         self._loops = loops
         self._emit = teller(tuple(hooks))
-        limits = Limits(batch, max_attempts, backoff, float(sink_safety), tuple(topics), tuple(tenants))
+        limits = Limits(batch, max_attempts, backoff, float(sink_safety), tuple(topics), tuple(tenants), fair)
         self.router = Router(routes)
-        self._carrier = Carrier(outbox, self.router, self.team, limits, self._emit)
+        self._ledger: Ledger = outbox.home.ledger(self.team)
+        self._carrier = Carrier(self._ledger, self.router, limits, self._emit)
         self._wakes: list[asyncio.Event] = []
         self._about = f"{socket.gethostname()}:{os.getpid()}"
         self._bound = False
+        self._balancing = asyncio.Lock()
+        self._listed = -_LISTING  # when orphans were last looked for
+        self._heard: float | None = None  # when the database last took a heartbeat
 
     @property
     def report(self) -> Report:
@@ -105,6 +115,16 @@ class Relay:
         """The parts that this relay owns now."""
         return sorted(self._carrier.parts)
 
+    @property
+    def silence(self) -> float | None:
+        """Seconds since the database last took a heartbeat; beyond the lease, others may have the parts. None: never."""
+        return None if self._heard is None else time.monotonic() - self._heard
+
+    @property
+    def paused(self) -> list[str]:
+        """The routes whose sink is away."""
+        return sorted(self._carrier.pauses)
+
     # ---------------------------------------------------------------------------------------------- run
     async def run(self) -> None:
         """Carry until cancelled. Then what is under way is finished, and the parts are given back."""
@@ -119,7 +139,10 @@ class Relay:
             tasks += [
                 loop.create_task(self._heartbeats(stopping)),
                 loop.create_task(self._cleaning(stopping)),
+                loop.create_task(hear(self.outbox, self._wake_up, self._emit, stopping)),
             ]
+            if self.outbox.channel is not None:
+                tasks.append(loop.create_task(self._listening(self.outbox.channel, stopping)))
             # Not gather: that would cancel a worker in the middle of its round when this is cancelled.
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
@@ -129,6 +152,15 @@ class Relay:
             stopping.set()
             self._wake_up()
             await asyncio.shield(self._finish(tasks))
+
+    async def _listening(self, channel: str, stopping: asyncio.Event) -> None:
+        """Be woken by commits of other processes; `listen` is another way to the server, around a pooler."""
+        own = None if self._listen is None else Database(self._listen)
+        try:
+            await Listener(own or self.outbox.database, channel, self._wake_up, self._emit).run(stopping)
+        finally:
+            if own is not None:
+                own.close()
 
     def _wake_up(self) -> None:
         for event in self._wakes:
@@ -156,7 +188,7 @@ class Relay:
         finally:
             await asyncio.shield(self._stop())
         report = self._carrier.report
-        report.pending = await self.outbox.database.read(care.pending, self.outbox.database.tables)
+        report.pending = await self._ledger.read(lambda page: page.pending())
         report.parked = len(await self.parked())
         report.unroutable = tuple(sorted(self._carrier.unknown))
         report.unavailable = tuple(sorted(self._carrier.pauses))
@@ -168,15 +200,15 @@ class Relay:
         try:
             patience = await self._until_others_end()
             while True:
+                emptied = set(self._carrier.parts.values())  # a heartbeat may take more meanwhile
                 await asyncio.gather(*(self._empty(number) for number in range(self._loops)))
-                if not await self._others_have_something():
-                    return
+                others = await self._others_have_something()
                 over = time.monotonic() > patience  # then, and not before, it shows whether they live
-                held = len(self._carrier.parts)
-                await self._rebalance()
-                if len(self._carrier.parts) > held:
+                if others:
+                    await self._rebalance()
+                if not emptied.issuperset(self._carrier.parts.values()):
                     continue
-                if over:  # they do: what they hold is theirs to send
+                if over or not others:  # they do: what they hold is theirs to send
                     return
                 await asyncio.sleep(0.05)
         finally:
@@ -199,48 +231,45 @@ class Relay:
 
     async def _until_others_end(self) -> float:
         """When the leases end that other relays hold now: those that are dead do not renew them."""
-        living = await self._run(ledger.alive)
+        living = await self._ledger.run(_living)
         return time.monotonic() + max(
             (left for name, (left, _) in living.items() if name != self.id), default=0.0
         )
 
     async def _others_have_something(self) -> bool:
         others = [part for part in range(self.outbox.parts) if part not in self._carrier.parts]
-        database = self.outbox.database
-        return await database.read(ledger.waiting, database.tables, self.team, self._carrier.want(others))
+        want = self._carrier.want(others)
+        return await self._ledger.read(lambda page: page.waiting(want))
 
     # ---------------------------------------------------------------------------------- start and stop
     async def _start(self) -> None:
+        self._balancing = asyncio.Lock()  # of this loop
         await self._join()
         if not self._bound:
             for target in self.router.targets:
-                _bind(target, f"{self.outbox.database.identity[:16]}:{self.team}")
+                _bind(target, f"{self.outbox.home.identity[:16]}:{self.team}")
+                if (attach := getattr(target.sink, "attach", None)) is not None:
+                    attach(self.outbox.bodies)
             self._bound = True
         await self._rebalance()
 
     async def _join(self) -> None:
-        database = self.outbox.database
-        await database.run(
-            ledger.join, database.tables, self.team, self.id, self.lease, self._about, self.outbox.parts
-        )
+        await self._ledger.run(lambda page: page.join(self.id, self.lease, self._about, self.outbox.parts))
+        self._heard = time.monotonic()
 
     async def _stop(self) -> None:
         carrier = self._carrier
         parts = [part for part in carrier.parts.values() if part.outcome or part.dirty]
         try:
             if parts:
-                await self.outbox.database.run(carrier.settle, parts)
-            await self._run(ledger.leave, self.id)
+                await self._ledger.run(carrier.settle, parts)
+            await self._ledger.run(lambda page: page.leave(self.id))
         except (
             StoreUnavailable,
             DBAPIError,
         ) as error:  # the lease ends by itself, and the manifest is written
             self._emit(Alarm("database", f"the parts could not be given back: {error}"))
         carrier.parts.clear()
-
-    async def _run(self, fn: Callable[..., Any], *args: Any) -> Any:
-        database = self.outbox.database
-        return await database.run(fn, database.tables, self.team, *args)
 
     async def aclose(self) -> None:
         """Close the sinks that were opened here."""
@@ -263,9 +292,14 @@ class Relay:
 
     async def _rebalance(self) -> None:
         """Take free parts that are ours by the draw; give back those that are another living relay's."""
+        # One at a time: who looks while another one takes would believe that somebody else has.
+        async with self._balancing:
+            await self._balance()
+
+    async def _balance(self) -> None:
         # In this order: who owned a part when it was read had joined before, and is found among the living.
-        members = await self._run(ledger.members)
-        living = await self._run(ledger.alive)
+        members = await self._ledger.run(_members)
+        living = await self._ledger.run(_living)
         names = sorted({*living, self.id})
         free = []
         for member in members:
@@ -281,20 +315,19 @@ class Relay:
             elif mine and (member.owner in {None, self.id} or member.owner not in living):
                 free.append(member)
             elif member.owner == self.id:  # given up after an error, and somebody else's now
-                await self._run(ledger.release, member.part, member.epoch)
+                await self._ledger.run(_release, member)
         if free:
-            for part in await self.outbox.database.run(self._take, free):
+            for part in await self._ledger.run(self._take, free):
                 self._carrier.parts[part.number] = part
 
-    def _take(self, connection: Connection, free: list[ledger.Member]) -> list[Part]:
+    def _take(self, page: Page, free: list[Member]) -> list[Part]:
         """Own the parts from now on, with what their last owner left under way."""
-        tables = self.outbox.database.tables
         taken = {}
-        for member, state in ledger.take(connection, tables, self.team, self.id, free):
+        for member, state in page.take(self.id, free):
             part = taken[member.part] = Part(member.part, member.epoch + 1, state)
             if part.open:
-                part.rows = ledger.fetch(connection, tables, part.number, part.open)
-        for line in ledger.lines(connection, tables, self.team, list(taken)):
+                part.rows = page.fetch(part.number, part.open)
+        for line in page.lines(list(taken)):
             taken[line.part].lines[line.name] = line
         return list(taken.values())
 
@@ -322,36 +355,55 @@ class Relay:
         if not leaving:
             return
         try:
-            await self.outbox.database.run(self._give_back, leaving)
+            await self._ledger.run(self._give_back, leaving)
         except BaseException:  # what is in memory may be ahead of what is written: take them anew, if at all
             for part in leaving:
                 self._carrier.drop(part)
             raise
 
-    def _give_back(self, connection: Connection, leaving: list[Part]) -> None:
-        for part in self._carrier.settle(connection, leaving):
-            ledger.release(connection, self.outbox.database.tables, self.team, part.number, part.epoch)
+    def _give_back(self, page: Page, leaving: list[Part]) -> None:
+        for part in self._carrier.settle(page, leaving):
+            page.release(part.number, part.epoch)
             self._carrier.drop(part)
 
     async def _cleaning(self, stopping: asyncio.Event) -> None:
         """Ids that were delivered a retention ago, and kept batches: a bounded number at a time."""
-        safety = self._carrier.limits.sink_safety
+        kept, safety = self.outbox.retention, self._carrier.limits.sink_safety
         while True:
             with contextlib.suppress(StoreUnavailable, DBAPIError):  # the next one does it
                 cleaned = True
                 while cleaned:
-                    cleaned = await self._run(care.clean, self.outbox.retention, safety)
+                    cleaned = await self._ledger.run(lambda page: page.clean(kept, safety)) > 0
+                await self._tend()
             if await waited(stopping, _CLEANING):
                 return
 
+    async def _tend(self) -> None:
+        """Bodies that are over. To look for orphans is to list all bodies: now and then, and by one relay of them all."""
+        due = 0 in self._carrier.parts and time.monotonic() > self._listed + _LISTING
+        if due:
+            self._listed = time.monotonic()
+        try:
+            await self.outbox.tend(orphans=due)
+        except StoreUnavailable as error:
+            self._emit(Alarm("bodies", f"large bodies that are over could not be removed: {error}"))
+
     # ------------------------------------------------------------------------------------ for operators
+    async def backlog(self) -> Backlog:
+        """What waits and what is held back, told to the hooks too. It counts the rows: ask now and then, not all the time."""
+        parked, backing_off, pending, oldest = await self._ledger.run(_waiting)
+        unroutable = tuple(sorted(topic for topic in self._carrier.unknown if topic in pending))
+        found = Backlog(pending, oldest, parked, backing_off, unroutable, len(self._carrier.parts))
+        self._emit(found)
+        return found
+
     async def parked(self) -> list[Line]:
         """Keys that are parked, with the message at their head and the reason, oldest first."""
-        return [line for line in await self._run(ledger.lines) if line.until is None]
+        return [line for line in await self._ledger.run(_lines) if line.until is None]
 
     async def backing_off(self) -> list[Line]:
         """Keys that wait for their next attempt."""
-        return [line for line in await self._run(ledger.lines) if line.until is not None]
+        return [line for line in await self._ledger.run(_lines) if line.until is not None]
 
     async def replay(
         self,
@@ -361,11 +413,31 @@ class Relay:
         id: str | None = None,  # noqa: A002
     ) -> int:
         """Try parked keys again from their first message, in order: all, or those of a key, tenant or message id."""
-        count = await self.outbox.database.run(
-            ledger.unpark, self.outbox.database.tables, self.team, key=key, tenant=tenant, identity=id
-        )
+        count = await self._ledger.run(lambda page: page.unpark(key=key, tenant=tenant, identity=id))
         self._wake_up()
-        return int(count)
+        return count
+
+
+def _waiting(page: Page) -> tuple[int, int, dict[str, int], float]:
+    lines = page.lines()
+    parked = sum(line.until is None for line in lines)
+    return parked, len(lines) - parked, page.pending(), page.oldest()
+
+
+def _members(page: Page) -> list[Member]:
+    return page.members()
+
+
+def _living(page: Page) -> dict[str, tuple[float, float]]:
+    return page.alive()
+
+
+def _release(page: Page, member: Member) -> None:
+    page.release(member.part, member.epoch)
+
+
+def _lines(page: Page) -> list[Line]:
+    return page.lines()
 
 
 _sources: Final[weakref.WeakKeyDictionary[Any, str]] = weakref.WeakKeyDictionary()

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -15,6 +15,8 @@ from semel.messaging.sink import Row, Sink
 from semel.messaging.sinks import open_sink
 
 __all__ = ["Route", "Router", "Target"]
+
+_TOPICS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +84,37 @@ class Router:
         names = [target.name for target in self.targets]
         if len(set(names)) < len(names):
             raise ConfigurationError(f"two routes have the same name: {sorted(names)}; give each its own")
+        self._transforms = any(target.route.transform is not None for target in self.targets)
+        self._by_topic: dict[
+            str, list[Target]
+        ] = {}  # patterns are matched for a topic, not for each of its messages
 
     def of(self, row: Row) -> list[Target] | None:
         """Where the row goes; None if no pattern knows its topic (an empty list: conditions let it go nowhere)."""
-        matching = [target for target in self.targets if fnmatchcase(row.topic, target.pattern)]
+        matching = self._knowing(row.topic)
         if not matching:
             return None
         return [target for target in matching if target.route.takes(row)]
 
     def ways(self, topic: str) -> set[str]:
         """The ways that messages of a topic may go."""
-        return {target.way for target in self.targets if fnmatchcase(topic, target.pattern)}
+        return {target.way for target in self._knowing(topic)}
+
+    def _knowing(self, topic: str) -> list[Target]:
+        """The targets whose pattern knows a topic."""
+        found = self._by_topic.get(topic)
+        if found is None:
+            if len(self._by_topic) >= _TOPICS:
+                self._by_topic.clear()
+            found = [target for target in self.targets if fnmatchcase(topic, target.pattern)]
+            self._by_topic[topic] = found
+        return found
 
     def shaped(self, way: str, row: Row) -> Row:
         """The row as it is sent that way."""
-        ours = [t for t in self.targets if t.way == way and fnmatchcase(row.topic, t.pattern)]
+        if not self._transforms:
+            return row
+        ours = [target for target in self._knowing(row.topic) if target.way == way]
         if not ours:
             return row
         # That it goes this way is written down; the conditions only choose between routes to one sink.

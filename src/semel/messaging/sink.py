@@ -61,7 +61,8 @@ class Sink(Protocol):
     raises Fenced; a sink that cannot be reached SinkUnavailable; messages that it will not have Rejected.
 
     Optional: `bind(source)` is told once who publishes (frontiers of two outboxes must not meet), `lane(row)` splits a
-    part (rows of one lane share a frontier and travel in one call), `aclose()`.
+    part (rows of one lane share a frontier and travel in one call), `attach(bodies)` is told where bodies are that travel as
+    references (None: nowhere), for sinks that hand bodies over, `aclose()`.
     """
 
     guarantee: Guarantee

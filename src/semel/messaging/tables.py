@@ -42,6 +42,7 @@ class Tables(NamedTuple):
     relays: Table  # relays that are alive
     inbox: Table  # messages that were admitted
     dead: Table  # messages that a handler could not do
+    bodies: Table  # which messages have their body elsewhere, and bodies that are kept here
     meta: Table  # version and identity
 
 
@@ -56,7 +57,8 @@ def messaging_tables(metadata: MetaData, table: str = "semel") -> Tables:
     options: dict[str, Any] = {"schema": home, "mysql_engine": "InnoDB", "mysql_charset": "utf8mb4"}
     outgoing = _outgoing(metadata, prefix, options)
     incoming = _incoming(metadata, prefix, options)
-    return Tables._make([*outgoing, *incoming, _meta(metadata, prefix, options)])
+    last = [_bodies(metadata, prefix, options), _meta(metadata, prefix, options)]
+    return Tables._make([*outgoing, *incoming, *last])
 
 
 _SUFFIXES: Final = (
@@ -68,6 +70,7 @@ _SUFFIXES: Final = (
     "_outbox_relays",
     "_inbox",
     "_inbox_dead",
+    "_outbox_bodies",
     "_messaging",
 )
 
@@ -111,6 +114,9 @@ def _outbox(metadata: MetaData, prefix: str, options: dict[str, Any]) -> Table:
         Column("seq", BigInteger, primary_key=True, autoincrement=False),
         *_letter(),
         Column("due", Double),
+        Index(
+            f"{prefix}_outbox_tenant", "part", "tenant", "seq"
+        ),  # the next tenant of a part is one step away
         # Rows come and go all day: vacuum by their number, soon and at full speed, or dead ones slow every look.
         postgresql_with={
             "autovacuum_vacuum_scale_factor": 0,
@@ -196,6 +202,21 @@ def _relays(metadata: MetaData, prefix: str, options: dict[str, Any]) -> Table:
         Column("until", Double, nullable=False),
         Column("since", Double, nullable=False),
         Column("about", _long(), nullable=False),
+        **options,
+    )
+
+
+def _bodies(metadata: MetaData, prefix: str, options: dict[str, Any]) -> Table:
+    return Table(
+        f"{prefix}_outbox_bodies",
+        metadata,
+        Column("seq", BigInteger, primary_key=True, autoincrement=False),  # of the message
+        Column("sha256", _text(64), nullable=False),
+        Column("size", BigInteger, nullable=False),
+        Column("body", _blob()),  # NULL: it is in a store
+        Column("over", Double),  # since when the message is delivered and forgotten; NULL: it is not
+        Index(f"{prefix}_outbox_bodies_sha256", "sha256"),
+        Index(f"{prefix}_outbox_bodies_over", "over"),
         **options,
     )
 

@@ -12,7 +12,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, StoreUnavailable
+from semel.messaging.bodies import HEADER, BodyStore, inlined
 from semel.messaging.message import Message
 from semel.messaging.sink import Guarantee, Rejected, Row, SinkUnavailable
 from semel.messaging.sinks.envelope import in_order, waves
@@ -39,6 +40,11 @@ class HandlerSink:
             getattr(handler, "__call__", None)  # noqa: B004  # an object whose __call__ is a coroutine function
         )
         self._concurrency = concurrency
+        self._bodies: BodyStore | None = None
+
+    def attach(self, bodies: BodyStore | None) -> None:
+        """Where bodies are that travel as references: the handler gets the body."""
+        self._bodies = bodies
 
     async def publish(self, part: int, epoch: int, batch: int, rows: Sequence[Row]) -> int | None:
         """Hand the rows over. Rejected names those that the handler raised for."""
@@ -84,6 +90,11 @@ class HandlerSink:
         return away
 
     async def _call(self, row: Row) -> None:
+        if HEADER in row.headers:
+            try:
+                row = await asyncio.to_thread(inlined, self._bodies, row)
+            except StoreUnavailable as error:
+                raise SinkUnavailable(str(error)) from error
         message = row.message()
         if self._waits:
             await self._handler(message)

@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
 from semel.errors import ConfigurationError
+from semel.messaging.pauses import unless
 from semel.messaging.sink import Fenced, Guarantee, Rejected, Row, SinkUnavailable
 from semel.messaging.sinks.address import Address, needs
 from semel.messaging.sinks.envelope import ID, filled, to_lines
@@ -123,7 +124,7 @@ class NatsSink:
             async with asyncio.timeout(self._timeout):
                 client = await self._connected()
                 letters = self._letters(client, rows)  # raises Rejected before anything is written
-                return await self._unless_gone(self._publish(client, part, _Marker(epoch, batch), letters))
+                return await unless(self._gone, self._publish(client, part, _Marker(epoch, batch), letters))
         except AuthorizationError as error:
             await self._forget()
             raise self._refused(error) from error
@@ -138,18 +139,6 @@ class NatsSink:
             await self._send(client, letters)
             await self._mark(client, part, next_one, found.seq)
         return found.marker.batch
-
-    async def _unless_gone(self, work: Coroutine[Any, Any, int]) -> int:
-        """`work`, given up when the connection ends: nats-py lets its requests wait for an answer all the same."""
-        task = asyncio.ensure_future(work)
-        either: set[asyncio.Future[Any]] = {task, self._gone}
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise ConnectionResetError("the connection was closed")
-            return task.result()
-        finally:
-            task.cancel()
 
     # -------------------------------------------------------------------------------------- the frontier
     async def _own(self, client: Client, part: int, epoch: int) -> _Found:

@@ -28,7 +28,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from semel.errors import ConfigurationError, InvalidKey, KeyMismatch, StoreUnavailable
+from semel.errors import ConfigurationError, InvalidKey, KeyMismatch, SemelError, StoreUnavailable
+from semel.messaging.bodies import HEADER, BodyStore, inlined
 from semel.messaging.message import Message
 from semel.messaging.outbox import Outbox
 from semel.messaging.sink import Fenced, Guarantee, Rejected, Row, SinkUnavailable
@@ -47,6 +48,7 @@ class OutboxSink:
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
+        self._database = outbox.database  # an outbox in Redis has none, and is refused
         self._owned = False
         self._source = "semel"
         schema, _, prefix = outbox.table.rpartition(".")
@@ -60,6 +62,7 @@ class OutboxSink:
             schema=schema or None,
             mysql_engine="InnoDB",
         )
+        self._bodies: BodyStore | None = None
         self._made = False
         self._making = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -79,9 +82,15 @@ class OutboxSink:
         """Who publishes: two outboxes that write to a third have numbers of their own."""
         self._source = shortened(source, 120)
 
+    def attach(self, bodies: BodyStore | None) -> None:
+        """Where bodies are that travel as references. The other outbox gets the body, and keeps it as it likes."""
+        self._bodies = bodies
+
     async def publish(self, part: int, epoch: int, batch: int, rows: Sequence[Row]) -> int | None:
         """Add the rows under their number; the number that was there."""
-        database = self._outbox.database
+        database = self._database
+        if any(HEADER in row.headers for row in rows):
+            rows = await asyncio.to_thread(self._inlined, rows)
         try:
             if not self._made:
                 await self._make()
@@ -97,9 +106,22 @@ class OutboxSink:
                 f"the outbox in {database.where} did not take the batch: {reason}"
             ) from error
 
+    def _inlined(self, rows: Sequence[Row]) -> list[Row]:
+        found, reasons = [], {}
+        for row in rows:
+            try:
+                found.append(inlined(self._bodies, row))
+            except StoreUnavailable as error:
+                raise SinkUnavailable(str(error)) from error
+            except SemelError as error:  # missing, damaged, or no store was given
+                reasons[row.id] = str(error)
+        if reasons:
+            raise Rejected(reasons)
+        return found
+
     async def _make(self) -> None:
         """The table of numbers, on a transaction of its own."""
-        database, loop = self._outbox.database, asyncio.get_running_loop()
+        database, loop = self._database, asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._making = loop, asyncio.Lock()
         async with self._making:
@@ -147,7 +169,7 @@ class OutboxSink:
         reasons: dict[str, str] = {}
         for row in rows:
             try:
-                await self._outbox.database.run(self._attempt, row)
+                await self._database.run(self._attempt, row)
             except KeyMismatch as error:
                 reasons[row.id] = str(error)
             except _TakenBack:

@@ -22,6 +22,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Final, Self, TypeVar
 
 from semel.errors import ConfigurationError
+from semel.messaging.pauses import unless
 from semel.messaging.sink import Fenced, Guarantee, Rejected, Row, SinkUnavailable
 from semel.messaging.sinks.address import Address, needs
 from semel.messaging.sinks.envelope import filled, shortened, to_headers
@@ -277,16 +278,8 @@ class _Link:
         return self._publishers
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
-        """`work`, given up when the connection ends: rstream lets its requests wait for an answer all the same."""
-        task = asyncio.ensure_future(work)
-        either: set[asyncio.Future[Any]] = {task, self._gone}
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise ConnectionResetError("the connection was closed")
-            return task.result()
-        finally:
-            task.cancel()
+        """`work`, given up when the connection ends."""
+        return await unless(self._gone, work)
 
     async def epoch(self, stream: str, name: str) -> int:
         try:

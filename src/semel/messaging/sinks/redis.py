@@ -23,7 +23,13 @@ try:
     from redis import asyncio as aioredis
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
-    from redis.exceptions import AuthenticationError, NoScriptError, RedisError, ResponseError
+    from redis.exceptions import (
+        AuthenticationError,
+        NoPermissionError,
+        NoScriptError,
+        RedisError,
+        ResponseError,
+    )
     from redis.exceptions import ConnectionError as RedisConnectionError
     from redis.exceptions import TimeoutError as RedisTimeoutError
 except ModuleNotFoundError as missing:  # pragma: no cover - needs an environment without it
@@ -35,6 +41,7 @@ _SCRIPT: Final = files("semel.messaging.sinks").joinpath("lua/publish.lua").read
 _SHA: Final = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
 _ROWS: Final = 500  # in one script: about 2.5 ms of Redis; the relay sends no more than its batch
 _EVICTS: Final = "allkeys-"
+_encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class RedisStreamSink:
@@ -94,12 +101,15 @@ class RedisStreamSink:
         """Append the rows under their number; the number that was there."""
         stream = self._stream(rows[0])
         keys = (stream.encode(), self._frontier(part, stream).encode())
-        arguments = [b"%d" % epoch, b"%d" % batch, self._maxlen]
-        for row in rows:
-            arguments += _fields(row)
+        told = _encode([_fields(row) for row in rows])
+        arguments = [b"%d" % epoch, b"%d" % batch, self._maxlen, told, *[row.body for row in rows]]
         try:
             found, last_epoch = await self._evaluate(keys, arguments)
-        except (AuthenticationError, RedisConnectionError, RedisTimeoutError, OSError, TimeoutError) as error:
+        except (AuthenticationError, NoPermissionError) as error:
+            raise ConfigurationError(
+                f"Redis at {self._name()} refuses this user or password: {error}; give the right ones in the sink's URL"
+            ) from error
+        except (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError) as error:
             raise SinkUnavailable(f"Redis at {self._name()} did not answer: {error}") from error
         except ResponseError as error:
             raise SinkUnavailable(f"Redis at {self._name()} refused the batch: {error}") from error
@@ -190,18 +200,12 @@ def _refuse_retries(client: Any) -> None:
         )
 
 
-def _fields(row: Row) -> tuple[bytes, ...]:
-    headers = msgspec.json.encode(row.headers) if row.headers else b"{}"
-    key = row.key.encode() if row.key is not None else b""
-    return row.id.encode(), row.topic.encode(), key, headers, row.body, _more(row)
-
-
-def _more(row: Row) -> bytes:
-    """What only some messages have."""
+def _fields(row: Row) -> list[str]:
+    headers = msgspec.json.encode(row.headers).decode() if row.headers else "{}"
+    found = [row.id, row.topic, row.key or "", headers]
     if row.type is None and row.schema is None and row.tenant == "default" and not row.raw:
-        return b""
-    found: list[str] = []
-    for name, value in (
+        return found
+    for name, value in (  # what only some messages have
         ("type", row.type),
         ("schema", row.schema),
         ("tenant", row.tenant if row.tenant != "default" else None),
@@ -209,7 +213,7 @@ def _more(row: Row) -> bytes:
     ):
         if value is not None:
             found += (name, value)
-    return msgspec.json.encode(found)
+    return found
 
 
 def _text(value: Any) -> str:

@@ -4,7 +4,7 @@ A cell is one fault at one place of one part's life on one store, with the verdi
 both directions: a cell that promises exactly once shows nothing lost and nothing doubled, and a cell that promises less
 shows its anomaly, or the fault did not bite. A cell that cannot be is listed with the reason.
 
-A part of the product (the core, HTTP; later outbox, streams) adds its rows with `register(Part(...))`.
+A part of the product (the core, HTTP, messaging; later streams) adds its rows with `register(Part(...))`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from semel.testing.chaos.harness import EVERY
+from semel.testing.chaos.ledger import Story
 
 __all__ = [
     "NOT_BUILT",
@@ -28,6 +29,7 @@ __all__ = [
     "Verdict",
     "load",
     "matrix",
+    "part_named",
     "part_of",
     "register",
 ]
@@ -41,6 +43,7 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"  # at most one effect, and somebody was told that the outcome is not known
     LOST = "lost"  # a caller was told that it happened, and it did not (or no longer)
     TORN = "torn"  # two callers were told different results
+    REORDERED = "reordered"  # messages of one key have arrived out of order
     STUCK = "stuck"  # nobody could bring it to an end
 
 
@@ -72,6 +75,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     lane: str = ""
     """Cells of one lane run one after another, in a process that owns the servers it breaks."""
+    needs: tuple[str, ...] = ()
+    """Servers that it shares with others, besides its store; `outbox` are messaging's tables."""
     batch: bool = False
     """Cells of its lane are played together: their server fails once, and all of them are struck by it."""
 
@@ -117,10 +122,14 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     cells: Callable[[], Iterable[Cell]]
     attempt: Callable[[Plan], None]
+    drivers: tuple[str, ...] = ()
+    """Modules that its workers would import, each for itself: they are forked from a process that has them."""
     helped: bool = False
     """Whether one process may be the heir, the judge and the person of many schedules; victims are always forked."""
     wanted: Callable[[Cell], tuple[str, ...]] = lambda _: ("effect",)
     """The names of the effects that each key of a cell must have, each of them once."""
+    judged: Callable[[Cell, Story], tuple[Verdict, str]] | None = None
+    """The verdict, and what is wrong besides, of a part whose ledger says other things than that callers were told results."""
     schedules: dict[str, Callable[..., Any]] = {}
     """By fault: a function of a `driver.Stage`, for another order of events than victim, heir, judge; of a list of them for
     cells that are played in a batch."""
@@ -132,6 +141,7 @@ PARTS: list[str] = [
     "semel.testing.chaos.nemesis",
     "semel.testing.chaos.memory",
     "semel.testing.chaos.http_cells",
+    "semel.testing.chaos.messaging_cells",
 ]
 
 _parts: dict[str, Part] = {}
@@ -149,6 +159,10 @@ def load() -> None:
 
 def part_of(cell: Cell) -> Part:
     return _parts[cell.part]
+
+
+def part_named(name: str) -> Part:
+    return _parts[name]
 
 
 def matrix() -> list[Cell]:

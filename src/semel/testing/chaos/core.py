@@ -15,6 +15,7 @@ from semel import NOT_FOUND, AsyncSemel, Found, Semel, SemelError, StoreUnavaila
 from semel.runtime import run_sync
 from semel.testing.chaos import expectations, traps
 from semel.testing.chaos.cells import Cell, Part, Plan, register
+from semel.testing.chaos.expectations import HEARD
 from semel.testing.chaos.harness import EVERY
 from semel.testing.chaos.ledger import Effect, Ledger
 from semel.testing.chaos.preloads import attach_clock
@@ -106,7 +107,10 @@ def wanted(cell: Cell) -> tuple[str, ...]:
 
 
 def attempt(plan: Plan) -> None:
-    """In a forked worker: one caller, from the opening of its face to its end."""
+    """In a forked worker: one caller, from the opening of its face to its end. As an errand: one of many of a process."""
+    if plan.role in _LASTING and not plan.settings and not plan.cell.lane:
+        _last(plan)
+        return
     body = _attempt(plan)
     if plan.cell.colour == "sync":
         run_sync(body)
@@ -114,13 +118,43 @@ def attempt(plan: Plan) -> None:
         asyncio.run(body)
 
 
+_LASTING = ("heir", "judge", "person")
+"""Whom nothing befalls: where their server stays, so do their face and its connections, as in a service's other workers."""
+_faces: dict[tuple[str, str, float], Any] = {}
+_runners: list[asyncio.Runner] = []
+
+
+def _last(plan: Plan) -> None:
+    if plan.cell.colour == "sync":
+        run_sync(Worker(plan).act(_lasting(plan)))
+        return
+    if not _runners:
+        _runners.append(asyncio.Runner())
+    _runners[0].run(_last_async(plan))
+
+
+async def _last_async(plan: Plan) -> None:
+    await Worker(plan).act(_lasting(plan))
+
+
+def _lasting(plan: Plan) -> Any:
+    name = (plan.url, plan.cell.colour, plan.lease)
+    if name not in _faces:
+        _faces[name] = _opened(plan, EVERY.plan["settings"])
+    return _faces[name]
+
+
+def _opened(plan: Plan, settings: dict[str, Any]) -> Any:
+    face: Any = Semel if plan.cell.colour == "sync" else AsyncSemel
+    return face(plan.url, tenant="chaos", lease=plan.lease, **settings)
+
+
 async def _attempt(plan: Plan) -> None:
     worker = Worker(plan)
-    face: Any = Semel if plan.cell.colour == "sync" else AsyncSemel
     settings = {**EVERY.plan["settings"], **plan.settings}
     if clock := settings.pop("clock", ""):
         attach_clock(clock)
-    once = face(plan.url, tenant="chaos", lease=plan.lease, **settings)
+    once = _opened(plan, settings)
     try:
         if plan.role == "victim":
             await worker.prepare(once)
@@ -254,11 +288,21 @@ class Worker:
 
     def _steps_sync(self) -> dict[str, str]:
         run = self._enter_sync()
-        return {name: run.step(name, self._step_sync, name) for name in ("one", "two")}
+        made = {}
+        for name in ("one", "two"):
+            while not self._has_heard(run):
+                time.sleep(0.002)
+            made[name] = run.step(name, self._step_sync, name)
+        return made
 
     async def _steps_async(self) -> dict[str, str]:
         run = await self._enter_async()
-        return {name: await run.step(name, self._step_async, name) for name in ("one", "two")}
+        made = {}
+        for name in ("one", "two"):
+            while not self._has_heard(run):  # noqa: ASYNC110 - its heartbeat says it with a flag
+                await asyncio.sleep(0.002)
+            made[name] = await run.step(name, self._step_async, name)
+        return made
 
     # ---- inside of it: who is there is written down, and an heir waits there for the one that it has overtaken
     def _enter_sync(self) -> Any:
@@ -277,6 +321,15 @@ class Worker:
         run = current_run()
         self.ledger.entered(self.by, run.ask.nonce, run.attempt)
         return run
+
+    def _has_heard(self, run: Any) -> bool:
+        """Who has woken between two steps goes on when its heartbeat has told it: then it makes no more of them."""
+        waits = self.by == "victim" and self.cell.fault in {"zombie", "overlap"} and self.cell.point in HEARD
+        return not waits or not traps.woken.is_set() or self._heard(run)
+
+    def _heard(self, run: Any) -> bool:
+        self._since = self._since or time.monotonic()
+        return bool(run.lease_lost) or time.monotonic() - self._since > _HEARTBEATS * self.plan.lease
 
     def _may_begin(self) -> bool:
         return self.cell.fault != "overlap" or self.by != "heir" or Path(self.plan.folder, GO).exists()
@@ -305,8 +358,7 @@ class Worker:
         if current_run().lease_lost:
             self.ledger.warn(self.by)
             return True
-        self._since = self._since or time.monotonic()
-        if time.monotonic() - self._since > _HEARTBEATS * self.plan.lease:
+        if self._heard(current_run()):
             return True  # it has not heard: the fence's check says so
         # Nobody takes a held key over: unless a person has decided, its heartbeat has nothing to say.
         return self.cell.mode == "hold" and self.cell.fault == "zombie"

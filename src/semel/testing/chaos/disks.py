@@ -15,6 +15,7 @@ from semel.testing.services import home
 from semel.testing.services.mariadb import MariaServer
 from semel.testing.services.postgres import PostgresServer
 from semel.testing.services.redis import RedisServer, redis_program
+from semel.testing.services.server import Server
 
 __all__ = ["disk_full"]
 
@@ -46,50 +47,42 @@ class _SmallDisk:
         self.folder.rmdir()
 
 
-class _Redis(RedisServer):
+class _Filled(Server):
+    """A server whose data is on a small disk. When there is room again it goes on by itself, or has ended and is started."""
+
+    disk: _SmallDisk
+
+    def heal(self) -> None:
+        self.disk.free()
+        self.start()
+
+    def close(self) -> None:
+        super().close()
+        self.disk.close()
+
+
+class _Redis(_Filled, RedisServer):
     def __init__(self) -> None:
         self.disk = _SmallDisk(3)
         super().__init__(program=redis_program(), appendonly="always", config={"dir": str(self.disk.folder)})
 
     def heal(self) -> None:
-        self.disk.free()
-        self.kill()
-        self.start()
-
-    def close(self) -> None:
-        super().close()
-        self.disk.close()
+        self.kill()  # it may live on and refuse
+        super().heal()
 
 
-class _Postgres(PostgresServer):
+class _Postgres(_Filled, PostgresServer):
     def __init__(self) -> None:
         self.disk = _SmallDisk(150)
         super().__init__()
         self._data = self.disk.folder / "data"
 
-    def heal(self) -> None:
-        """It goes on by itself; when it could not write its log it has ended."""
-        self.disk.free()
-        self.start()
 
-    def close(self) -> None:
-        super().close()
-        self.disk.close()
-
-
-class _Maria(MariaServer):
+class _Maria(_Filled, MariaServer):
     def __init__(self) -> None:
         self.disk = _SmallDisk(400)
         super().__init__()
         self._data = self.disk.folder / "data"
-
-    def heal(self) -> None:
-        self.disk.free()
-        self.start()
-
-    def close(self) -> None:
-        super().close()
-        self.disk.close()
 
 
 class _Sqlite:

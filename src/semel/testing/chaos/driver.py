@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from semel.testing.chaos.cells import Cell, Plan, part_of
+from semel.testing.chaos.cells import Cell, Plan, Verdict, part_of
 from semel.testing.chaos.fences import breach
 from semel.testing.chaos.harness import KILLED, PARKED, QUIET, QUIETER, WIRE
 from semel.testing.chaos.ledger import Ledger, Story
@@ -301,14 +301,11 @@ def _judged(job: Job, ledger: Ledger, *, bit: bool, problem: str) -> Result:
     story = ledger.story()
     effects, answers = story.effects, story.answers
     wanted = part_of(cell).wanted(cell)
-    survived = story.survived[-1] if story.survived else None
-    verdict = judge(cell, effects, answers, wanted, survived=survived)
+    verdict, breached = _found(cell, story)
     heir = heir_of(answers)
     odd = next((each for each in answers if each.error in {"Crashed", "Unexpected"}), None)
     problem = problem or (
-        f"the {odd.by} ended with {odd.text}"
-        if odd
-        else compare(cell, verdict, heir, bit=bit) or breach(cell, story, verdict)
+        f"the {odd.by} ended with {odd.text}" if odd else compare(cell, verdict, heir, bit=bit) or breached
     )
     after, well = settled(cell, answers)
     return Result(
@@ -328,6 +325,16 @@ def _judged(job: Job, ledger: Ledger, *, bit: bool, problem: str) -> Result:
         number=job.number,
         story=_lines(story) if problem else [],
     )
+
+
+def _found(cell: Cell, story: Story) -> tuple[Verdict, str]:
+    """The verdict, and what is wrong besides."""
+    part = part_of(cell)
+    if part.judged is not None:
+        return part.judged(cell, story)
+    survived = story.survived[-1] if story.survived else None
+    verdict = judge(cell, story.effects, story.answers, part.wanted(cell), survived=survived)
+    return verdict, breach(cell, story, verdict)
 
 
 def _lines(story: Story) -> list[str]:

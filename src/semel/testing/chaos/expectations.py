@@ -15,7 +15,17 @@ import msgspec
 from semel.guarantees import FAULTS, TABLE, Mode, Promise
 from semel.testing.chaos.cells import Cell, Heir, Verdict
 
-__all__ = ["LOSING", "filled", "killed", "kind_of", "not_applicable", "permitted", "stepped", "zombie"]
+__all__ = [
+    "HEARD",
+    "LOSING",
+    "filled",
+    "killed",
+    "kind_of",
+    "not_applicable",
+    "permitted",
+    "stepped",
+    "zombie",
+]
 
 # Where a point lies in the life of a call whose effect is outside.
 _BEFORE: Final = {"claim.sent", "wait.parked"}
@@ -23,13 +33,18 @@ _CLAIMED: Final = {"claim.won", "run.started"}
 _MADE: Final = {"effect.made", "run.returned", "settle.sent", "renew.sent"}
 LOSING: Final = {
     "acked.everysec", "acked.lagging", "acked.asynchronous", "acked.unsynced", "acked.flush-2", "acked.flush-0",
-    "acked.normal", "acked.off", "acked.timed-out",
+    "acked.normal", "acked.off", "acked.timed-out", "acked.gone",
 }  # fmt: skip
 """Settings under which a store loses what it had acknowledged."""
+HEARD: Final = {"run.started", "step.stored#1"}
+"""Between steps: a woken owner hears from its heartbeat that it was overtaken, and makes no step."""
 _WIRE: Final = {"reset-before", "reset-after", "stall"}
-# What a mode of the HTTP edge promises is what this mode of the core does.
-_HTTP: Final = {
+# What a mode of the HTTP edge or of messaging promises is what this mode of the core does.
+_AS: Final = {
     "http-db": "retry", "http-opaque": "hold", "http-steps": "steps", "http-stream": "retry", "http-tx": "tx",
+    "relay-redis": "tx", "relay-rabbit-stream": "tx", "relay-nats": "keyed", "relay-rabbit-queue": "retry",
+    "relay-webhook": "retry", "relay-handler": "retry", "outbox": "tx", "inbox-redis": "tx", "inbox-rabbit-queue": "tx",
+    "inbox-nats": "tx",
 }  # fmt: skip
 
 _Pair = tuple[Verdict, Heir]
@@ -50,7 +65,9 @@ def kind_of(cell: Cell) -> str:
 
 def permitted(cell: Cell) -> set[Verdict]:
     """What the published table allows for this cell, whatever its point is."""
-    promise = TABLE[Mode(_HTTP.get(cell.mode, cell.mode))][FAULTS.index(kind_of(cell))]
+    if (cell.fault, cell.point) == ("late-copy", "forgotten"):
+        return {Verdict.DOUBLED}  # every guarantee lasts as long as what remembers it
+    promise = TABLE[Mode(_AS.get(cell.mode, cell.mode))][FAULTS.index(kind_of(cell))]
     return {
         Promise.EXACTLY_ONCE: {Verdict.ONCE},
         Promise.AT_LEAST_ONCE: {Verdict.ONCE, Verdict.DOUBLED},
@@ -121,7 +138,7 @@ def _stopped(mode: str, fault: str, point: str) -> _Pair:
 
 
 def stepped(fault: str, point: str) -> _Pair:
-    name, _, number = point.partition("#")
+    name = point.partition("#")[0]
     if point == "settle.stored":
         return _REPLAYED
     if fault in {"cancel", "interrupt"} and point == "settle.sent":
@@ -132,8 +149,10 @@ def stepped(fault: str, point: str) -> _Pair:
         return (
             _RAN if fault == "cancel" else _TWICE
         )  # a note, too, is written on a path that the caller cannot cancel
-    if fault in {"zombie", "overlap"} and (
-        point in _CLAIMED or name == "step.started" or (name == "step.stored" and number == "1")
+    if (
+        fault in {"zombie", "overlap"}
+        and point not in HEARD
+        and (point in _CLAIMED or name == "step.started")
     ):
         return _TWICE  # it wakes and makes the next step's effect, whose note is then refused
     return _RAN
@@ -180,6 +199,10 @@ def _nobody_inside(mode: str, fault: str, point: str, *, redis: bool) -> str:
         return "one who waits owns nothing that could be taken over"
     if mode == "tx" and not redis:
         return "an SQL transaction holds its row lock: nobody is inside meanwhile (zombie)"
+    if mode == "keyed" and fault == "overlap":
+        return "its record and its fence are those of mode retry (overlap), what its peer makes of the key is shown by zombie"
+    if fault == "overruled" and point not in {"claim.won", "run.returned", "renew.sent"}:
+        return "before its effect, after it, and in its heartbeat: other points lie between these"
     if mode == "hold" and fault == "overlap":
         return "nobody takes a held key over: a person does (overruled)"
     if mode == "probe" and point not in _CLAIMED:
@@ -194,6 +217,7 @@ def not_applicable(store: str, colour: str, mode: str, fault: str, point: str) -
     """Why a cell cannot be; empty when it can."""
     redis = store in {"redis", "cluster"}
     reasons = (
+        _neutral(mode, fault, point),
         _nobody_inside(mode, fault, point, redis=redis) if fault in {"overlap", "overruled"} else "",
         _not_stopped(colour, mode, fault, point, redis=redis),
         _no_transaction(store, colour, fault, point, redis=redis) if mode == "tx" else "",
@@ -201,6 +225,17 @@ def not_applicable(store: str, colour: str, mode: str, fault: str, point: str) -
         _NO_SERVER if fault == "store-kill" and store == "sqlite" else "",
     )
     return next(filter(None, reasons), "")
+
+
+def _neutral(mode: str, fault: str, point: str) -> str:
+    """Why a mode makes no difference there; empty where it does."""
+    if mode not in {"keyed", "probe"}:
+        return ""
+    if point in {"claim.sent", "wait.parked", "settle.stored"}:
+        return "nothing is decided there yet, or everything is, whatever the mode: as in mode retry"
+    if mode == "keyed" and point in _CLAIMED and fault not in {"zombie", "overlap"}:
+        return "its peer was not called: as in mode retry"
+    return ""
 
 
 _NO_SERVER: Final = "SQLite has no server process: its death is the worker's (kill)"

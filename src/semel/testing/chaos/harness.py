@@ -14,7 +14,9 @@ __all__ = [
     "PARKED",
     "QUIET",
     "QUIETER",
+    "RELAYED",
     "SETTINGS",
+    "STILL",
     "WIRE",
     "Setting",
 ]
@@ -62,6 +64,16 @@ WIRE: Final = Setting(
     {"lease": 9.0, "timeout": 2.0},
     "the default time limit is the one that a stall must outlast",
 )
+STILL: Final = Setting(
+    "zombies that are relays on SQLite",
+    {"lease": 3.0},
+    "they connect more often before the point, and a heartbeat that is stopped would hold the only lock",
+)
+RELAYED: Final = Setting(
+    "relays whose connection, database or broker is broken",
+    {"lease": 0.6},
+    "no heartbeat is due before the next request; the next relay need not wait long",
+)
 KILLED: Final = Setting(
     "victims of store-kill at run.returned",
     {"lease": 9.0, "settle_timeout": 20.0},
@@ -79,4 +91,4 @@ FULL: Final = Setting(
     {"timeout": 2.0, "settle_timeout": 0.5},
     "no room will be made: it is given up soon",
 )
-SETTINGS: Final = (EVERY, QUIET, QUIETER, PARKED, WIRE, KILLED, CUT_OFF, FORWARD, BACK, FULL)
+SETTINGS: Final = (EVERY, QUIET, QUIETER, PARKED, WIRE, STILL, RELAYED, KILLED, CUT_OFF, FORWARD, BACK, FULL)

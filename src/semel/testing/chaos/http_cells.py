@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from semel.testing.chaos import core, expectations
-from semel.testing.chaos.cells import NOT_BUILT, Cell, Heir, Part, Verdict, register
+from semel.testing.chaos.cells import Cell, Heir, Part, Verdict, register
 from semel.testing.chaos.http_orders import ORDERS
 from semel.testing.chaos.http_sites import attempt
 
@@ -52,8 +52,15 @@ POINTS: Final[dict[str, tuple[str, ...]]] = {
     "http-tx": (*_BEGIN, *_TX, "run.returned#2", "settle.sent#2", "settle.stored#2", "http.sent"),
 }
 _WIRE: Final = ("claim.sent", "settle.sent")
-_OVERLAPPED: Final = ("run.started", "effect.made", "run.returned", "settle.sent")
-_AWAKE: Final = f"{NOT_BUILT}: a server that wakes while another one is inside of its handler, in this mode (http-db has it)"
+# Where a server can be overtaken by one that goes inside of its handler.
+_OVERLAPPED: Final[dict[str, tuple[str, ...]]] = {
+    "http-db": ("run.started", "effect.made", "run.returned", "settle.sent"),
+    "http-opaque": ("any",),
+    # Elsewhere in its steps it is a race, in a thread, whether its heartbeat tells it before it goes on.
+    "http-steps": ("step.returned#1", "step.returned#2", "run.returned", "settle.sent"),
+    "http-stream": ("run.started", "effect.made", "step.returned"),
+    "http-tx": ("run.started#2", "effect.made", "run.returned#1", "settle.sent#1", "run.returned#2"),
+}
 # Where a client's leaving could make a difference: before, while and after the handler has its effect.
 _LEAVING: Final = (
     "claim.sent",
@@ -108,8 +115,8 @@ def _cells(store: str, colour: str, mode: str) -> Iterator[Cell]:
             yield _cell(store, colour, mode, fault, "claim.won", _BETWEEN)
         for point in ("renew.sent", "wait.parked"):
             yield _cell(store, colour, mode, fault, point, _CORE)
-    for point in _OVERLAPPED if mode == "http-db" else ("any",):
-        yield _cell(store, colour, mode, "overlap", point, "" if mode == "http-db" else _AWAKE)
+    for point in _OVERLAPPED[mode]:
+        yield _cell(store, colour, mode, "overlap", point, _nobody_inside(store, mode, point))
     for point in (each for each in POINTS[mode] if each in _LEAVING):
         yield _cell(store, colour, mode, "client-reset", point, _reason(store, colour, mode, point))
     for fault in ("reset-before", "reset-after"):
@@ -131,6 +138,14 @@ def _reason(store: str, colour: str, mode: str, point: str) -> str:
     if point == "http.sent" and colour == "sync" and mode != "http-stream":
         return _AFTERWARDS
     return _NO_COMMIT if store == "redis" and point.startswith("commit.") else ""
+
+
+def _nobody_inside(store: str, mode: str, point: str) -> str:
+    if mode == "http-opaque":
+        return "nobody takes a held key over: a person does, in the core (overruled)"
+    if mode == "http-tx" and store != "redis" and point != "run.returned#2":
+        return "an SQL transaction holds its row lock: nobody is inside meanwhile (zombie)"
+    return ""
 
 
 def _reason_of_wire(store: str, mode: str) -> str:
@@ -195,4 +210,18 @@ def _wanted(cell: Cell) -> tuple[str, ...]:
     return ("one", "two") if cell.mode == "http-steps" else ("effect",)
 
 
-register(Part(name="http", cells=http_cells, attempt=attempt, wanted=_wanted, schedules=dict(ORDERS)))
+_DRIVERS: Final = (
+    "uvicorn", "uvicorn.protocols.http.httptools_impl", "uvicorn.protocols.websockets.auto", "uvicorn.lifespan.off",
+    "uvicorn.loops.asyncio", "gunicorn.config", "gunicorn.glogging", "gunicorn.workers.sync", "starlette.requests",
+    "werkzeug.wrappers", "http.client",
+)  # fmt: skip
+register(
+    Part(
+        name="http",
+        cells=http_cells,
+        attempt=attempt,
+        wanted=_wanted,
+        drivers=_DRIVERS,
+        schedules=dict(ORDERS),
+    )
+)

@@ -27,6 +27,7 @@ from semel.http.problem import ANSWERED, PROBLEM_TYPE, of_error
 from semel.runtime import run_sync
 from semel.testing.chaos import traps
 from semel.testing.chaos.cells import Plan
+from semel.testing.chaos.expectations import HEARD
 from semel.testing.chaos.harness import EVERY
 from semel.testing.chaos.ledger import Ledger
 from semel.testing.chaos.signals import GO, HOLD
@@ -149,16 +150,16 @@ class _Site:
     async def _outcome(self, order: _Order) -> dict[str, str]:
         """One body for both colours. An effect outside is made before anything is waited for."""
         match order.mode:
-            case "http-steps":
-                return await self._steps(order)
-            case "http-tx":
-                return await self._within(order)
             case "arm":
                 self.arm()
                 return {}
             case "look":
                 return await self._look(order)
         await self._enter(order)
+        if order.mode == "http-steps":
+            return await self._steps(order)
+        if order.mode == "http-tx":
+            return await self._within(order)
         order.effect("effect", self.plan.role)
         points.reach("effect.made")
         return self._value(order)
@@ -181,8 +182,22 @@ class _Site:
     async def _steps(self, order: _Order) -> dict[str, str]:
         run = current_run()
         step: Any = self._step if self.is_sync else self._step_async
-        made = {name: await wait(run.step(name, step, name, order)) for name in ("one", "two")}
+        made = {}
+        for name in ("one", "two"):
+            await self._hear(run)
+            made[name] = await wait(run.step(name, step, name, order))
         return {"user": order.user, **made}
+
+    async def _hear(self, run: Any) -> None:
+        """As the core's: who has woken between two steps hears from its heartbeat before it goes on."""
+        cell, until = self.plan.cell, time.monotonic() + 20 * self.plan.lease
+        if self.plan.role != "victim" or cell.fault != "zombie" or cell.point not in HEARD:
+            return
+        while traps.woken.is_set() and not run.lease_lost and time.monotonic() < until:
+            if self.is_sync:
+                _rest()
+            else:
+                await asyncio.sleep(0.002)
 
     def _step(self, name: str, order: _Order) -> str:
         order.effect(name, self.plan.role)

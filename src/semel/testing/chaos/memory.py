@@ -18,7 +18,7 @@ import msgspec
 
 from semel import AsyncSemel, Semel, points
 from semel.runtime import run_sync
-from semel.testing.chaos import core, expectations
+from semel.testing.chaos import core, expectations, traps
 from semel.testing.chaos.cells import Cell, Part, Plan, register
 from semel.testing.chaos.driver import Stage
 from semel.testing.chaos.harness import PARKED
@@ -143,6 +143,7 @@ class _Trap:
         else:
             self.woken.wait()
             self._ledger.woke("victim")
+            traps.woken.set()
 
 
 def _attempt(plan: Plan) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from semel import Semel
+from semel.messaging import Outbox
 from semel.testing import services
 from semel.testing.chaos.cells import Cell
 from semel.testing.chaos.transactions import TABLE
@@ -19,6 +20,8 @@ from semel.testing.services.server import Server
 
 __all__ = [
     "DDL",
+    "PARTS",
+    "TABLES",
     "Addresses",
     "Places",
     "Private",
@@ -44,6 +47,11 @@ DDL = {
 }
 
 
+TABLES = "chaos"
+"""What the names of messaging's tables begin with; PARTS is how many ways an outbox is divided."""
+PARTS = 4
+
+
 class Addresses(msgspec.Struct):
     """Where the shared servers are: host, port and URL by store."""
 
@@ -51,16 +59,31 @@ class Addresses(msgspec.Struct):
     versions: dict[str, str] = {}
     folder: str = ""
 
+    def add_broker(self, server: services.NatsServer | services.RabbitServer) -> None:
+        self.urls[server.name] = server.url
+        if isinstance(server, services.RabbitServer):
+            self.urls["rabbitmq-stream"] = server.stream_url
+            self.versions["rabbitmq"] = Path(server.program).parent.parent.name.rpartition("-")[2]
+        else:
+            self.versions["nats"] = str(server.info()["version"])
+
 
 @contextlib.contextmanager
 def shared_servers(stores: set[str], folder: Path) -> Iterator[Addresses]:
     """Start what the chosen cells need; a program that is missing raises ServerMissing with its remedy."""
     with contextlib.ExitStack() as stack:
         found = Addresses(folder=str(folder))
-        for store in sorted(stores - {"sqlite", "memory"}):
+        for store in sorted(stores - {"sqlite", "memory", "outbox"}):
             server: Any = stack.enter_context(_open(store))
+            if isinstance(server, services.NatsServer | services.RabbitServer):
+                found.add_broker(server)
+                continue
             found.urls[store] = with_tables(store, server)
-            with Semel(coloured(found.urls[store], store, "sync")) as once:
+            url = coloured(found.urls[store], store, "sync")
+            if "outbox" in stores and store in {"postgres", "mariadb"}:
+                with Outbox(url, table=TABLES, parts=PARTS) as outbox:
+                    outbox.create()
+            with Semel(url) as once:
                 found.versions[store] = once.guarantee().version
         found.versions["sqlite"] = sqlite3.sqlite_version
         yield found
@@ -74,6 +97,10 @@ def _open(store: str, *, appendonly: Appendonly = "everysec") -> Any:
             return services.postgres()
         case "mariadb":
             return services.mariadb()
+        case "rabbitmq":
+            return services.rabbitmq()
+        case "nats":
+            return services.nats()
     return services.redis_cluster(appendonly=appendonly)
 
 
@@ -164,6 +191,10 @@ class Places:
             return ""  # its schedule brings a server of its own
         base = self.private(cell).url if cell.lane else self._urls[cell.store]
         return coloured(base, cell.store, cell.colour)
+
+    def shared(self, name: str, colour: str = "") -> str:
+        """The URL of a server that nobody breaks; of a SQL store with the driver of a colour."""
+        return self._sqlite_url() if name == "sqlite" else coloured(self._urls[name], name, colour)
 
     def private(self, cell: Cell) -> Private:
         server: Private = self.hold(cell.lane, lambda: Private(cell.store))

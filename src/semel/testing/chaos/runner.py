@@ -32,7 +32,7 @@ LEASES = (0.06, 0.25, 0.5, 1.0)
 _RECOVERED = ("retry", "kill", "run.started")
 DRIVERS = 10
 LANE_DRIVERS = 5
-TIMED_DRIVERS = 4  # they sleep for a lease most of the time
+TIMED_DRIVERS = 8  # they sleep for a lease most of the time
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -118,9 +118,12 @@ def explore(
     folder.chmod(0o711)
     report = Report(cells=len({job.cell.name for job in jobs}), timed=sum(job.timed for job in jobs))
     try:
-        with shared_servers({job.cell.store for job in jobs if not job.cell.lane}, folder) as addresses:
+        needed = {job.cell.store for job in jobs if not job.cell.lane}
+        needed |= {name for job in jobs for name in job.cell.needs}
+        with shared_servers(needed, folder) as addresses:
             report.versions = addresses.versions
-            with _drivers(addresses, drivers + LANE_DRIVERS, mutants) as lines:
+            chosen = sorted({job.cell.part for job in jobs})
+            with _drivers(addresses, drivers + LANE_DRIVERS, mutants, chosen) as lines:
                 run = _Run(report, len(jobs), began, seconds, progress)
                 run.play(_shared_out([job for job in jobs if not job.timed], lines, drivers))
                 run.play(_shared_out([job for job in jobs if job.timed], lines, min(drivers, TIMED_DRIVERS)))
@@ -133,10 +136,12 @@ def explore(
 
 
 @contextmanager
-def _drivers(addresses: Addresses, count: int, mutants: Sequence[str]) -> Iterator[list[socket.socket]]:
+def _drivers(
+    addresses: Addresses, count: int, mutants: Sequence[str], parts: Sequence[str]
+) -> Iterator[list[socket.socket]]:
     pairs = [socket.socketpair() for _ in range(count)]
     numbers = [theirs.fileno() for _, theirs in pairs]
-    facts = [msgspec.json.encode(each).decode() for each in (addresses, PARTS, list(mutants))]
+    facts = [msgspec.json.encode(each).decode() for each in (addresses, PARTS, list(mutants), list(parts))]
     words = [*facts, *map(str, numbers)]
     # Coverage would write a file for each of thousands of forked workers.
     environment = {name: text for name, text in os.environ.items() if not name.startswith("COVERAGE_PROCESS")}

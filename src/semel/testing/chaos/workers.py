@@ -96,8 +96,8 @@ def _deadline(seconds: float, what: str) -> Iterator[None]:
 class Helper:
     """One process that is everybody whom no fault meets: the next caller, the judge, the person. It does one errand at a time.
 
-    It lives as long as its driver, as other workers of a service do; each errand opens a face of its own. A fork for each of
-    them would be half of the cost of a schedule.
+    It lives as long as its driver, as other workers of a service do, and keeps its faces. A fork and a face for each errand
+    would be half of the cost of a schedule.
     """
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import msgspec
 
-from semel.testing.chaos.cells import PARTS, load
+from semel.testing.chaos.cells import PARTS, load, part_named
 from semel.testing.chaos.driver import Job, run
 from semel.testing.chaos.frames import receive, send
 from semel.testing.chaos.places import Addresses, Places
@@ -29,19 +29,18 @@ _DRIVERS = (
     "semel.stores.sqlite", "semel.stores.redis", "semel.stores.postgres", "semel.stores.postgres.asyncpg",
     "semel.stores.postgres.psycopg", "semel.stores.mysql", "semel.within.drivers", "semel.within.alchemy",
     "semel.within.redis", "semel.stores.redis.loops", "semel.stores.redis.threads", "semel.stores.mysql.pools",
-    "uvicorn", "uvicorn.protocols.http.httptools_impl", "uvicorn.protocols.websockets.auto", "uvicorn.lifespan.off", "uvicorn.loops.asyncio",
-    "gunicorn.config", "gunicorn.glogging", "gunicorn.workers.sync", "starlette.requests", "werkzeug.wrappers", "http.client",
 )  # fmt: skip
 
 
 def main() -> None:
     addresses = msgspec.json.decode(sys.argv[1], type=Addresses)
     PARTS[:] = msgspec.json.decode(sys.argv[2], type=list[str])
-    numbers = [int(word) for word in sys.argv[4:]]
+    chosen = msgspec.json.decode(sys.argv[4], type=list[str])
+    numbers = [int(word) for word in sys.argv[5:]]
     load()
     if mutants := msgspec.json.decode(sys.argv[3], type=list[str]):
         importlib.import_module("semel.testing.chaos.planted").plant(mutants)
-    for name in _DRIVERS:
+    for name in (*_DRIVERS, *(name for part in chosen for name in part_named(part).drivers)):
         with suppress(ImportError):  # a driver that is not installed has no cells that run
             importlib.import_module(name)
     gc.collect()

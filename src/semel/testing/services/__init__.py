@@ -24,6 +24,7 @@ from semel.testing.services.nats import NatsServer, nats_program
 from semel.testing.services.postgres import PgBouncer, PostgresServer, pgbouncer_program, postgres_program
 from semel.testing.services.rabbitmq import RabbitServer, rabbitmq_program
 from semel.testing.services.redis import Appendonly, RedisServer, Setting, redis_program, valkey_program
+from semel.testing.services.s3 import S3Server, s3_program
 from semel.testing.services.server import Server, ServerFailed, ServerMissing
 from semel.testing.services.topology import RedisCluster, RedisSentinel
 
@@ -36,6 +37,7 @@ __all__ = [
     "RedisCluster",
     "RedisSentinel",
     "RedisServer",
+    "S3Server",
     "Server",
     "ServerFailed",
     "ServerMissing",
@@ -48,6 +50,7 @@ __all__ = [
     "redis",
     "redis_cluster",
     "redis_sentinel",
+    "s3",
     "valkey",
 ]
 
@@ -111,6 +114,11 @@ def nats(*, password: str | None = None, config: Mapping[str, Setting] | None = 
     return NatsServer(password=password, config=config).open()
 
 
+def s3() -> S3Server:
+    """An S3 server (rclone's) with one bucket; `server.client()` is boto3's client of it."""
+    return S3Server().open()
+
+
 def missing() -> dict[str, str]:
     """What is not installed: the server's name and the remedy. Empty when everything is there."""
     programs: dict[str, Callable[[], str]] = {
@@ -121,6 +129,7 @@ def missing() -> dict[str, str]:
         "mariadb": mariadb_program,
         "rabbitmq": rabbitmq_program,
         "nats": nats_program,
+        "s3": s3_program,
     }
     found = {}
     for name, program in programs.items():

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -55,7 +56,7 @@ def wait_until(
         time.sleep(step)
 
 
-class Server:
+class Server(ABC):
     """A running server. Use it as a context manager, or call `close()`.
 
     Whatever happens to the launching process, the server ends with it (see `home`).
@@ -75,15 +76,15 @@ class Server:
         self.choose_ports()
 
     # -- what each kind of server says ---------------------------------------------------------------------------
+    @abstractmethod
     def argv(self) -> list[str]:
         """The command that runs the server in the foreground on `self.port`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ping(self) -> None:
         """Run a real query. Raises anything while the server does not answer."""
-        raise NotImplementedError
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027 - some have nothing to make
         """Make the data folder; called once, before the first start."""
 
     def choose_ports(self) -> None:

@@ -1,5 +1,6 @@
 -- A batch of a relay into a stream, once. KEYS: the stream, the frontier (one slot).
--- ARGV: epoch, batch, maxlen ("" for none), then per row: id, topic, key, headers, data, more (JSON [name, value, …] or "").
+-- ARGV: epoch, batch, maxlen ("" for none), MessagePack of [id, topic, key, headers, name, value, …] for each row, then each
+-- row's data (MessagePack of this Lua knows no binary). One argument a row, because the client pays for every argument.
 -- Answers the frontier that it found; -1 and the epoch found if a later owner has been here.
 -- Everything is looked at before anything is written: Lua does not roll back.
 local epoch, batch = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -14,16 +15,12 @@ if last >= batch or last < batch - 1 then
     if last_epoch < epoch then redis.call('HSET', KEYS[2], 'epoch', ARGV[1]) end
     return {last, last_epoch}
 end
+local rows = cmsgpack.unpack(ARGV[4])
+if #rows ~= #ARGV - 4 then return redis.error_reply('ERR ' .. #rows .. ' rows, ' .. #ARGV - 4 .. ' bodies') end
 redis.call('HSET', KEYS[2], 'epoch', ARGV[1], 'batch', ARGV[2])
-for i = 4, #ARGV, 6 do
-    local more = ARGV[i + 5]
-    if more == '' then
-        redis.call('XADD', KEYS[1], '*', 'id', ARGV[i], 'topic', ARGV[i + 1], 'key', ARGV[i + 2],
-            'headers', ARGV[i + 3], 'data', ARGV[i + 4])
-    else
-        redis.call('XADD', KEYS[1], '*', 'id', ARGV[i], 'topic', ARGV[i + 1], 'key', ARGV[i + 2],
-            'headers', ARGV[i + 3], 'data', ARGV[i + 4], unpack(cjson.decode(more)))
-    end
+for i, row in ipairs(rows) do
+    redis.call('XADD', KEYS[1], '*', 'id', row[1], 'topic', row[2], 'key', row[3], 'headers', row[4],
+        'data', ARGV[4 + i], unpack(row, 5))
 end
 if ARGV[3] ~= '' then redis.call('XTRIM', KEYS[1], 'MAXLEN', '~', ARGV[3]) end
 return {last, last_epoch}

@@ -1,0 +1,36 @@
+#!lua
+-- A message into the outbox, inside the caller's MULTI/EXEC. One slot. The first line makes it a write: a server that is full,
+-- cannot persist or has too few replicas refuses it when it is queued, and with it the whole transaction.
+-- KEYS: meta, seq, stream, due, counts, tenants, id.
+-- ARGV: parts, hash, retention (ms), due after (ms, "" for none), due at (ms, "" for none), then id, tenant, topic, key, type,
+--       schema, headers, body, raw ("" where there is none).
+-- Answers 1, or 0 if the id is known with this content. What can fail comes first: Lua does not roll back, nor does EXEC.
+local known = redis.call('GET', KEYS[7])
+if known then
+    if string.sub(known, 1, 64) == ARGV[2] then return 0 end
+    return redis.error_reply('SEMELCONFLICT message id ' .. ARGV[6] .. ' was used before with another content')
+end
+local meta = redis.call('GET', KEYS[1])
+if not meta or cjson.decode(meta).parts ~= tonumber(ARGV[1]) then
+    return redis.error_reply('SEMELPARTS the outbox is not here, or divided into another number of parts')
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + time[2] / 1000
+local created = string.format('%d.%06d', time[1], time[2])
+local due = 0
+if ARGV[4] ~= '' then due = now + tonumber(ARGV[4]) elseif ARGV[5] ~= '' then due = tonumber(ARGV[5]) end
+if due > now then
+    local packed = cmsgpack.pack({ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12], ARGV[13], ARGV[14], created})
+    redis.call('ZADD', KEYS[4], due, packed)
+    redis.call('SETNX', KEYS[2], 0)  -- from the first message on the number of parts is fixed
+else
+    local seq = redis.call('INCR', KEYS[2])
+    redis.call('XADD', KEYS[3], seq .. '-0', 'id', ARGV[6], 'tenant', ARGV[7], 'topic', ARGV[8], 'key', ARGV[9],
+        'type', ARGV[10], 'schema', ARGV[11], 'headers', ARGV[12], 'body', ARGV[13], 'raw', ARGV[14],
+        'created', created, 'ready', created)
+    redis.call('ZADD', KEYS[6], 'NX', seq, ARGV[7])
+end
+redis.call('HINCRBY', KEYS[5], ARGV[8], 1)
+redis.call('SET', KEYS[7], ARGV[2] .. ':' .. ARGV[3])
+redis.pcall('SPUBLISH', KEYS[1], '')  -- a hint for relays that listen; they look now and then anyway
+return 1

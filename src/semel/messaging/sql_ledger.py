@@ -1,0 +1,127 @@
+"""A relay's ledger in a SQL database: a page is one transaction, its words are those of `ledger` and `care`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
+
+from sqlalchemy import Connection
+
+from semel.messaging import care, ledger
+from semel.messaging.pages import Line, Member, Page, State, Want
+from semel.messaging.sink import Row
+from semel.messaging.tables import Tables
+
+if TYPE_CHECKING:
+    from semel.messaging.database import Database
+
+__all__ = ["SqlLedger", "SqlPage"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# An id is known from when its message was added. Only where that was this long before its delivery it is written again.
+_LATE: Final = 60.0
+
+
+class SqlLedger:
+    """See `Ledger`."""
+
+    def __init__(self, database: Database, team: str) -> None:
+        self._database = database
+        self._team = team
+
+    async def run(self, fn: Callable[Concatenate[Page, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._database.run(self._on_a_page, fn, args, kwargs)
+
+    async def read(self, fn: Callable[Concatenate[Page, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._database.read(self._on_a_page, fn, args, kwargs)
+
+    def _on_a_page(self, connection: Connection, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
+        return fn(SqlPage(connection, self._database.tables, self._team), *args, **kwargs)
+
+
+class SqlPage:
+    """See `Page`."""
+
+    __slots__ = ("_c", "_t", "_team")
+
+    def __init__(self, connection: Connection, tables: Tables, team: str) -> None:
+        self._c = connection
+        self._t = tables
+        self._team = team
+
+    def join(self, relay: str, lease: float, about: str, parts: int) -> None:
+        ledger.join(self._c, self._t, self._team, relay, lease, about, parts)
+
+    def leave(self, relay: str) -> None:
+        ledger.leave(self._c, self._t, self._team, relay)
+
+    def alive(self) -> dict[str, tuple[float, float]]:
+        return ledger.alive(self._c, self._t, self._team)
+
+    def members(self) -> list[Member]:
+        return ledger.members(self._c, self._t, self._team)
+
+    def take(self, relay: str, free: Sequence[Member]) -> list[tuple[Member, State]]:
+        return ledger.take(self._c, self._t, self._team, relay, free)
+
+    def release(self, part: int, epoch: int) -> None:
+        ledger.release(self._c, self._t, self._team, part, epoch)
+
+    def hold(self, epochs: Mapping[int, int]) -> set[int]:
+        return ledger.hold(self._c, self._t, self._team, epochs)
+
+    def save(self, states: Mapping[tuple[int, int], State]) -> None:
+        ledger.save(self._c, self._t, self._team, states)
+
+    def raise_epoch(self, part: int, epoch: int, beyond: int) -> None:
+        ledger.raise_epoch(self._c, self._t, self._team, part, epoch, beyond)
+
+    def choose(self, want: Want) -> dict[int, list[Row]]:
+        return ledger.choose(self._c, self._t, self._team, want)
+
+    def waiting(self, want: Want) -> bool:
+        return ledger.waiting(self._c, self._t, self._team, want)
+
+    def fetch(self, part: int, seqs: Collection[int]) -> dict[int, Row]:
+        return ledger.fetch(self._c, self._t, part, seqs)
+
+    def remove(self, part: int, rows: Sequence[Row]) -> None:
+        ledger.remove(self._c, self._t, {part: [row.seq for row in rows]})
+        late = time.time() - _LATE
+        ledger.refresh_ids(self._c, self._t, [row.seq for row in rows if row.created < late])
+
+    def keep(self, part: int, lane: str, batch: int, rows: Sequence[Row]) -> None:
+        ledger.keep(self._c, self._t, self._team, part, lane, batch, rows)
+
+    def kept(self, part: int, lane: str, after: int) -> dict[int, list[Row]]:
+        return ledger.kept(self._c, self._t, self._team, part, lane, after)
+
+    def renumber(self, part: int, lane: str, old: int, new: int) -> None:
+        ledger.renumber(self._c, self._t, self._team, part, lane, old, new)
+
+    def lines(self, parts: Collection[int] | None = None) -> list[Line]:
+        return ledger.lines(self._c, self._t, self._team, parts)
+
+    def hold_back(self, line: Line, after: float | None) -> None:
+        ledger.hold_back(self._c, self._t, self._team, line, after)
+
+    def let_go(self, part: int, names: Collection[str]) -> None:
+        ledger.let_go(self._c, self._t, self._team, part, names)
+
+    def unpark(self, *, key: str | None, tenant: str | None, identity: str | None) -> int:
+        return ledger.unpark(self._c, self._t, self._team, key=key, tenant=tenant, identity=identity)
+
+    def pending(self) -> dict[str, int]:
+        return care.pending(self._c, self._t)
+
+    def topics(self) -> set[str]:
+        return care.topics(self._c, self._t)
+
+    def oldest(self) -> float:
+        return care.oldest(self._c, self._t)
+
+    def clean(self, retention: float, sink_safety: float) -> int:
+        return care.clean(self._c, self._t, self._team, retention, sink_safety)

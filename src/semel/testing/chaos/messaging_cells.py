@@ -1,0 +1,320 @@
+"""Messaging's rows of the matrix: outbox, relay, sinks, inbox. `WINDOWS` says which of them show which failure window.
+
+| mode | what is broken | promises |
+|---|---|---|
+| relay-redis, relay-rabbit-stream | a relay to an exact sink | each message once, in order per key |
+| relay-nats | to one that knows what it has for a while | the same, within its window |
+| relay-rabbit-queue, relay-webhook, relay-handler | to one that keeps no numbers | at least once; an inbox handles it once |
+| outbox | an application that writes record, row and message in one transaction | all of them once, or none |
+| inbox-redis, inbox-rabbit-queue, inbox-nats | a consumer whose handler writes a row and sends a message | both once |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Final
+
+import msgspec
+
+from semel.testing.chaos import core, expectations
+from semel.testing.chaos.cells import NOT_BUILT, Cell, Heir, Part, Verdict, register
+from semel.testing.chaos.messaging_orders import ORDERS
+from semel.testing.chaos.messaging_sinks import BROKERS, LOOSE, SINKS
+from semel.testing.chaos.messaging_verdicts import judged, wanted
+from semel.testing.chaos.messaging_work import attempt
+
+__all__ = ["DATABASES", "WINDOWS", "messaging_cells"]
+
+DATABASES: Final = ("postgres", "mariadb", "sqlite")
+WINDOWS: Final = {
+    "MW1": "*/outbox/kill@commit.done",
+    "MW2": "*/outbox/rollback@*",
+    "MW3": "*/relay-*/kill@relay.chosen*",
+    "MW4": "*/relay-*/kill@relay.planned*",
+    "MW5": "*/relay-*/kill@relay.published*",
+    "MW6": "*/relay-*/zombie@*",
+    "MW7": "*/relay-redis/torn-log@acked.*",
+    "MW8": "*/outbox/late-commit@outbox.written",
+    "MW9": "*/inbox-*/kill@consumer.committed*",
+    "MW10": "*/inbox-*/zombie@*",
+    "MW11": "*/inbox-*/kill@consumer.handled*",
+    "MW12": "*/relay-*/poison@head",
+    "MW13": "*/relay-*/broker-kill@relay.planned",
+    "MW18": "*/inbox-redis/late-copy@*",
+    "torn log": "*/relay-redis/torn-log@cut.*",
+}
+"""Failure windows of messaging, and the names of the cells that stand in them."""
+
+_FIRST: Final = ("relay.chosen", "relay.planned", "relay.published")
+_SECOND: Final = tuple(f"{point}#2" for point in _FIRST)
+_CONSUMER: Final = ("inbox.admitted#2", "consumer.handled#2", "consumer.committed#2")
+_WRITER: Final = ("run.returned", "commit.sent", "outbox.written", "commit.done")
+# Exact ones, and the plainest of the others, are broken on every database, the rest on one.
+_EVERYWHERE: Final = ("redis", "rabbit-stream", "handler")
+_THOROUGH: Final = ("redis", "handler")
+_SOURCES: Final = ("redis", "rabbit-queue", "nats")
+
+_Pair = tuple[Verdict, Heir]
+_RAN: Final[_Pair] = (Verdict.ONCE, Heir.RAN)
+_KNOWN: Final[_Pair] = (Verdict.ONCE, Heir.REPLAYED)
+_ONCE: Final[_Pair] = (Verdict.ONCE, Heir.ANY)
+_TWICE: Final[_Pair] = (Verdict.DOUBLED, Heir.RAN)
+
+_ASYNC: Final = "a relay is async only; who writes its messages is broken in both colours (outbox)"
+_ONE: Final = "a sink does the same with a batch whatever database it comes from: it is broken on postgres"
+_SQL: Final = "messaging keeps its tables in an SQL database"
+_NEVER: Final = {
+    "overlap": "a relay that wakes beside its heir is refused by the sink's own numbers, while it works or after: zombie",
+    "cancel": "a relay that is cancelled ends its round and gives its parts back (tests/messaging)",
+    "stall": "a sink that does not answer in time is one that is away: broker-kill",
+    "power-loss": "what a database or a Redis forgets is shown by the core's modes, a sink's lost tail by torn-log",
+    "failover": "to a relay it is a lost tail: torn-log",
+    "disk-full": "to a relay it is a database or a broker that is away: store-kill, broker-kill",
+    "clock-forward": "leases here are about who carries, not about what is carried: zombie",
+}
+_ADVERTISED: Final = (
+    f"{NOT_BUILT}: a stream's clients go to the address that its broker names, past the proxy"
+)
+
+
+def messaging_cells() -> Iterator[Cell]:
+    for store in DATABASES:
+        for kind in SINKS:
+            yield from _relays(store, kind)
+        for colour in core.COLOURS:
+            yield from _writers(store, colour)
+            for kind in _SOURCES:
+                yield from _consumers(store, colour, kind)
+    for store in ("redis", "cluster", "memory"):
+        for mode in (*(f"relay-{kind}" for kind in SINKS), "outbox", *(f"inbox-{kind}" for kind in _SOURCES)):
+            yield _cell(store, "async", mode, "any", "any", None, _SQL)
+
+
+def _cell(
+    store: str, colour: str, mode: str, fault: str, point: str, end: _Pair | None, reason: str = ""
+) -> Cell:
+    cell = Cell(
+        part="messaging", store=store, colour=colour, mode=mode, fault=fault, point=point, reason=reason
+    )
+    kind = mode.partition("-")[2]
+    reason = reason or _missing(store, colour, mode, kind)
+    if reason or end is None:
+        return msgspec.structs.replace(cell, reason=reason)
+    broker = BROKERS.get(kind or "redis", "")
+    lane = ""
+    if fault == "store-kill":
+        lane = f"{store} messages {fault}"
+    elif fault in {"broker-kill", "torn-log"}:
+        lane = f"{broker} messages {fault}"
+    return msgspec.structs.replace(
+        cell,
+        expected=end[0],
+        heir=end[1],
+        lane=lane,
+        needs=tuple(name for name in ("outbox", store, broker) if name),
+        batch=fault in {"store-kill", "broker-kill"},
+    )
+
+
+def _missing(store: str, colour: str, mode: str, kind: str) -> str:
+    packages = {"rabbit-stream": "rstream", "rabbit-queue": "aio_pika", "nats": "nats", "webhook": "httpx"}
+    if kind in packages and find_spec(packages[kind]) is None:
+        return f"needs the package {packages[kind]}"
+    if store == "sqlite" and colour == "async" and not mode.startswith("relay"):
+        return expectations.not_applicable(store, colour, "tx", "kill", "claim.sent")
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------- relays
+
+
+def _relays(store: str, kind: str) -> Iterator[Cell]:
+    mode = f"relay-{kind}"
+    yield _cell(store, "sync", mode, "any", "any", None, _ASYNC)
+    if store != "postgres" and kind not in _EVERYWHERE:
+        yield _cell(store, "async", mode, "any", "any", None, _ONE)
+        return
+    for fault, point, end, reason in _struck(store, kind):
+        yield _cell(store, "async", mode, fault, point, end, reason)
+    for fault, reason in _NEVER.items():
+        yield _cell(store, "async", mode, fault, "any", None, reason)
+
+
+_Row = tuple[str, str, _Pair | None, str]
+
+
+def _struck(store: str, kind: str) -> Iterator[_Row]:
+    loose = kind in LOOSE
+    again = _TWICE if loose else _KNOWN
+    for point in (*_FIRST, *(_SECOND if kind in _THOROUGH else ())):
+        sent = point in {"relay.published", "relay.published#2", "relay.chosen#2"}
+        yield "kill", point, again if sent else _RAN, ""
+    yield "zombie", "relay.planned", _TWICE if loose else _RAN, ""
+    yield "zombie", "relay.published", again, ""
+    race = "whether it or its heir sends first when its locks are free is a race" if loose else ""
+    yield "zombie", "relay.chosen", None if race else _ONCE, race
+    yield from _cuts(store, kind)
+    yield from _servers(store, kind)
+    for point, end in {**dict.fromkeys(("cut.tail", "cut.half", "cut.batch"), _ONCE), **_TORN}.items():
+        reason = (
+            ""
+            if kind == "redis"
+            else "Redis keeps a log that can be torn; the others' tails are their own affair"
+        )
+        if not reason:
+            yield "torn-log", point, end, ""
+        elif point == "cut.tail":
+            yield "torn-log", "any", None, reason
+    shy = (
+        ""
+        if kind in _THOROUGH
+        else "a refusal is the relay's own affair, the same for every sink: redis, handler"
+    )
+    yield "poison", "head", None if shy else _ONCE, shy
+
+
+_TORN: Final[dict[str, _Pair]] = {"acked.kept": _ONCE, "acked.gone": (Verdict.LOST, Heir.ANY)}
+
+
+def _cuts(store: str, kind: str) -> Iterator[_Row]:
+    """On the wire to the sink (relay.planned#2), and to the database (relay.chosen)."""
+    loose = kind in LOOSE
+    for fault in ("reset-before", "reset-after"):
+        if kind == "handler":
+            yield fault, "relay.planned#2", None, "a function has no network"
+        elif kind == "rabbit-stream":
+            yield fault, "relay.planned#2", None, _ADVERTISED
+        else:
+            end = (Verdict.DOUBLED, Heir.ANY) if loose and fault == "reset-after" else _ONCE
+            yield fault, "relay.planned#2", end, ""
+        for point in ("relay.chosen", "relay.chosen#2"):
+            if store == "sqlite":
+                yield fault, point, None, "SQLite has no network"
+            elif kind not in _THOROUGH:
+                yield (
+                    fault,
+                    point,
+                    None,
+                    "what is written before or after sending is the same: redis, handler",
+                )
+            elif point == "relay.chosen#2" and fault == "reset-before":
+                yield fault, point, _TWICE if loose else _KNOWN, ""
+            else:
+                yield fault, point, _RAN, ""
+
+
+def _servers(store: str, kind: str) -> Iterator[_Row]:
+    if store == "sqlite":
+        yield "store-kill", "any", None, "SQLite has no server process: its death is the relay's (kill)"
+    else:
+        # A batch is sent, and that it was cannot be written down.
+        yield "store-kill", "relay.chosen#2", _TWICE if kind in LOOSE else _KNOWN, ""
+        race = (
+            "whether its heartbeat or its next batch meets the dead connection first is a race"
+            if kind in LOOSE
+            else ""
+        )
+        yield "store-kill", "relay.planned", None if race else _ONCE, race
+    if kind not in BROKERS:
+        yield (
+            "broker-kill",
+            "any",
+            None,
+            "no broker of its own: an endpoint that is away is one whose answer is lost",
+        )
+        return
+    for point in ("relay.planned", "relay.published"):
+        yield "broker-kill", point, _RAN, ""
+
+
+# ---------------------------------------------------------------------------------- writers and consumers
+
+
+def _writers(store: str, colour: str) -> Iterator[Cell]:
+    for point in _WRITER:
+        end = _KNOWN if point == "commit.done" else _RAN
+        yield _cell(store, colour, "outbox", "kill", point, end)
+    network = "SQLite has no network" if store == "sqlite" else ""
+    yield _cell(store, colour, "outbox", "reset-before", "outbox.written", None if network else _RAN, network)
+    yield _cell(
+        store, colour, "outbox", "reset-after", "outbox.written", None if network else _KNOWN, network
+    )
+    for point in ("savepoint", "transaction"):
+        yield _cell(store, colour, "outbox", "rollback", point, _ONCE)
+    alone = "one transaction writes at a time: none can be late" if store == "sqlite" else ""
+    yield _cell(store, colour, "outbox", "late-commit", "outbox.written", None if alone else _ONCE, alone)
+    for fault in ("zombie", "cancel", "interrupt", "store-kill", "power-loss", "failover", "disk-full"):
+        yield _cell(
+            store,
+            colour,
+            "outbox",
+            fault,
+            "any",
+            None,
+            "its messages are rows of the transaction: as in mode tx",
+        )
+
+
+def _consumers(store: str, colour: str, kind: str) -> Iterator[Cell]:
+    mode = f"inbox-{kind}"
+    if store != "postgres" and kind != "redis":
+        yield _cell(
+            store, colour, mode, "any", "any", None, "a broker hands out the same: it is broken on postgres"
+        )
+        return
+    for point in _CONSUMER:
+        known = point.startswith("consumer.committed")
+        yield _cell(store, colour, mode, "kill", point, _KNOWN if known else _RAN)
+        held = (
+            "a broker hands out again what a connection had that has ended, and a stopped process has its own"
+        )
+        locked = (
+            "SQLite has one writer: nobody comes as far as its own admission meanwhile"
+            if store == "sqlite"
+            else ""
+        )
+        if kind == "rabbit-queue":
+            yield _cell(store, colour, mode, "zombie", point, None, held)
+        elif locked and not known:
+            yield _cell(store, colour, mode, "zombie", point, None, locked)
+        else:  # its row is there first, and is waited for
+            yield _cell(store, colour, mode, "zombie", point, _KNOWN)
+    served = "SQLite has no server process: its death is the consumer's (kill)" if store == "sqlite" else ""
+    yield _cell(store, colour, mode, "store-kill", "consumer.handled#2", None if served else _ONCE, served)
+    yield _cell(store, colour, mode, "broker-kill", "consumer.committed#2", _ONCE)
+    if (kind, colour) == ("redis", "sync"):
+        for point, end in (("kept", _ONCE), ("refused", _ONCE), ("forgotten", (Verdict.DOUBLED, Heir.ANY))):
+            yield _cell(store, colour, mode, "late-copy", point, end)
+    for fault in ("cancel", "stall", "power-loss", "failover", "disk-full"):
+        yield _cell(
+            store,
+            colour,
+            mode,
+            fault,
+            "any",
+            None,
+            "the admission is a row of the transaction: as in mode tx",
+        )
+
+
+_DRIVERS: Final = (
+    "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.postgresql.asyncpg", "sqlalchemy.dialects.mysql.pymysql",
+    "sqlalchemy.dialects.mysql.asyncmy", "sqlalchemy.dialects.sqlite.pysqlite", "aio_pika", "rstream", "nats", "nats.js.api",
+    "httpx", "httpcore", "anyio._backends._asyncio", "h11", "semel.messaging.sinks.redis", "semel.messaging.sinks.handler",
+    "semel.messaging.sinks.rabbit_streams", "semel.messaging.sinks.rabbit_queues", "semel.messaging.sinks.nats",
+    "semel.messaging.sinks.webhook", "semel.messaging.sources.redis", "semel.messaging.sources.rabbitmq",
+    "semel.messaging.sources.nats",
+)  # fmt: skip
+register(
+    Part(
+        name="messaging",
+        drivers=_DRIVERS,
+        cells=messaging_cells,
+        attempt=attempt,
+        wanted=wanted,
+        helped=True,
+        schedules=dict(ORDERS),
+        judged=judged,
+    )
+)

@@ -1,0 +1,321 @@
+"""What happens in the messaging cells, and in which order.
+
+Under `relay` an application writes rows with their messages, a relay carries them and is broken, or its broker, its database
+or a connection is; another relay carries what is left. Under `outbox` it is the application that is broken, under `inbox` a
+consumer. In the end somebody looks at the sink, the database and the outbox.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from semel.testing import services
+from semel.testing.chaos.cells import Heir
+from semel.testing.chaos.driver import PATIENCE, Stage, Worker
+from semel.testing.chaos.harness import RELAYED, STILL, WIRE
+from semel.testing.chaos.messaging_scene import make_tables
+from semel.testing.chaos.messaging_sinks import BROKERS, Endpoint
+from semel.testing.chaos.messaging_verdicts import PAUSED, ids_of
+from semel.testing.chaos.places import Private, coloured
+from semel.testing.chaos.wires import Wire
+from semel.testing.chaos.workers import Errand
+
+__all__ = ["ORDERS"]
+
+_STRUCK: Final = "a2"
+"""The message that a consumer is broken over: the second one of its key."""
+_TO_THE_DATABASE: Final = ("relay.chosen", "outbox.written")
+"""Points after which the next request goes to the database: its commit."""
+
+
+class _Scene:
+    """Where a schedule's messages are written and where they go."""
+
+    def __init__(self, stage: Stage, *, url: str = "", server: Any = None) -> None:
+        self.stage = stage
+        self.cell = stage.cell
+        self.mode, _, self.kind = self.cell.mode.partition("-")
+        self.kind = self.kind or "redis"
+        store = self.cell.store
+        if url:
+            stage.url = coloured(url, store, self.cell.colour)
+        else:
+            stage.url = stage.places.shared(store, self.cell.colour)
+        if store == "sqlite":
+            stage.places.hold(f"tables of {stage.url}", lambda: _Made(stage.url))
+        self.said: dict[str, Any] = dict(zip(("broker", "read"), self._broker(server), strict=True))
+
+    def _broker(self, server: Any) -> tuple[str, str]:
+        """For relays, and for those who look."""
+        places, kind = self.stage.places, self.kind
+        if kind == "handler":
+            return "", ""
+        if kind == "webhook":
+            url = places.hold("endpoint", lambda: Endpoint(str(places.folder))).url
+            return url, url
+        name = BROKERS[kind]
+        url = places.shared(name) if server is None else str(server.url)
+        if kind != "rabbit-stream":
+            return url, url
+        return places.shared("rabbitmq-stream") if server is None else str(server.stream_url), url
+
+    # ---- who takes part
+    def start(self, role: str, *, said: dict[str, Any] | None = None, **changes: Any) -> Worker:
+        return self.stage.start(role, settings={**self.said, **(said or {})}, **changes)
+
+    def send(self, role: str, *, said: dict[str, Any] | None = None, **changes: Any) -> Worker | Errand:
+        return self.stage.send(role, settings={**self.said, **(said or {})}, **changes)
+
+    def stand(self, *, said: dict[str, Any] | None = None, **changes: Any) -> None:
+        self.stage.stand(settings={**self.said, **self._victims, **(said or {})}, **changes)
+
+    def victim(self, **changes: Any) -> Worker:
+        return self.start("victim", said=self._victims, **changes)
+
+    @property
+    def _victims(self) -> dict[str, Any]:
+        # One that wakes may find that the rest was handled by another.
+        count = 2 if self.cell.fault == "zombie" else 3
+        return {"messages": ids_of(keys="a", count=count), "struck": _STRUCK} if self.mode == "inbox" else {}
+
+    def heir(self) -> Worker | Errand:
+        heirs = {"messages": ids_of(keys="a")[1:], "struck": _STRUCK} if self.mode == "inbox" else {}
+        return self.send("heir", said=heirs)
+
+    def write(self) -> None:
+        if self.mode != "outbox":
+            names = ids_of(keys="a") if self.mode == "inbox" else ids_of()
+            self.send("writer", said={"messages": names}).wait()
+
+    def judge(self) -> None:
+        self.send("judge").wait()
+
+    def has_paused(self) -> bool:
+        return any(each.by == PAUSED for each in self.stage.ledger.answers())
+
+    def lease(self) -> float:
+        """A heartbeat that is stopped inside a write holds SQLite's only lock: let none be due before the point."""
+        return STILL.options["lease"] if self.cell.store == "sqlite" else self.stage.job.lease
+
+
+class _Made:
+    """A SQLite file's tables, made once per driver."""
+
+    def __init__(self, url: str) -> None:
+        make_tables(url)
+
+    def close(self) -> None:
+        """They end with their file."""
+
+
+def _killed(stage: Stage) -> None:
+    scene = _Scene(stage)
+    scene.write()
+    status = scene.victim().wait()
+    stage.bit = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    scene.heir().wait()
+    scene.judge()
+
+
+def _rose(stage: Stage) -> None:
+    """SIGSTOP beyond the lease; another one takes over; SIGCONT. One that is stopped inside a transaction has its locks: the
+    other one waits for them, and is known to be there before it wakes."""
+    scene = _Scene(stage)
+    scene.write()
+    victim = scene.victim(lease=scene.lease())
+    stage.bit = os.WIFSTOPPED(victim.wait(stopped=True))
+    heir = scene.heir()
+    if stage.cell.heir is not Heir.BUSY and stage.cell.point not in _INSIDE:
+        heir.wait()
+    elif scene.mode == "inbox":
+        _until(lambda: any(each.by == "heir" for each in stage.ledger.owners()))
+    else:
+        time.sleep(2 * scene.lease())  # its lease is over, and the other one is at its lock
+    victim.wake()
+    victim.wait()
+    heir.wait()
+    scene.judge()
+
+
+_INSIDE: Final = ("relay.chosen", "inbox.admitted#2", "consumer.handled#2")
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > until:
+            raise TimeoutError(f"the scene was not set within {PATIENCE:g} s")
+        time.sleep(0.005)
+
+
+# ------------------------------------------------------------------------------------------- connections
+
+
+def _cut(stage: Stage) -> None:
+    """A connection is reset before the next request, or after it was carried out: to the sink, or to the database."""
+    scene = _Scene(stage)
+    scene.write()
+    to_database = stage.cell.point.partition("#")[0] in _TO_THE_DATABASE
+    target = urlsplit(stage.url if to_database else scene.said["broker"])
+    with Wire(
+        (str(target.hostname), target.port or 0), resp=not to_database and scene.kind == "redis"
+    ) as wire:
+        through = target._replace(
+            netloc=target.netloc.replace(f":{target.port}", f":{wire.ports[0]}")
+        ).geturl()
+        changes: dict[str, Any] = {"url": through} if to_database else {"said": {"broker": through}}
+        scene.stand(lease=WIRE.options["lease"], **changes)
+        if stage.bit:
+            wire.arm(stage.cell.fault)
+        stage.reply()
+        stage.finish()
+        stage.bit = wire.fired()
+    scene.heir().wait()
+    scene.judge()
+
+
+# ----------------------------------------------------------------------------------------------- servers
+
+
+class _Databases(Private):
+    """A database with the tables of an outbox, for its driver alone."""
+
+    def __init__(self, store: str) -> None:
+        super().__init__(store)
+        make_tables(coloured(self.url, store, "sync"))
+
+
+def _store_killed(stages: Sequence[Stage]) -> None:
+    """The database is killed and comes back while relays and consumers stand at their points."""
+    cell = stages[0].cell
+    server: _Databases = stages[0].places.hold(cell.lane, lambda: _Databases(cell.store))
+    scenes = _set([_Scene(stage, url=server.url) for stage in stages])
+    server.kill(stages[0].key)
+    server.start()
+    for stage in stages:
+        stage.reply()
+    _ended(scenes)
+
+
+def _broker_killed(stages: Sequence[Stage]) -> None:
+    """The broker is killed, and is away while relays and consumers go on; then it comes back."""
+    cell = stages[0].cell
+    name = BROKERS[cell.mode.partition("-")[2]]
+    server: Any = stages[0].places.hold(cell.lane, _BROKER[name])
+    scenes = _set([_Scene(stage, server=server) for stage in stages])
+    server.kill()
+    for stage in stages:
+        stage.reply()
+    for scene in scenes:
+        if scene.mode == "relay":  # a consumer waits for its broker
+            _until(scene.has_paused)
+    server.start()
+    _ended(scenes)
+
+
+_BROKER: Final[dict[str, Callable[[], Any]]] = {
+    "redis": lambda: services.redis(appendonly="always"),
+    "rabbitmq": services.rabbitmq,
+    "nats": services.nats,
+}
+
+
+def _set(scenes: list[_Scene]) -> list[_Scene]:
+    """Everybody stands at the point; those who write come first, so that nobody stands there for long."""
+    for scene in scenes:
+        scene.write()
+    for scene in scenes:
+        scene.stand(lease=RELAYED.options["lease"])
+    return scenes
+
+
+def _ended(scenes: Sequence[_Scene]) -> None:
+    for scene in scenes:
+        scene.stage.finish()
+        if scene.mode == "relay":  # a consumer goes on by itself, and is its own heir
+            scene.heir().wait()
+        scene.judge()
+
+
+def _torn(stage: Stage) -> None:
+    """Redis dies in the middle of writing its log, and has less than it had confirmed when it comes back.
+
+    `cut.…`: of a batch that its relay did not live to note as delivered. `acked.…`: of delivered ones, which were kept
+    (sink_safety) or were not.
+    """
+    server: Any = stage.places.hold(stage.cell.lane, lambda: services.redis(appendonly="always"))
+    scene = _Scene(stage, server=server)
+    scene.write()
+    (log,) = server.folder.glob("**/*.incr.aof")
+    before = len(log.read_bytes())
+    acked = stage.cell.point.startswith("acked.")
+    said = {"safety": 60 if stage.cell.point == "acked.kept" else 0}
+    killed = msgspec.structs.replace(stage.cell, fault="kill", point="relay.published")
+    scene.start("relay" if acked else "victim", said=said, cell=killed).wait()
+    server.kill()
+    whole = log.read_bytes()
+    cut = {"cut.tail": 3, "cut.half": (len(whole) - before) // 2}.get(
+        stage.cell.point, len(whole) - before - 20
+    )
+    log.write_bytes(whole[:-cut])
+    server.start()
+    stage.bit = len(whole) > before
+    more = {"also": ["a4", "b4"]} if acked else {}
+    scene.send("heir", said={**said, **more}).wait()
+    scene.judge()
+
+
+# -------------------------------------------------------------------------------------------- the rest
+
+
+def _poisoned(stage: Stage) -> None:
+    """The first message of a key is refused until its key is parked; the other key goes on. Then it is repaired."""
+    scene = _Scene(stage)
+    scene.write()
+    scene.start("victim", said={"poison": "a1"}).wait()
+    told = [each.value for each in stage.ledger.answers() if each.by == "victim"]
+    stage.bit = bool(told) and told[0]["parked"] == 1
+    stage.ledger.struck("victim")
+    scene.send("person").wait()
+    scene.judge()
+
+
+def _committed_late(stage: Stage) -> None:
+    """A message with a lower number is committed after one with a higher number was carried away."""
+    scene = _Scene(stage)
+    scene.stand(lease=WIRE.options["lease"])
+    scene.send("writer", said={"messages": ["b1"]}).wait()
+    scene.send("relay").wait()
+    stage.reply()
+    stage.finish()
+    scene.judge()
+
+
+def _played(stage: Stage) -> None:
+    """One process does all of it."""
+    scene = _Scene(stage)
+    scene.start("victim", said={"messages": ids_of(keys="a")}).wait()
+    stage.bit = bool(stage.ledger.faults())
+    scene.judge()
+
+
+ORDERS: Final[dict[str, Callable[..., None]]] = {
+    "kill": _killed,
+    "zombie": _rose,
+    "reset-before": _cut,
+    "reset-after": _cut,
+    "store-kill": _store_killed,
+    "broker-kill": _broker_killed,
+    "torn-log": _torn,
+    "poison": _poisoned,
+    "late-commit": _committed_late,
+    "rollback": _played,
+    "late-copy": _played,
+}

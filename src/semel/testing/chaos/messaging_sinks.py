@@ -1,0 +1,195 @@
+"""Where the messages of the matrix go: the sink's URL, its place, and what has arrived there, in order.
+
+Brokers are read when all is over. An endpoint and a function keep no messages: they write what they get into the ledger
+at once, outside of everything that is broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from semel.testing.chaos.ledger import Ledger
+
+__all__ = [
+    "ARRIVED",
+    "BROKERS",
+    "LOOSE",
+    "SINKS",
+    "Endpoint",
+    "arrived",
+    "body_of",
+    "make",
+    "sink_url",
+    "source_url",
+]
+
+SINKS: Final = ("redis", "rabbit-stream", "nats", "rabbit-queue", "webhook", "handler")
+LOOSE: Final = frozenset({"rabbit-queue", "webhook", "handler"})
+"""At least once: a batch that is sent again is there again. The rest (NATS) knows it for a while."""
+BROKERS: Final = {"redis": "redis", "rabbit-stream": "rabbitmq", "rabbit-queue": "rabbitmq", "nats": "nats"}
+"""The server that a sink needs."""
+ARRIVED: Final = "sink"
+"""By whom the ledger says an arrival was."""
+
+
+def sink_url(kind: str, base: str, place: str) -> str:
+    """`base` is the server's URL; for streams of RabbitMQ that of its stream port."""
+    return {
+        "redis": f"{base}?stream={place}",
+        "rabbit-stream": f"{base}?stream={place}",
+        "rabbit-queue": f"{base}?routing_key={place}",
+        "nats": f"{base}?stream={place}&subject={place}.{{topic}}",
+        "webhook": f"{base}/{place}",
+        "handler": "",
+    }[kind]
+
+
+def source_url(kind: str, base: str, place: str, idle: float) -> str:
+    """As a consumer reads it; what nobody acknowledged for `idle` seconds is handed out again."""
+    return {
+        "redis": f"{base}?stream={place}&idle={idle}&block=0.05",
+        "rabbit-queue": f"{base}?queue={place}",
+        "nats": f"{base}?stream={place}&subject={place}.>&idle={idle}",
+    }[kind]
+
+
+async def make(kind: str, base: str, place: str) -> None:
+    """A queue must be there before messages are sent to it; everything else is made by its sink."""
+    if kind == "rabbit-queue":
+        pika: Any = import_module("aio_pika")
+        async with await pika.connect(base) as connection:
+            channel = await connection.channel()
+            await channel.declare_queue(place, durable=True)
+
+
+async def arrived(kind: str, base: str, place: str) -> list[tuple[str, bytes]]:
+    """(id, body) of every message, in the order of its arrival. `base` speaks AMQP for streams of RabbitMQ, too."""
+    read = _READERS[kind]
+    async with asyncio.timeout(20):
+        return await read(base, place)
+
+
+async def _redis(base: str, place: str) -> list[tuple[str, bytes]]:
+    client = import_module("redis.asyncio").Redis.from_url(base)
+    try:
+        return [(fields[b"id"].decode(), fields[b"data"]) for _, fields in await client.xrange(place)]
+    finally:
+        await client.aclose()
+
+
+async def _queue(base: str, place: str) -> list[tuple[str, bytes]]:
+    pika: Any = import_module("aio_pika")
+    found = []
+    async with await pika.connect(base) as connection:
+        channel = await connection.channel()
+        queue = await channel.get_queue(place)
+        while (message := await queue.get(no_ack=True, fail=False)) is not None:
+            found.append((str(message.message_id), bytes(message.body)))
+    return found
+
+
+async def _stream(base: str, place: str) -> list[tuple[str, bytes]]:
+    """AMQP has no end of a stream: it is read until a message comes that is sent now, behind them all."""
+    pika: Any = import_module("aio_pika")
+    found: list[tuple[str, bytes]] = []
+    done = asyncio.Event()
+    end = f"the end {secrets.token_hex(4)}"
+
+    async def take(message: Any) -> None:
+        await message.ack()
+        if message.message_id == end:
+            done.set()
+        elif not str(message.message_id).startswith("the end"):
+            found.append((str(message.message_id), bytes(message.body)))
+
+    async with await pika.connect(base) as connection:
+        channel = await connection.channel()
+        await channel.set_qos(prefetch_count=1000)
+        await channel.default_exchange.publish(pika.Message(b"", message_id=end), place)
+        queue = await channel.get_queue(place, ensure=False)
+        await queue.consume(take, arguments={"x-stream-offset": "first"})
+        await done.wait()
+    return found
+
+
+async def _nats(base: str, place: str) -> list[tuple[str, bytes]]:
+    client = await import_module("nats").connect(base)
+    try:
+        stream = client.jetstream()
+        info = await stream.stream_info(place, subjects_filter=f"{place}.>")
+        count = sum((info.state.subjects or {}).values())
+        subscription = await stream.subscribe(f"{place}.>", ordered_consumer=True)
+        messages = [await subscription.next_msg(timeout=10) for _ in range(count)]
+        return [(message.headers["semel-id"], message.data) for message in messages]
+    finally:
+        await client.close()
+
+
+_READERS: Final[dict[str, Callable[[str, str], Awaitable[list[tuple[str, bytes]]]]]] = {
+    "redis": _redis,
+    "rabbit-stream": _stream,
+    "rabbit-queue": _queue,
+    "nats": _nats,
+}
+
+
+class Endpoint:
+    """A webhook's receiver in a process of its own. The path names the schedule's folder, whose ledger gets what comes."""
+
+    def __init__(self, folder: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.port = int(listener.getsockname()[1])
+            self.pid = os.fork()
+            if self.pid == 0:
+                _serve(listener, folder)
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Connections are reset on purpose."""
+
+
+def _serve(listener: socket.socket, folder: str) -> NoReturn:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            Ledger(f"{folder}{self.path}").effect(self.headers["webhook-id"], ARRIVED)
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name upstream
+            """What it gets is in the ledger."""
+
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        server = _Server(("127.0.0.1", 0), Handler, bind_and_activate=False)
+        server.socket.close()
+        server.socket = listener
+        server.serve_forever()
+    finally:
+        os._exit(0)
+
+
+def body_of(number: int) -> bytes:
+    """What a message with this number carries."""
+    return msgspec.json.encode({"n": number})

@@ -1,0 +1,138 @@
+"""What the ledger says of a schedule's messages: lost, doubled, reordered, or each once. Pure.
+
+Arrivals at the sink are judged; under `inbox` the rows of its handlers, and the messages that they sent in the same
+transaction. Apart from the verdict it is asked what must hold whatever the sink promises: an inbox handles once what has
+arrived twice, nothing that was rolled back is ever seen, who was overtaken is told, and what a sink has lost is an alarm.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from semel.testing.chaos.cells import Cell, Verdict
+from semel.testing.chaos.ledger import Answer, Story
+from semel.testing.chaos.messaging_sinks import ARRIVED
+
+__all__ = ["FOLLOWED", "GHOST", "PAUSED", "ids_of", "judged", "wanted"]
+
+GHOST: Final = "a9"
+"""The id of a message whose transaction or savepoint was rolled back."""
+FOLLOWED: Final = "next-"
+"""In front of the id of a message that a handler sends in its transaction."""
+
+PAUSED: Final = "pause"
+"""By whom the ledger says that a relay has paused."""
+
+
+def ids_of(*, keys: str = "ab", count: int = 3) -> list[str]:
+    """`a1` is the first message of key `a`."""
+    return [f"{key}{number}" for number in range(1, count + 1) for key in keys]
+
+
+def wanted(cell: Cell) -> tuple[str, ...]:
+    """The messages of a cell, each of which must be there once."""
+    if cell.mode == "outbox":
+        return ("a1", "b1") if cell.fault == "late-commit" else ("a1",)
+    if cell.mode.startswith("inbox"):
+        return tuple(ids_of(keys="a"))
+    return tuple(ids_of(count=4 if cell.point.startswith("acked.") else 3))
+
+
+def judged(cell: Cell, story: Story) -> tuple[Verdict, str]:
+    """The verdict, and what is wrong besides; empty when nothing is."""
+    found = [each.what for each in story.effects if each.by == ARRIVED]
+    rows = [each.what for each in story.effects if each.by == "database"]
+    if cell.mode.startswith("inbox"):
+        found = [name for name in rows if not name.startswith("row ")]
+    problem = next(filter(None, (rule(cell, story, found, rows) for rule in _RULES)), "")
+    return _verdict(cell, story, found), problem
+
+
+def _verdict(cell: Cell, story: Story, found: Sequence[str]) -> Verdict:
+    last = next((each for each in reversed(story.answers) if each.by == "judge"), None)
+    if last is None or last.error:
+        return Verdict.STUCK
+    times = Counter(found)
+    if any(not times[name] for name in wanted(cell)):
+        return Verdict.LOST
+    if any(times[name] > 1 for name in times):
+        return Verdict.DOUBLED
+    # What a dead consumer had is handed out again in the broker's own order.
+    return Verdict.ONCE if cell.mode.startswith("inbox") or _ordered(found) else Verdict.REORDERED
+
+
+def _ordered(names: Sequence[str]) -> bool:
+    """Per key: each number is above the last one."""
+    latest: dict[str, int] = {}
+    for name in names:
+        if int(name[1:]) <= latest.get(name[0], 0):
+            return False
+        latest[name[0]] = int(name[1:])
+    return True
+
+
+def _in_order(cell: Cell, _: Story, found: Sequence[str], __: Sequence[str]) -> str:
+    """What comes twice may come late; for the first time everything comes in order, and no key waits for another's poison."""
+    first = list(dict.fromkeys(found))
+    if not cell.mode.startswith("inbox") and not _ordered(first):
+        return f"reordered: {' '.join(found)}"
+    stuck = cell.fault == "poison" and first[-1][0] != "a"
+    return f"a poisoned key has held up another one: {' '.join(found)}" if stuck else ""
+
+
+def _no_ghost(_: Cell, __: Story, found: Sequence[str], rows: Sequence[str]) -> str:
+    seen = GHOST in found or f"row {GHOST}" in rows
+    return "what was rolled back has been sent or kept" if seen else ""
+
+
+def _together(cell: Cell, story: Story, found: Sequence[str], rows: Sequence[str]) -> str:
+    """A message's row is there when it is, once; under `inbox` the message that its handler sent is."""
+    times = Counter(rows)
+    if cell.mode.startswith("inbox"):
+        if cell.fault == "late-copy":
+            return ""
+        sent = Counter(each.what for each in story.effects if each.by == "outbox")
+        odd = [name for name in wanted(cell) if sent[FOLLOWED + name] != times[name]]
+        return f"row and message of {' '.join(odd)} did not commit together" if odd else ""
+    odd = [name for name in {*found, *wanted(cell)} if times[f"row {name}"] != 1]
+    return (
+        f"the application's rows of {' '.join(sorted(odd))} are there more or less than once" if odd else ""
+    )
+
+
+def _handled_once(cell: Cell, _: Story, found: Sequence[str], rows: Sequence[str]) -> str:
+    """Behind any sink: the inbox admits a copy once."""
+    if not cell.mode.startswith("relay"):
+        return ""
+    handled = Counter(name for name in rows if not name.startswith("row "))
+    odd = sorted(name for name in set(found) if handled[name] != 1)
+    return f"the inbox has admitted {' '.join(odd)} more or less than once" if odd else ""
+
+
+def _overtaken(cell: Cell, story: Story, found: Sequence[str], rows: Sequence[str]) -> str:
+    """A relay that slept through its lease hears that its parts are somebody else's."""
+    del found, rows
+    if cell.fault != "zombie" or not cell.mode.startswith("relay") or cell.point == "relay.chosen":
+        return ""
+    return "" if any(each.by == "victim" for each in story.warned) else "the overtaken relay was not told"
+
+
+def _told(cell: Cell, story: Story, found: Sequence[str], rows: Sequence[str]) -> str:
+    """A broker that is away pauses, and burns no attempt; one that has lost its tail is an alarm."""
+    del found, rows
+    if cell.fault == "broker-kill" and cell.mode.startswith("relay"):
+        paused = any(each.by == PAUSED for each in story.answers)
+        return "" if paused else "a broker was away, and nobody has paused"
+    if cell.fault == "torn-log" and cell.point.startswith("acked."):
+        return "" if "lost-tail" in _alarms(story, "heir") else "the sink has lost its tail without an alarm"
+    return ""
+
+
+def _alarms(story: Story, by: str) -> list[str]:
+    answers: list[Answer] = [each for each in story.answers if each.by == by and isinstance(each.value, dict)]
+    return [alarm for each in answers for alarm in each.value["alarms"]]
+
+
+_RULES: Final = (_no_ghost, _in_order, _together, _handled_once, _overtaken, _told)

@@ -1,0 +1,252 @@
+"""The quick way to Redis (semel.posting): what it answers equals the store's verbs, and what breaks its wait strands nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from semel import AsyncSemel, current_run
+from semel.errors import StoreUnavailable
+from semel.model import Replay, Unknown
+from semel.posting import Brief
+from semel.stores.redis.posted import Posted
+from semel.stores.redis.record import short_verdict, verdict
+from semel.testing import services
+from tests.ops.redis_store_lab import ask, finish, opened, win
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def call(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return call
+
+
+@pytest.fixture
+def server(redis_server: services.RedisServer) -> services.RedisServer:
+    redis_server.flush()
+    return redis_server
+
+
+async def _reply(server: services.RedisServer, **more: Any) -> tuple[Any, bytes]:
+    """A question about a settled key, and the bytes of its answer."""
+    store = opened(server, "async")
+    try:
+        owner = await win(store)
+        await finish(store, owner, result=b"\x10\xa3yes", **more)
+        asked = ask()
+        posted = store._post(*store.claim_command(asked))
+        assert posted is not None
+        return asked, await posted
+    finally:
+        await store.aclose()
+
+
+@in_loop
+async def test_a_plain_replay_read_in_short_equals_the_whole_record(server: services.RedisServer) -> None:
+    asked, reply = await _reply(server)
+    short, whole = short_verdict(asked, reply), verdict(asked, reply)
+    assert isinstance(short, Brief)
+    assert isinstance(whole, Replay)
+    assert (short.attempts, short.result) == (whole.record.attempts, whole.record.result)
+
+
+@pytest.mark.parametrize("more", [{"ref": "ord_1"}, {"marker": "too large"}, {"tombstone": 60.0}])
+@in_loop
+async def test_a_replay_that_has_more_to_tell_is_read_whole(
+    server: services.RedisServer, more: dict[str, Any]
+) -> None:
+    asked, reply = await _reply(server, **more)
+    assert short_verdict(asked, reply) == verdict(asked, reply)
+    assert isinstance(verdict(asked, reply), Replay)
+
+
+@in_loop
+async def test_a_reply_to_another_question_is_refused_in_short_too(server: services.RedisServer) -> None:
+    _, reply = await _reply(server)
+    with pytest.raises(StoreUnavailable, match="crossed reply"):
+        short_verdict(ask(), reply)
+
+
+@in_loop
+async def test_a_damaged_record_is_no_short_replay(server: services.RedisServer) -> None:
+    asked, reply = await _reply(server)
+    for size in (25, 30, 60, 80):
+        short = short_verdict(asked, reply[:size])
+        assert short == verdict(asked, reply[:size])
+        assert isinstance(short, Unknown | Replay)
+    damaged = reply[:25] + b"\x00" + reply[26:]
+    assert isinstance(short_verdict(asked, damaged), Unknown)
+
+
+@in_loop
+async def test_a_short_replay_tells_attempts_and_an_unreadable_result(server: services.RedisServer) -> None:
+    async with AsyncSemel(server.url) as once:
+        await once.execute("key", _seven)
+        again = await once.execute("key", _seven)
+        assert (again.value, again.replayed, again.attempt, again.ref) == (7, True, 1, None)
+
+
+async def _seven() -> int:
+    return 7
+
+
+async def _named() -> int:
+    current_run().set_ref("ord_1")
+    return 7
+
+
+@in_loop
+async def test_a_ref_is_replayed_on_the_quick_way(server: services.RedisServer) -> None:
+    async with AsyncSemel(server.url) as once:
+        await once.execute("warm", _seven)
+        await once.execute("key", _named)
+        assert (await once.execute("key", _named)).ref == "ord_1"
+
+
+@in_loop
+async def test_a_cancelled_leader_of_a_posted_claim_leaves_the_key_to_a_follower(
+    server: services.RedisServer,
+) -> None:
+    async with AsyncSemel(server.url) as once:
+        await once.execute("warm", _seven)
+        server.command("CLIENT", "PAUSE", 300, "ALL")
+        leader = asyncio.create_task(once.execute("key", _seven))
+        await asyncio.sleep(0)  # its claim is on its way
+        follower = asyncio.create_task(once.execute("key", _seven, wait=5))
+        await asyncio.sleep(0)
+        leader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leader
+        outcome = await follower
+        assert outcome.value == 7
+        assert not outcome.replayed
+
+
+@in_loop
+async def test_a_posted_claim_ends_within_the_timeout_of_a_silent_server(
+    server: services.RedisServer,
+) -> None:
+    async with AsyncSemel(server.url, timeout=0.3) as once:
+        await once.execute("warm", _seven)
+        server.command("CLIENT", "PAUSE", 1_500, "ALL")
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            await once.execute("key", _seven)
+        assert time.monotonic() - began < 1.2
+
+
+def test_a_task_that_ends_the_program_leaves_no_other_asleep(server: services.RedisServer) -> None:
+    async def leaves() -> None:
+        raise SystemExit(3)
+
+    loop = asyncio.new_event_loop()
+    try:
+        once = AsyncSemel(server.url)
+        loop.run_until_complete(once.execute("warm", _seven))
+
+        async def begun() -> list[asyncio.Task[Any]]:
+            fns = [leaves, _seven, _seven]
+            tasks = [asyncio.create_task(once.execute(f"key-{at}", fn)) for at, fn in enumerate(fns)]
+            await asyncio.sleep(0)  # all three are in one write, and their replies in one read
+            return tasks
+
+        tasks = loop.run_until_complete(begun())
+        with pytest.raises(SystemExit):
+            loop.run_until_complete(loop.create_future())
+        assert isinstance(tasks[0].exception(), SystemExit)
+        for task in tasks[1:]:
+            assert loop.run_until_complete(asyncio.wait_for(task, 5)).value == 7
+        loop.run_until_complete(once.aclose())
+    finally:
+        loop.close()
+
+
+@in_loop
+async def test_a_posted_reply_is_a_future_to_the_task_that_waits() -> None:
+    loop = asyncio.get_running_loop()
+    posted = Posted(loop)
+    loop.call_soon(posted.set_result, b"reply")
+    assert await posted == b"reply"
+    assert await posted == b"reply"  # it is over: nobody has to wait
+    assert not posted.cancel()
+    broken = Posted(loop)
+    loop.call_soon(broken.set_exception, StoreUnavailable("gone"))
+    with pytest.raises(StoreUnavailable):
+        await broken
+
+
+@in_loop
+async def test_a_cancelled_wait_for_a_posted_reply_is_cancelled_with_its_message() -> None:
+    posted = Posted(asyncio.get_running_loop())
+
+    async def wait() -> Any:
+        return await posted
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    task.cancel("enough")
+    with pytest.raises(asyncio.CancelledError, match="enough"):
+        await task
+    assert posted.done()
+
+
+@in_loop
+async def test_a_posted_claim_and_settle_whose_connection_died_are_sent_again(
+    server: services.RedisServer,
+) -> None:
+    def cut() -> None:
+        server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    runs = 0
+
+    async def work() -> int:
+        nonlocal runs
+        runs += 1
+        cut()  # the loop has not noticed when the outcome is sent
+        return 7
+
+    async with AsyncSemel(server.url) as once:
+        await once.execute("warm", _seven)
+        cut()
+        assert not (await once.execute("key", work)).replayed
+        cut()
+        assert (await once.execute("key", work)).replayed
+        assert runs == 1
+
+
+@in_loop
+async def test_a_long_result_leaves_the_quick_way_and_comes_back_whole(server: services.RedisServer) -> None:
+    async def long() -> str:
+        return "x" * 100_000
+
+    async with AsyncSemel(server.url) as once:
+        await once.execute("warm", _seven)
+        first, again = await once.execute("key", long), await once.execute("key", long)
+        assert first.value == again.value == "x" * 100_000
+        assert again.replayed
+
+
+@in_loop
+async def test_a_mistake_of_ours_is_not_taken_for_trouble_of_the_connection(
+    server: services.RedisServer,
+) -> None:
+    store = opened(server, "async")
+    try:
+        poster = store.poster()
+        assert poster is not None
+        with pytest.raises(ZeroDivisionError):
+            await poster.reclaim(ask(), ZeroDivisionError(), 0.0)
+    finally:
+        await store.aclose()
+
+
+def test_with_acks_and_for_threads_there_is_no_quick_way(server: services.RedisServer) -> None:
+    assert opened(server, "sync").poster() is None
+    assert opened(server, "async", acks=1).poster() is None
