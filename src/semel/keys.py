@@ -158,6 +158,8 @@ def scope_hash(prefix: str, tenant: str, operation: str, key: str) -> bytes:
 
 # A hash fed up to the key, per (prefix, tenant, operation), to be copied. Bounded: tenants may come from requests.
 _heads: dict[tuple[str, str, str], hashlib._Hash] = {}
+_last: tuple[object, object, object, hashlib._Hash] = (object(), object(), object(), hashlib.sha256())
+_LENGTHS: Final = tuple(size.to_bytes(4, "big") for size in range(4 * MAX_LENGTH + 1))
 
 
 def _head(prefix: str, tenant: str, operation: str) -> hashlib._Hash:
@@ -168,21 +170,29 @@ def _head(prefix: str, tenant: str, operation: str) -> hashlib._Hash:
     return head
 
 
+def _named(prefix: str, tenant: str, operation: str) -> tuple[hashlib._Hash, str, str]:
+    """The hash up to the key, and the names as exact strings."""
+    global _last  # noqa: PLW0603 - a memory of one, replaced whole
+    if not type(prefix) is type(tenant) is type(operation) is str:
+        head = _head(prefix, tenant, operation)
+        return head, str.__str__(tenant), str.__str__(operation)
+    head = _heads.get((prefix, tenant, operation)) or _head(prefix, tenant, operation)
+    _last = (prefix, tenant, operation, head)
+    return head, tenant, operation
+
+
 def make_scope(prefix: str, tenant: str, operation: str, key: str, readable: Readable = "full") -> Scope:
     """Check the names and hash them. Raises InvalidKey that says which name is wrong, where, and what to do."""
-    head = (
-        _heads.get((prefix, tenant, operation))
-        if type(prefix) is type(tenant) is type(operation) is str
-        else None
-    )
-    if head is None:
-        head = _head(prefix, tenant, operation)
-        tenant, operation = str.__str__(tenant), str.__str__(operation)
+    last = _last  # nearly every call has the names of the call before, the very same objects
+    if last[0] is prefix and last[1] is tenant and last[2] is operation:
+        head = last[3]
+    else:
+        head, tenant, operation = _named(prefix, tenant, operation)
     if not (type(key) is str and key.isprintable() and 0 < len(key) <= MAX_LENGTH):
         key = check_key(key)
     raw = key.encode()
     digest = head.copy()
-    digest.update(len(raw).to_bytes(4, "big") + raw)
+    digest.update(_LENGTHS[len(raw)] + raw)
     shown = key if readable == "full" else _readable_form(key, readable)
     return Scope(digest.digest(), tenant, operation, shown)
 

@@ -64,6 +64,50 @@ def test_g17_the_callers_own_key_wins(light: Lab) -> None:
     assert seen == ["mine", "minted"]
 
 
+@pytest.mark.parametrize(
+    "order",
+    [
+        shop.Order(item="book", request_id="mine"),
+        shop.Order(item="book", idempotency_key=shop.IdempotencyKey(key="mine")),
+    ],
+    ids=["AIP-155", "AEP-155"],
+)
+def test_g17_the_callers_own_key_in_a_field_of_the_request_wins(light: Lab, order: Any) -> None:
+    """A second, minted key in the metadata would be refused by the server: two different keys (G01)."""
+    seen = keys_of(light, [])
+    light.serve(required=True)
+    channel = light.connect(None, ClientIdempotencyInterceptor(mint=None))
+    assert light.call(request=order, channel=channel).replayed == "false"
+    with idempotent_operation("order-7"):
+        assert light.call(request=order, channel=channel).replayed == "true"
+
+    async def body(stub: Any) -> str:
+        return str((await stub.Create(order)).id)
+
+    assert on_aio(light, body, mint=None) == "made"
+    assert seen == ["mine"], "and servers that read metadata only know it"
+
+
+def test_g17_a_field_that_holds_no_key_is_the_servers_business(light: Lab) -> None:
+    light.serve()
+    channel = light.connect(None, ClientIdempotencyInterceptor())
+    for text in ("two words", "żółw"):
+        reply = light.call(request=shop.Order(request_id=text), channel=channel)
+        assert (reply.code, reply.reason) == (Code.INVALID_ARGUMENT, "KEY_MALFORMED")
+
+
+def test_g17_fields_are_named_as_on_the_server(light: Lab) -> None:
+    seen = keys_of(light, [])
+    light.serve(request_id=None)
+    order = shop.Order(item="book", request_id="a trace, no key")
+    for fields in (None, (), "item"):
+        channel = light.connect(None, ClientIdempotencyInterceptor(request_id=fields, mint=lambda: "minted"))
+        light.call(request=order, channel=channel, metadata=(("user", str(fields)),))
+    assert seen == ["minted", "minted", "book"]
+    with pytest.raises(ConfigurationError, match="request_id"):
+        ClientIdempotencyInterceptor(request_id=[7])  # type: ignore[list-item]
+
+
 def test_g17_the_legs_of_an_operation_keep_their_keys_when_it_is_repeated(lab: Lab) -> None:
     lab.act = lambda request, say: shop.Made(id=str(len(lab.calls)))
     lab.serve()

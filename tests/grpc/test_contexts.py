@@ -116,6 +116,64 @@ def test_an_abort_that_the_handler_swallowed_counts(do: Any) -> None:
     assert [reply.code for reply in do(body)] == [Code.NOT_FOUND] * 2
 
 
+def test_g09_an_aio_abort_is_grpcs_own_error_to_the_handler(
+    aio_loop: Loop, request: pytest.FixtureRequest
+) -> None:
+    """Handlers pass it on by its name, and turn every other error into INTERNAL."""
+    lab = Lab("async", f"memory://{uuid.uuid4().hex}", aio_loop)
+    request.addfinalizer(lab.close)
+
+    async def later(request: bytes, context: Any) -> bytes:
+        lab.calls.append(request)
+        try:
+            await context.abort(Code.NOT_FOUND, "gone")
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            await context.abort(Code.INTERNAL, "oops")
+        raise AssertionError
+
+    def plain(request: bytes, context: Any) -> bytes:
+        lab.calls.append(request)
+        try:
+            context.abort(Code.NOT_FOUND, "gone")
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            context.abort(Code.INTERNAL, "oops")
+        raise AssertionError
+
+    handlers: dict[str, Any] = {
+        name: grpc.unary_unary_rpc_method_handler(body) for name, body in (("Later", later), ("Plain", plain))
+    }
+    lab.generic = (grpc.method_handlers_generic_handler("plain.Shop", handlers),)
+    lab.serve()
+    for name in handlers:
+        sent = ((KEY, f"k-{name}"),)
+        replies = [reply_of(lab.channel.unary_unary(f"/plain.Shop/{name}"), b"", sent, 20) for _ in range(2)]
+        assert [(one.code, one.details) for one in replies] == [(Code.NOT_FOUND, "gone")] * 2, name
+        assert [one.replayed for one in replies] == ["false", "true"], name
+    assert len(lab.calls) == 2
+
+
+def test_g09_the_first_abort_counts_where_it_does_in_grpc(do: Any, colour: str) -> None:
+    """Under grpc.aio the first status has left already; a threaded server sends the last one. So without a key, too."""
+
+    async def body(context: Any, wait: Any) -> bytes:
+        try:
+            await wait(context.abort(Code.NOT_FOUND, "gone"))
+        except Exception:
+            context.set_trailing_metadata((("etag", "2"),))
+            await wait(context.abort(Code.OUT_OF_RANGE, "far"))
+        raise AssertionError
+
+    wanted = (Code.OUT_OF_RANGE, "far") if colour == "sync" else (Code.NOT_FOUND, "gone")
+    keyed, unkeyed = do(body, times=2), do(body, key=None, times=1)
+    assert {(one.code, one.details) for one in (*keyed, *unkeyed)} == {wanted}
+    assert {"etag" in one.trailing for one in (*keyed, *unkeyed)} == {colour == "sync"}
+    assert [one.replayed for one in keyed] == ["false", "true"]
+
+
 def test_trailing_metadata_of_an_aio_abort_is_kept(aio_loop: Loop, request: pytest.FixtureRequest) -> None:
     lab = Lab("async", f"memory://{uuid.uuid4().hex}", aio_loop)
     request.addfinalizer(lab.close)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +11,7 @@ import grpc
 import pytest
 
 from semel.grpc import Method
-from tests.grpc.lab import KEY, SERVICE, Lab, Stop, reply_of, shop
+from tests.grpc.lab import KEY, SERVICE, Lab, Loop, Stop, reply_of, shop
 
 Code = grpc.StatusCode
 STREAMS = {
@@ -60,6 +62,24 @@ def test_g10_a_stream_that_breaks_frees_its_key(light: Lab) -> None:
     broken = light.call("Watch", key="k-1")
     assert (broken.code, broken.messages) == (Code.UNAVAILABLE, []), "nothing leaves before it is recorded"
     assert [one.id for one in light.call("Watch", key="k-1").messages] == ["1"]
+
+
+def test_g10_a_stream_whose_key_is_held_sends_what_it_had(light: Lab) -> None:
+    """No other attempt will bring these messages: the key is held until somebody has looked."""
+
+    def act(request: Any, say: Any) -> Iterator[Any]:
+        yield shop.Made(id="1")
+        yield shop.Made(id="2")
+        raise Stop(Code.UNAVAILABLE, "broken")
+
+    light.act = act
+    light.serve(methods={f"{SERVICE}/Watch": Method(stream=True, effects="opaque")})
+    broken = light.call("Watch", key="k-1")
+    assert (broken.code, broken.details) == (Code.UNAVAILABLE, "broken")
+    assert ([one.id for one in broken.messages], broken.replayed) == (["1", "2"], "false")
+    again = light.call("Watch", key="k-1")
+    assert (again.messages, again.reason) == ([], "OUTCOME_UNKNOWN")
+    assert len(light.calls) == 1
 
 
 def test_g16_a_stream_over_the_cap_is_done_and_never_run_again(light: Lab) -> None:
@@ -119,6 +139,46 @@ def test_g03_a_stream_without_a_key_streams(light: Lab) -> None:
         assert len(reply.messages) == 3
         assert reply.replayed is None
     assert len(light.calls) == 2
+
+
+@pytest.mark.parametrize("ending", ["end", "abort", "raise"])
+def test_g03_a_plain_generator_under_grpc_aio_streams_where_it_has_no_key(
+    aio_loop: Loop, request: pytest.FixtureRequest, ending: str
+) -> None:
+    """Each message comes before the next one is made, though the request might have carried a key."""
+    lab = Lab("async", f"memory://{uuid.uuid4().hex}", aio_loop)
+    request.addfinalizer(lab.close)
+    seen = threading.Event()
+
+    def watch(order: Any, context: Any) -> Iterator[Any]:
+        context.send_initial_metadata((("etag", "1"),))
+        yield shop.Made(id="1")
+        assert seen.wait(20), "the first message has not come"
+        yield shop.Made(id="2")
+        context.set_trailing_metadata((("link", "2"),))
+        if ending == "abort":
+            context.abort(Code.NOT_FOUND, "no more")
+        if ending == "raise":
+            raise LookupError("no more")
+
+    handler: Any = grpc.unary_stream_rpc_method_handler(
+        watch, shop.Order.FromString, shop.Made.SerializeToString
+    )
+    lab.generic = (grpc.method_handlers_generic_handler("plain.Shop", {"Watch": handler}),)
+    lab.serve(methods={"/plain.Shop/Watch": Method(stream=True)})
+    stub: Any = lab.channel.unary_stream(
+        "/plain.Shop/Watch", shop.Order.SerializeToString, shop.Made.FromString
+    )
+    call = stub(shop.Order(item="book"), timeout=20)
+    assert next(call).id == "1"
+    assert dict(call.initial_metadata()) == {"etag": "1"}
+    seen.set()
+    assert next(call).id == "2"
+    codes = {"end": Code.OK, "abort": Code.NOT_FOUND, "raise": Code.UNKNOWN}
+    with pytest.raises(StopIteration if ending == "end" else grpc.RpcError):
+        next(call)
+    assert call.code() is codes[ending]
+    assert "raise" in ending or dict(call.trailing_metadata()) == {"link": "2"}
 
 
 @pytest.mark.parametrize("method", ["Chat", "Watch"])

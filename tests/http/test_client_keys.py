@@ -9,9 +9,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -288,6 +290,27 @@ def test_the_retention_that_a_server_said_is_known_after_a_restart(
             Caller(library, keys=store).post(server.url, json=BODY, wishes=ACTION)
     assert len(server.seen) == 1
     assert issubclass(RetentionOver, KeyExpired)
+
+
+def test_what_is_left_for_a_replay_is_not_the_whole_retention(
+    library: Library, server: Rogue, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First sent 6 s ago, and the replay says that 4 s are left: the server keeps keys for 10 s, not for 4."""
+    caller = Caller(library, keys=store, attempts=1)
+    server.script = ["lose"]
+    with pytest.raises(TRANSPORT_ERRORS):
+        caller.post(server.url, json=BODY, wishes=ACTION)
+    begun = time.time()
+    clock = SimpleNamespace(time=lambda: begun + 6)
+    monkeypatch.setattr("semel.http.clients.keys.time", clock)
+    server.retention = "4"
+    for _ in range(2):
+        reply = caller.post(server.url, json=BODY, wishes=ACTION)
+        assert reply.headers["idempotency-replayed"] == "true"
+    clock.time = lambda: begun + 10.5
+    with pytest.raises(RetentionOver, match="keeps a key for 10"):
+        caller.post(server.url, json=BODY, wishes=ACTION)
+    assert (len(server.seen), len(server.effects)) == (3, 1)
 
 
 # -- stores -------------------------------------------------------------------------------------------------------------

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
+from contextvars import copy_context
 from inspect import isasyncgenfunction, isawaitable
-from typing import Any, NoReturn, Unpack
+from typing import Any, Final, NoReturn, Unpack
 
 import grpc
 import grpc.aio
@@ -14,14 +15,17 @@ import grpc.aio
 from semel import AsyncSemel
 from semel.errors import ConfigurationError, SemelError
 from semel.grpc.answers import Answer, Metadata, say_trailing
-from semel.grpc.captures import AsyncCapture, Capture
+from semel.grpc.callers import Caller
+from semel.grpc.captures import AioCapture, AsyncCapture, Capture
 from semel.grpc.handlers import Wire, behaviour_of, handler_like
-from semel.grpc.policy import Caller, Options, Policy, Route, Ticket, Unstored, marker, refused
+from semel.grpc.policy import Options, Policy, Route, Ticket, Unstored, marker, refused
 from semel.grpc.refusals import Refusal
 from semel.grpc.requests import Received
 from semel.loop import is_async
 
 __all__ = ["AsyncIdempotencyInterceptor"]
+
+_END: Final = object()
 
 
 class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
@@ -107,9 +111,11 @@ class _Call:
         if key is None and is_async(behaviour):
             await behaviour(request.message, context)  # it writes to the context itself
             return
-        answer = await (
-            self._in_thread([request], context) if key is None else self._settled(key, request, context)
-        )
+        if key is None:
+            async for message in self._streamed(request, context):
+                yield message
+            return
+        answer = await self._settled(key, request, context)
         for message in answer.messages:
             yield Wire(message)
         await _finish(context, answer)
@@ -148,6 +154,31 @@ class _Call:
             await context.send_initial_metadata(answer.initial)
         return answer
 
+    async def _streamed(self, request: Received, context: Any) -> AsyncIterator[Any]:
+        """A plain generator and no key: each message leaves when it is made, and the next one is made when it has left."""
+        capture = AioCapture(context, self._handler.response_serializer)
+
+        def said() -> Iterator[Any]:
+            yield from behaviour_of(self._handler)(request.message, capture)
+
+        messages, is_begun = said(), False
+        run: Any = copy_context().run  # one for all steps: what the generator sets there stays
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                message: Any = await loop.run_in_executor(None, run, next, messages, _END)
+            except Exception as error:  # noqa: BLE001 - the policy raises again what is not an answer
+                self._policy.raised(self._route, capture, error)
+                message = _END
+            answer = capture.answer()
+            if answer.initial and not is_begun:
+                is_begun = True
+                await context.send_initial_metadata(answer.initial)
+            if message is _END:
+                break
+            yield message
+        await _finish(context, answer)
+
     async def _settled(self, key: str, request: Any, context: Any) -> Answer:
         """The answer to send, its initial metadata sent already."""
         try:
@@ -156,7 +187,9 @@ class _Call:
             ticket = self._policy.ticket(self._route, key, caller, asked, context.time_remaining())
             answer, replayed = await self._detached(ticket, asked, context)
         except Unstored as unstored:
-            await _fail(context, unstored.answer, (marker(replayed=False),))
+            if not unstored.is_all_there_is(self._handler):
+                await _fail(context, unstored.answer, (marker(replayed=False),))
+            answer, replayed = unstored.answer, False
         except Refusal as refusal:
             await _refuse(context, refusal)
         except SemelError as error:
@@ -203,7 +236,7 @@ class _Call:
         behaviour, messages = behaviour_of(self._handler), [one.message for one in asked]
         serialize = self._handler.response_serializer
         if not is_async(behaviour) and not isasyncgenfunction(behaviour):
-            plain = Capture(context, serialize)
+            plain = AioCapture(context, serialize)
             return plain, self._plain(behaviour, messages, plain)
         capture = AsyncCapture(context, serialize, messages)
 

@@ -14,15 +14,21 @@ import grpc.aio
 
 from semel.grpc.answers import Answer, Metadata, code_of
 
-__all__ = ["Aborted", "AsyncCapture", "Capture"]
+__all__ = ["Aborted", "AioCapture", "AsyncCapture", "Capture"]
 
 
 class Aborted(Exception):
     """The handler ended by `abort`; its status is on the context."""
 
 
+class _AioAborted(Aborted, grpc.aio.AbortError):
+    """The same under grpc.aio, whose handlers know `except grpc.aio.AbortError: raise`."""
+
+
 class Capture:
-    """A `grpc.ServicerContext` of a threaded handler, and of a plain function under grpc.aio."""
+    """A `grpc.ServicerContext` of a threaded handler."""
+
+    _aborted: type[Aborted] = Aborted
 
     def __init__(self, context: Any, serialize: Callable[[Any], bytes] | None) -> None:
         self._context = context
@@ -84,7 +90,7 @@ class Capture:
         ok = code is grpc.StatusCode.OK  # which nobody can abort with: gRPC calls it UNKNOWN
         self._code = grpc.StatusCode.UNKNOWN if ok else code_of(code)
         self._details = "" if ok else details
-        raise Aborted(f"{self._code.name}: {details}")
+        raise self._aborted(f"{self._code.name}: {details}")
 
     def _keep_initial(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
         if self._initial is not None:
@@ -104,7 +110,32 @@ class Capture:
         self._abort(status.code, status.details or "")
 
 
-class AsyncCapture(Capture):
+class AioCapture(Capture):
+    """The context of a plain function under grpc.aio, where the first `abort` is the status, whatever is said after it."""
+
+    _aborted = _AioAborted
+    _is_aborted = False
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        if not self._is_aborted:
+            super().set_code(code)
+
+    def set_details(self, details: str) -> None:
+        if not self._is_aborted:
+            super().set_details(details)
+
+    def set_trailing_metadata(self, trailing_metadata: Iterable[tuple[str, str | bytes]]) -> None:
+        if not self._is_aborted:
+            super().set_trailing_metadata(trailing_metadata)
+
+    def _abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        if self._is_aborted:
+            raise grpc.aio.UsageError("Abort already called!")
+        self._is_aborted = True
+        super()._abort(code, details)
+
+
+class AsyncCapture(AioCapture):
     """A `grpc.aio.ServicerContext`: what sends is awaited, and a stream may be written with `write`."""
 
     def __init__(

@@ -17,7 +17,8 @@ import grpc.aio
 
 from semel.errors import ConfigurationError, InvalidKey
 from semel.grpc.methods import Methods
-from semel.grpc.rules import DEFAULT_NAME, checked_names
+from semel.grpc.requests import own_key
+from semel.grpc.rules import DEFAULT_FIELDS, DEFAULT_NAME, checked_fields, checked_names
 from semel.http.keys import read_key
 from semel.http.problem import Problem
 
@@ -37,10 +38,18 @@ def leg_key(operation: str, leg: int) -> str:
 
 
 def _checked(key: str) -> str:
-    found = read_key([key.encode("utf-8", "surrogateescape")])
+    found = _read(key)
     if isinstance(found, Problem):
         raise InvalidKey(found.kind.detail)
     return key
+
+
+def _is_key(text: str) -> bool:
+    return not isinstance(_read(text), Problem)
+
+
+def _read(text: str) -> str | Problem:
+    return read_key([text.encode("utf-8", "surrogateescape")])
 
 
 class _Legs:
@@ -86,18 +95,25 @@ class _Keys:
         methods: Iterable[str] | None,
         exclude: Iterable[str],
         metadata: str,
+        request_id: str | Iterable[str] | None,
         mint: Callable[[], str] | None,
     ) -> None:
         self._methods = Methods(methods, exclude)
         (self.name,) = checked_names("metadata", metadata)
+        self._fields = checked_fields(request_id)
         self._mint = mint
 
-    def added(self, method: str | bytes, metadata: Any) -> tuple[tuple[str, str | bytes], ...] | None:
+    def added(
+        self, method: str | bytes, metadata: Any, request: Any
+    ) -> tuple[tuple[str, str | bytes], ...] | None:
         """The metadata with a key, None if it stays as it is."""
         name = method.decode() if isinstance(method, bytes) else method
         given = tuple((key, value) for key, value in metadata or ())
         if any(key == self.name for key, _ in given) or self._methods.find(name) is None:
             return None  # the caller's own key wins
+        if (own := own_key(self._fields, request)) is not None:
+            # Also where it is a field of the request. What is no key is left to the server, which says why.
+            return (*given, (self.name, own)) if _is_key(own) else None
         legs = _operation.get()
         if legs is not None:
             return (*given, (self.name, legs.next()))
@@ -124,7 +140,8 @@ class ClientIdempotencyInterceptor(  # the methods of gRPC's interfaces, which s
     """Adds a key to each call that has none: `grpc.intercept_channel(channel, ClientIdempotencyInterceptor())`.
 
     `methods` and `exclude` choose; methods declared NO_SIDE_EFFECTS and calls that stream both ways get none. With
-    `mint=None` a call without a key is refused, so that nothing retries it unprotected.
+    `mint=None` a call without a key is refused, so that nothing retries it unprotected. A key that the caller has set, in
+    the metadata or in a field of the request (`request_id`, as the server's option), wins.
     """
 
     def __init__(
@@ -133,12 +150,13 @@ class ClientIdempotencyInterceptor(  # the methods of gRPC's interfaces, which s
         methods: Iterable[str] | None = None,
         exclude: Iterable[str] = (),
         metadata: str = DEFAULT_NAME,
+        request_id: str | Iterable[str] | None = DEFAULT_FIELDS,
         mint: Callable[[], str] | None = _DEFAULT,
     ) -> None:
-        self._keys = _Keys(methods, exclude, metadata, mint)
+        self._keys = _Keys(methods, exclude, metadata, request_id, mint)
 
-    def _keyed(self, details: Any) -> Any:
-        metadata = self._keys.added(details.method, details.metadata)
+    def _keyed(self, details: Any, request: Any) -> Any:
+        metadata = self._keys.added(details.method, details.metadata, request)
         if metadata is None:
             return details
         return _Details(
@@ -151,15 +169,15 @@ class ClientIdempotencyInterceptor(  # the methods of gRPC's interfaces, which s
         )
 
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return continuation(self._keyed(client_call_details), request)
+        return continuation(self._keyed(client_call_details, request), request)
 
     def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return continuation(self._keyed(client_call_details), request)
+        return continuation(self._keyed(client_call_details, request), request)
 
     def intercept_stream_unary(
         self, continuation: Any, client_call_details: Any, request_iterator: Any
     ) -> Any:
-        return continuation(self._keyed(client_call_details), request_iterator)
+        return continuation(self._keyed(client_call_details, None), request_iterator)
 
 
 class _AsyncKeyed:
@@ -167,7 +185,7 @@ class _AsyncKeyed:
         self._keys = keys
 
     async def _go_on(self, continuation: Any, details: Any, request: Any) -> Any:
-        metadata = self._keys.added(details.method, details.metadata)
+        metadata = self._keys.added(details.method, details.metadata, request)
         if metadata is not None:
             details = grpc.aio.ClientCallDetails(
                 details.method,
@@ -192,9 +210,10 @@ class AsyncClientIdempotencyInterceptor(_AsyncKeyed, grpc.aio.UnaryUnaryClientIn
         methods: Iterable[str] | None = None,
         exclude: Iterable[str] = (),
         metadata: str = DEFAULT_NAME,
+        request_id: str | Iterable[str] | None = DEFAULT_FIELDS,
         mint: Callable[[], str] | None = _DEFAULT,
     ) -> None:
-        super().__init__(_Keys(methods, exclude, metadata, mint))
+        super().__init__(_Keys(methods, exclude, metadata, request_id, mint))
 
     def all(self) -> list[grpc.aio.ClientInterceptor]:
         return [self, _UnaryStream(self._keys), _StreamUnary(self._keys)]

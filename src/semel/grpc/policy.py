@@ -12,8 +12,9 @@ import grpc
 import msgspec
 from google.protobuf.descriptor import ServiceDescriptor
 
-from semel.errors import CodecError, ConfigurationError, InvalidKey, SemelError
+from semel.errors import CodecError, ConfigurationError, SemelError
 from semel.grpc.answers import Answer, Metadata
+from semel.grpc.callers import Caller, is_allowed, principal_of, tenant_of
 from semel.grpc.captures import Aborted, Capture
 from semel.grpc.methods import Methods
 from semel.grpc.refusals import Refusal, of_error
@@ -28,6 +29,7 @@ from semel.grpc.rules import (
     Rules,
     Word,
     checked,
+    checked_fields,
     checked_names,
     more_metadata,
     patience,
@@ -35,12 +37,11 @@ from semel.grpc.rules import (
 )
 from semel.hooks import emitter
 from semel.http.keys import core_key
-from semel.keys import check_tenant
 from semel.options import Duration, seconds
 from semel.run import Outcome
 from semel.settings import checked_hooks
 
-__all__ = ["Caller", "Options", "Policy", "Route", "Ticket", "UnkeyedRetry", "Unstored", "marker", "refused"]
+__all__ = ["Options", "Policy", "Route", "Ticket", "UnkeyedRetry", "Unstored", "marker", "refused"]
 
 _log = logging.getLogger("semel")
 _MOST_ROUTES: Final = 4096
@@ -61,7 +62,7 @@ class Options(TypedDict, total=False):
     """Who calls, from the servicer context: a verified, stable id. None given: refuses to start unless `anonymous`."""
     tenant: Callable[[Any], Any] | None
     authorize: Callable[[Any], Any] | None
-    """Asked before every run and every replay; False or a PermissionError refuses."""
+    """Asked before every run and every replay; only True allows, False or a PermissionError refuses."""
     anonymous: bool
     methods: Iterable[str] | Mapping[str, Method] | None
     exclude: Iterable[str]
@@ -92,13 +93,6 @@ _AS_THEY_ARE: Final = (
     "max_response", "max_request", "operation",
 )  # fmt: skip
 _DURATIONS: Final = ("wait", "lease", "retention", "tombstone", "grace")
-
-
-class Caller(msgspec.Struct, frozen=True):
-    """Whose key it is. No tenant: the face's."""
-
-    principal: str
-    tenant: str | None
 
 
 class Ticket(msgspec.Struct, frozen=True):
@@ -222,11 +216,12 @@ class Policy:
 
     def caller(self, route: Route, principal: Any, tenant: Any, allowed: Any) -> Caller:
         """Who calls, from what the resolvers said; whoever is not known, or not allowed, is refused."""
-        if self.authorize is not None and not allowed:
+        if self.authorize is not None and not is_allowed(allowed):
             raise Refusal("NOT_AUTHORIZED")
-        if not route.rules.anonymous and (not isinstance(principal, str) or not principal):
+        known = principal_of(principal)
+        if not known and not route.rules.anonymous:
             raise Refusal("NOT_AUTHENTICATED")
-        return Caller(principal or "", None if self.tenant is None else _tenant(tenant))
+        return Caller(known, None if self.tenant is None else tenant_of(tenant))
 
     def ticket(
         self, route: Route, key: str, caller: Caller, received: Sequence[Received], remaining: float | None
@@ -295,6 +290,13 @@ class Unstored(Exception):
         self.word = word
         self.code = answer.status.name
 
+    def is_all_there_is(self, handler: Any) -> bool:
+        """The messages of a stream whose key is held: no attempt will bring them again, so they are sent.
+
+        Those of a stream that may run again are not: gRPC retries a call only as long as none of its answer has come.
+        """
+        return self.word == "hold" and handler.response_streaming and bool(self.answer.messages)
+
 
 class _OnError:
     """A named thing, not a closure made for each call: the core keeps checked options by identity."""
@@ -321,13 +323,6 @@ def marker(*, replayed: bool) -> tuple[str, str]:
     return MARKER, "true" if replayed else "false"
 
 
-def _tenant(tenant: object) -> str:
-    try:
-        return check_tenant(tenant)
-    except InvalidKey as error:
-        raise Refusal("NOT_AUTHENTICATED") from error
-
-
 def _checked_method(name: str, rules: Rules) -> None:
     try:
         checked(rules)
@@ -344,7 +339,6 @@ def _rules_of(given: Options) -> Rules:
             rules[name] = float("inf") if value is None and name == "retention" else seconds(name, value)
     rules["names"] = checked_names("metadata", given.get("metadata", DEFAULT_NAME))
     if "request_id" in given:
-        fields = given["request_id"]
-        rules["request_id"] = (fields,) if isinstance(fields, str) else tuple(fields or ())
+        rules["request_id"] = checked_fields(given["request_id"])
     rules["replayed"] = more_metadata(given.get("replay_metadata", ()))
     return Rules(**rules)

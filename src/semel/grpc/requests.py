@@ -19,7 +19,7 @@ from semel.grpc.rules import Rules
 from semel.http.keys import minted_at, read_key
 from semel.http.problem import Problem
 
-__all__ = ["Fingerprint", "Key", "Received", "find_key", "is_rehearsal", "key_fields"]
+__all__ = ["Fingerprint", "Key", "Received", "find_key", "is_rehearsal", "key_fields", "own_key"]
 
 _DOMAIN: Final = b"semel/grpc/1\0"
 
@@ -81,7 +81,7 @@ def _read(rules: Rules, lines: list[bytes], field: str) -> str:
 def _in_message(rules: Rules, message: Any) -> Iterable[tuple[str, Key]]:
     if not isinstance(message, Message):
         return
-    for field in key_fields(rules, message):
+    for field in key_fields(rules.request_id, message):
         value = getattr(message, field.name)
         if isinstance(value, str):
             if value:  # text that was never set is empty
@@ -93,9 +93,9 @@ def _in_message(rules: Rules, message: Any) -> Iterable[tuple[str, Key]]:
             )
 
 
-def key_fields(rules: Rules, message: Message) -> Iterable[Any]:
+def key_fields(names: Iterable[str], message: Message) -> Iterable[Any]:
     """The fields of this request that may hold its key: text, or a message with a text `key`."""
-    for name in rules.request_id:
+    for name in names:
         field = message.DESCRIPTOR.fields_by_name.get(name)
         if field is None or field.is_repeated:
             continue
@@ -106,6 +106,18 @@ def key_fields(rules: Rules, message: Message) -> Iterable[Any]:
             and inner.fields_by_name["key"].type == FieldDescriptor.TYPE_STRING
         ):
             yield field
+
+
+def own_key(names: Iterable[str], message: Any) -> str | None:
+    """The key that a caller has set in its request, as it stands there; None: it has set none."""
+    if not isinstance(message, Message):
+        return None
+    for field in key_fields(names, message):
+        value = getattr(message, field.name)
+        text: str = value if isinstance(value, str) else value.key
+        if text:
+            return text
+    return None
 
 
 def _first_sent(value: Any) -> float | None:
@@ -167,7 +179,7 @@ class Fingerprint:
 
     def _without_key(self, message: Message) -> Message:
         """`first_sent` stays: the same key with another one is another request, as AEP-155 wants it."""
-        names = [field.name for field in key_fields(self._rules, message)]
+        names = [field.name for field in key_fields(self._rules.request_id, message)]
         if not names:
             return message
         bare: Any = type(message)()

@@ -18,6 +18,7 @@ from semel.options import Duration
 
 __all__ = [
     "ATTEMPTS",
+    "DEFAULT_FIELDS",
     "DEFAULT_NAME",
     "DETAILS",
     "MARKER",
@@ -29,6 +30,7 @@ __all__ = [
     "Rules",
     "Word",
     "checked",
+    "checked_fields",
     "checked_names",
     "more_metadata",
     "patience",
@@ -42,6 +44,7 @@ Word = Literal["store", "release", "hold"]
 OnStatus = Callable[[grpc.StatusCode], Word | None]
 
 DEFAULT_NAME: Final = "idempotency-key"
+DEFAULT_FIELDS: Final = ("request_id", "idempotency_key")
 MARKER: Final = "idempotency-replayed"
 PUSHBACK: Final = "grpc-retry-pushback-ms"
 ATTEMPTS: Final = "grpc-previous-rpc-attempts"
@@ -96,7 +99,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """The options of one method, complete. Times are seconds, sizes bytes."""
 
     names: tuple[str, ...] = (DEFAULT_NAME,)
-    request_id: tuple[str, ...] = ("request_id", "idempotency_key")
+    request_id: tuple[str, ...] = DEFAULT_FIELDS
     """Fields of the request that may hold the key: text (AIP-155), or a message {key, first_sent} (AEP-155)."""
     validate_only: str | None = "validate_only"
     required: bool = False
@@ -185,6 +188,18 @@ def checked_names(option: str, given: str | Iterable[str]) -> tuple[str, ...]:
     return names
 
 
+def checked_fields(given: str | Iterable[str] | None) -> tuple[str, ...]:
+    """The names of the fields that may hold a key; None: none."""
+    fields = (given,) if isinstance(given, str) else tuple(given or ())
+    _check_fields(fields)
+    return fields
+
+
+def _check_fields(fields: object) -> None:
+    right = type(fields) is tuple and all(isinstance(field, str) for field in fields)
+    _check("request_id", fields, right, "a tuple of names of fields")
+
+
 _LEGAL: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_.")
 
 
@@ -213,9 +228,7 @@ def checked(rules: Rules) -> Rules:
     for name in ("max_response", "max_request", "max_waiters", "min_length"):
         value = getattr(rules, name)
         _check(name, value, type(value) is int and value >= 0, "a whole number, not negative")
-    fields = rules.request_id
-    right = type(fields) is tuple and all(isinstance(field, str) for field in fields)
-    _check("request_id", fields, right, "a tuple of names of fields")
+    _check_fields(rules.request_id)
     words_for(rules)
     return rules
 

@@ -10,9 +10,10 @@ import grpc
 from semel import Semel
 from semel.errors import ConfigurationError, SemelError
 from semel.grpc.answers import Answer, Metadata, say_trailing
+from semel.grpc.callers import Caller, plain
 from semel.grpc.captures import Capture
 from semel.grpc.handlers import Wire, behaviour_of, handler_like
-from semel.grpc.policy import Caller, Options, Policy, Route, Ticket, Unstored, marker, refused
+from semel.grpc.policy import Options, Policy, Route, Ticket, Unstored, marker, refused
 from semel.grpc.refusals import Refusal
 from semel.grpc.requests import Received
 from semel.loop import is_async
@@ -126,7 +127,9 @@ class _Call:
             ticket = self._policy.ticket(self._route, key, caller, asked, context.time_remaining())
             answer, replayed = self._executed(ticket, asked, context)
         except Unstored as unstored:
-            _fail(context, unstored.answer, (marker(replayed=False),))
+            if not unstored.is_all_there_is(self._handler):
+                _fail(context, unstored.answer, (marker(replayed=False),))
+            answer, replayed = unstored.answer, False
         except Refusal as refusal:
             _refuse(context, refusal)
         except SemelError as error:
@@ -141,7 +144,7 @@ class _Call:
         policy = self._policy
         asked = (policy.principal, policy.tenant, policy.authorize)
         try:
-            found = [None if ask is None else ask(context) for ask in asked]
+            found = [None if ask is None else plain(ask, context) for ask in asked]
         except PermissionError as error:
             raise Refusal("NOT_AUTHORIZED") from error
         return policy.caller(self._route, *found)

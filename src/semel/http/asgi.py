@@ -15,8 +15,10 @@ from typing import Unpack
 from semel.http.body import Body
 from semel.http.capture import Capture, answer, looked_at
 from semel.http.config import Plan, configure
+from semel.http.guard import Guard
 from semel.http.intake import First, enter
 from semel.http.options import MiddlewareOptions
+from semel.http.problem import Problem
 from semel.http.reply import Reply
 from semel.http.scope import (
     App,
@@ -29,6 +31,8 @@ from semel.http.scope import (
     Send,
 )
 from semel.once import AsyncSemel
+from semel.points import reach
+from semel.run import Run
 
 __all__ = ["IdempotencyMiddleware", "PlainRequest"]
 
@@ -69,7 +73,12 @@ class IdempotencyMiddleware:
         guard = first.guard
         try:
             run = guard.begin(first.admitted)
-            if (problem := await guard.resumed(run)) is not None:
+            problem = None
+            if run.has_steps:
+                problem = await _resumed(guard, run)
+            else:
+                reach("run.started")  # all that `resumed` does then, without the coroutine
+            if problem is not None:
                 await answer(send, guard.replies.problem(problem))
             else:
                 await Capture(guard, run, scope, send, first.body).around(self.app)
@@ -98,6 +107,18 @@ class IdempotencyMiddleware:
             return message
 
         return receive_lifespan
+
+
+async def _resumed(guard: Guard, run: Run) -> Problem | None:
+    """Whatever goes wrong here, the key must not stay ours for as long as the process lives (H16)."""
+    try:
+        return await guard.resumed(run)
+    except Exception as error:
+        await guard.fail(run, error)
+        raise
+    except BaseException as error:
+        await guard.lose(run, error)
+        raise
 
 
 class _Replayed:

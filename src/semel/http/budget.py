@@ -14,6 +14,7 @@ from semel.flow import Engine
 from semel.forks import survive_fork
 from semel.keys import Scope
 from semel.model import Ask, Record, Verdict, Won
+from semel.running import clock_of, runs_here
 from semel.runtime import run_sync
 
 __all__ = ["Budget"]
@@ -37,15 +38,31 @@ class Budget:
         self._has_answered = False
         self._watching: _Watch | None = None
 
-    def claim(self, engine: Engine, call: Call) -> Coroutine[Any, Any, tuple[Ask, Verdict]]:
-        return self._spent(engine, engine.ask_once(call))
+    async def claim(self, engine: Engine, call: Call) -> tuple[Ask, Verdict]:
+        patience = self._seconds if self._has_answered else self._seconds * _FIRST
+        if patience >= self._own or not engine.shared or engine.runtime.colour != "async":
+            return await self._spent(engine, engine.ask_once(call))
+        # As there, without a coroutine more around the wait.
+        ask = engine._ask(call)  # noqa: SLF001 - as `ask_once` does
+        watch = self._watch()
+        task, before = watch.begin(patience)
+        try:
+            verdict = await engine.claim(ask)
+        except asyncio.CancelledError as error:
+            if watch.has_ended(task, before):
+                raise _late(patience) from error
+            raise
+        finally:
+            watch.end(task)
+        self._has_answered = True
+        return ask, verdict
 
     def peek(self, engine: Engine, scope: Scope) -> Coroutine[Any, Any, tuple[Record | None, float]]:
         return self._spent(engine, engine.store.peek(scope))
 
     async def _spent(self, engine: Engine, asking: Coroutine[Any, Any, T]) -> T:
         patience = self._seconds if self._has_answered else self._seconds * _FIRST
-        if patience >= self._own or not engine.store.capabilities.shared:
+        if patience >= self._own or not engine.shared:
             answer = await asking
         elif engine.runtime.colour == "async":
             watch = self._watch()
@@ -64,10 +81,9 @@ class Budget:
         return answer
 
     def _watch(self) -> _Watch:
-        loop = asyncio.get_running_loop()
         watch = self._watching
-        if watch is None or watch.loop is not loop:
-            watch = self._watching = _Watch(loop)
+        if watch is None or not runs_here(watch.loop):
+            watch = self._watching = _Watch(asyncio.get_running_loop())
         return watch
 
 
@@ -81,10 +97,11 @@ class _Watch:
     Time in which this process itself was not run does not count: that is not the store's fault.
     """
 
-    __slots__ = ("_due", "_ended", "_timer", "loop", "open")
+    __slots__ = ("_due", "_ended", "_now", "_timer", "loop", "open")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
+        self._now = clock_of(loop)
         self.open: dict[asyncio.Task[Any], tuple[float, float]] = {}
         """Until when each task may wait, and how long that was."""
         self._ended: set[asyncio.Task[Any]] = set()
@@ -94,7 +111,7 @@ class _Watch:
     def begin(self, patience: float) -> tuple[asyncio.Task[Any], int]:
         task = asyncio.current_task(self.loop)
         assert task is not None  # noqa: S101 - nobody else awaits
-        until = self.loop.time() + patience
+        until = self._now() + patience
         self.open[task] = (until, patience)
         if self._timer is None or until < self._due:
             self._arm(until)
@@ -121,7 +138,7 @@ class _Watch:
 
     def _look(self) -> None:
         self._timer = None
-        now = self.loop.time()
+        now = self._now()
         was_asleep = now - self._due > _ASLEEP
         for task, (until, patience) in tuple(self.open.items()):
             if until > now:

@@ -72,7 +72,9 @@ class Capture:
             return False
         self.settled = True
         if isinstance(error, Exception):
-            await self._guard.fail(self._run, error)
+            reply = await self._guard.fail(self._run, error)
+            if reply is not None and self._kept is None:
+                await answer(self._forward, reply)  # and the error goes on to whoever reports it
             return False
         problem = await self._guard.lose(self._run, error)
         if problem is None:
@@ -163,7 +165,11 @@ class Capture:
 
     def _is_unmatched(self) -> bool:
         """Starlette's router found no route: nothing of the application has run (H13)."""
-        return "router" in self._scope and "endpoint" not in self._scope
+        scope = self._scope
+        if "router" not in scope:
+            return False
+        # Inside of a Mount the endpoint is the mounted router, until that one has found a route of its own.
+        return "endpoint" not in scope or (self._status == 404 and hasattr(scope["endpoint"], "routes"))
 
     def _start(self, headers: Headers) -> Message:
         return {"type": "http.response.start", "status": self._status, "headers": headers}

@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 from asyncio import iscoroutinefunction
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Unpack
 
 from semel.errors import ConfigurationError
@@ -89,13 +89,13 @@ class IdempotencyMiddleware:
         async def view() -> Any:
             return self.get_response(request)
 
-        return run_sync(_answered(self._plan, request, view))
+        return run_sync(_answered(self._plan, request, view, _RoutedLook(request)))
 
     async def _acall(self, request: HttpRequest) -> Any:
         async def view() -> Any:
             return await self.get_response(request)
 
-        return await _answered(self._plan, request, view)
+        return await _answered(self._plan, request, view, _RoutedLook(request))
 
 
 class ProblemMiddleware:
@@ -121,45 +121,82 @@ class ProblemMiddleware:
 def idempotent(
     *, once: Semel | AsyncSemel, **options: Unpack[DecoratorOptions]
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a view, below `login_required` and the like. A coroutine view needs an AsyncSemel.
+    """Decorate a view, below `login_required` and the like; a class-based one with `method_decorator`.
 
-    What it raises for Django to answer (Http404, PermissionDenied, …) is recorded as Django answers it. The view must
-    not be in a transaction that ends later, as by ATOMIC_REQUESTS: the outcome would be recorded before it is one.
+    A coroutine view needs an AsyncSemel, a plain one a Semel. What it raises for Django to answer (Http404,
+    PermissionDenied, …; everything, where failures are kept too) is recorded as Django answers it. The view must not be in a transaction that ends later, as by
+    ATOMIC_REQUESTS: the outcome would be recorded before it is one.
     """
+    # Made once: `method_decorator` decorates anew for every request.
+    is_async = isinstance(once, AsyncSemel)
+    colour = "async_once" if is_async else "once"
+    plan = _plan({"methods": _WRITES, **options, colour: once}, is_async=is_async, guarded=True)
 
     def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
-        is_async = iscoroutinefunction(view)
-        colour = "async_once" if is_async else "once"
-        plan = _plan({"methods": _WRITES, **options, colour: once}, is_async=is_async, guarded=True)
         if is_async:
-
-            @wraps(view)
-            async def async_wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-                async def arun() -> Any:
-                    try:
-                        return await view(request, *args, **kwargs)
-                    except _REFUSALS as error:
-                        return await sync_to_async(response_for_exception)(request, error)
-
-                return await _answered(plan, request, arun)
-
-            return async_wrapper
-
-        @wraps(view)
-        def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            _check_transaction(wrapper)
-
-            async def run() -> Any:
-                try:
-                    return view(request, *args, **kwargs)
-                except _REFUSALS as error:
-                    return response_for_exception(request, error)
-
-            return run_sync(_answered(plan, request, run))
-
-        return wrapper
+            return _async_view(plan, view)
+        if iscoroutinefunction(view):
+            raise ConfigurationError(f"{_name(view)} is a coroutine function: give an AsyncSemel as once=")
+        return _plain_view(plan, view)
 
     return decorate
+
+
+def _async_view(plan: Plan, view: Callable[..., Any]) -> Callable[..., Any]:
+    answered = _answered_errors(plan)
+
+    @wraps(view)
+    async def async_wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        # Asked now, not before: `method_decorator` tries its decorators with a plain function first.
+        if not _returns_coroutine(view):
+            raise ConfigurationError(f"{_name(view)} is no coroutine function: give a Semel as once=")
+
+        async def arun() -> Any:
+            try:
+                return await view(request, *args, **kwargs)
+            except answered as error:
+                return await sync_to_async(response_for_exception)(request, error)
+
+        return await _answered(plan, request, arun, _ASYNC_LOOK)
+
+    return async_wrapper
+
+
+def _plain_view(plan: Plan, view: Callable[..., Any]) -> Callable[..., Any]:
+    answered = _answered_errors(plan)
+
+    @wraps(view)
+    def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        _check_transaction(wrapper)
+        if _returns_coroutine(view):
+            raise ConfigurationError(f"{_name(view)} is asynchronous: give an AsyncSemel as once=")
+
+        async def run() -> Any:
+            try:
+                return view(request, *args, **kwargs)
+            except answered as error:
+                return response_for_exception(request, error)
+
+        return run_sync(_answered(plan, request, run, _LOOK))
+
+    return wrapper
+
+
+def _answered_errors(plan: Plan) -> tuple[type[Exception], ...]:
+    """What Django answers inside of the record: where failures are kept, its 500 too, logged and told as always."""
+    return (Exception,) if plan.fallback is not None and plan.fallback.keeps_failures else _REFUSALS
+
+
+def _returns_coroutine(view: Callable[..., Any]) -> bool:
+    """A coroutine function, or what an asynchronous class-based view has for `dispatch`."""
+    if iscoroutinefunction(view):
+        return True
+    bound = view.func if isinstance(view, partial) else view  # as `method_decorator` gives it
+    return bool(getattr(getattr(bound, "__self__", None), "view_is_async", False))
+
+
+def _name(view: Callable[..., Any]) -> str:
+    return getattr(view, "__qualname__", repr(view))
 
 
 def _check_transaction(view: Callable[..., Any]) -> None:
@@ -168,7 +205,7 @@ def _check_transaction(view: Callable[..., Any]) -> None:
         known.get("ATOMIC_REQUESTS") and alias not in free for alias, known in connections.settings.items()
     ):
         raise ConfigurationError(
-            f"{view.__qualname__} runs in the transaction of ATOMIC_REQUESTS, which ends after this decorator has recorded "
+            f"{_name(view)} runs in the transaction of ATOMIC_REQUESTS, which ends after this decorator has recorded "
             "the outcome: use semel.http.django.IdempotencyMiddleware, or put @transaction.non_atomic_requests on the view"
         )
 
@@ -190,7 +227,9 @@ def _plan(given: Mapping[str, Any], *, is_async: bool, guarded: bool) -> Plan:
     return configure(once, "async" if is_async else "sync", rest, guarded=guarded)
 
 
-async def _answered(plan: Plan, request: HttpRequest, view: Callable[[], Awaitable[Any]]) -> Any:
+async def _answered(
+    plan: Plan, request: HttpRequest, view: Callable[[], Awaitable[Any]], look: _DjangoLook
+) -> Any:
     entered = await enter(plan, _DjangoRequest(request))
     if isinstance(entered, Reply):
         return _raw(entered)
@@ -198,7 +237,7 @@ async def _answered(plan: Plan, request: HttpRequest, view: Callable[[], Awaitab
         return await view()
     if not isinstance(entered, First):
         return await _closing(view, entered)
-    return await _attended(entered.guard, entered.admitted, lambda: _closing(view, entered.body))
+    return await _attended(entered.guard, entered.admitted, lambda: _closing(view, entered.body), look)
 
 
 async def _closing(view: Callable[[], Awaitable[Any]], body: Body) -> Any:
@@ -212,14 +251,16 @@ async def _closing(view: Callable[[], Awaitable[Any]], body: Body) -> Any:
     return response
 
 
-async def _attended(guard: Guard, admitted: Admitted, view: Callable[[], Awaitable[Any]]) -> Any:
+async def _attended(
+    guard: Guard, admitted: Admitted, view: Callable[[], Awaitable[Any]], look: _DjangoLook
+) -> Any:
     """Django cancels the view of a client that has left: it goes on, and a stream that it returns is read to its end."""
     response: Any = None
     has_left = False
 
     async def running() -> Any:
         nonlocal response
-        response = await first_view(guard, admitted, view, _LOOK)
+        response = await first_view(guard, admitted, view, look)
         if has_left:
             response.close()
         return response
@@ -315,13 +356,20 @@ class _DjangoLook:
         for raw, value in headers:
             response.headers[raw.decode("latin-1").title()] = value.decode("latin-1")
 
-    def body(self, response: HttpResponseBase) -> bytes | None:
+    async def body(self, response: HttpResponseBase) -> bytes | None:
         if isinstance(response, HttpResponse):
             render = getattr(response, "render", None)
             if render is not None and not getattr(response, "is_rendered", True):
-                render()
+                await self.rendered(render)
             return bytes(response.content)
         return None
+
+    async def rendered(self, render: Callable[[], Any]) -> None:
+        render()
+
+    def passing(self, response: HttpResponseBase) -> bool:
+        del response
+        return False  # a decorated view has run
 
     def tee(self, response: HttpResponseBase, guard: Guard, run: Run, headers: Headers) -> None:
         assert isinstance(response, StreamingHttpResponse)  # noqa: S101 - there is no third kind
@@ -348,7 +396,23 @@ async def _from_thread(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
         yield piece
 
 
-_LOOK = _DjangoLook()
+class _AsyncLook(_DjangoLook):
+    async def rendered(self, render: Callable[[], Any]) -> None:
+        """As Django does it: a template may ask the database, which is refused on the loop."""
+        await sync_to_async(render)()
+
+
+class _RoutedLook(_DjangoLook):
+    """Of a middleware: Django may have found no view for this request."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        self._request = request
+
+    def passing(self, response: HttpResponseBase) -> bool:
+        return response.status_code == 404 and self._request.resolver_match is None
+
+
+_LOOK, _ASYNC_LOOK = _DjangoLook(), _AsyncLook()
 
 
 def _raw(reply: Reply) -> HttpResponse:

@@ -29,7 +29,7 @@ from semel.http.openapi import describe
 from semel.http.options import FastAPIOptions
 from semel.http.problem import ANSWERED, DEFAULT_BASE, Problem, of_error
 from semel.http.reply import Reply, problem_reply
-from semel.http.scope import ScopeRequest
+from semel.http.scope import ClientLeft, ScopeRequest
 from semel.keys import field_path
 from semel.once import AsyncSemel
 from semel.run import Run, _current
@@ -38,6 +38,7 @@ try:
     from anyio import CancelScope
     from fastapi import FastAPI, Request, Response, routing
     from starlette.concurrency import run_in_threadpool
+    from starlette.requests import ClientDisconnect
     from starlette.types import Receive, Scope, Send
 
     from semel.http.rendering import ANSWER, handled, raw, rendered
@@ -255,6 +256,7 @@ class _Attempt:
         del kind, trace
         if not self.settled:
             self.settled = True
+            ending: Coroutine[Any, Any, object]
             if error is not None:
                 ending = self._end(error)
             elif isinstance(self._raised, Exception):  # a dependency has swallowed it: FastAPI answers 500
@@ -300,7 +302,17 @@ class _FastRequest(ScopeRequest):
         return self._request
 
     async def read(self, limit: int) -> Body | Problem:
-        return await _body_of(limit, self._request)
+        given: Any = self._request
+        if hasattr(given, "_body") or getattr(given, "_form", None) is not None:
+            return await _body_of(limit, given)
+        # The function has no parameter for it, so nobody has read it: here it goes no further than to the limit (H25).
+        try:
+            body = await super().read(limit)
+        except ClientLeft:
+            raise ClientDisconnect from None
+        if isinstance(body, Body):
+            given._body = body.whole if body.whole is not None else bytes(body.view())  # noqa: SLF001 - as it does
+        return body
 
 
 class _Recorded(Response):
@@ -336,7 +348,7 @@ async def _body_of(limit: int, request: Request) -> Body | Problem:
             for name, value in form.multi_items():
                 await _feed(body, name, value)
         else:
-            body.feed(await request.body())
+            body.feed(await request.body())  # which it keeps
     except TooLarge:
         return Problem.of("body-too-large", limit=limit)
     return body

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec, Unpack
 
 from semel.errors import ConfigurationError
@@ -39,6 +39,7 @@ except ModuleNotFoundError as missing:
 __all__ = ["Idempotency", "idempotent", "install"]
 
 P = ParamSpec("P")
+_CHUNK = 1 << 16
 _WRITES = ("POST", "PATCH", "PUT", "DELETE")
 
 
@@ -103,6 +104,14 @@ def _response(view: Callable[[], Any]) -> Response:
         return make_response(current_app.handle_user_exception(error))
 
 
+def _kept(view: Callable[[], Response]) -> Response:
+    """Where failures are kept too: also the 500 that Flask makes of what nobody handles, logged and told as always."""
+    try:
+        return view()
+    except Exception as error:  # noqa: BLE001 - raised again by Flask where it is to be seen, as in tests
+        return make_response(current_app.handle_exception(error))
+
+
 def _answered(plan: Plan, view: Callable[[], Response]) -> Response:
     entered = run_sync(enter(plan, _FlaskRequest(request)))
     if isinstance(entered, Reply):
@@ -113,7 +122,8 @@ def _answered(plan: Plan, view: Callable[[], Response]) -> Response:
         return _closing(view, entered)
 
     async def run() -> Response:
-        return _closing(view, entered.body)
+        shown = partial(_kept, view) if entered.guard.keeps_failures else view
+        return _closing(shown, entered.body)
 
     response: Response = run_sync(first_view(entered.guard, entered.admitted, run, _LOOK))
     return response
@@ -155,13 +165,27 @@ def _body_of(limit: int) -> Body | Problem:
             given.environ["wsgi.input"] = body.file()
             given.environ["CONTENT_LENGTH"] = str(body.size)
         return body
+    return _read(limit, given)
+
+
+def _read(limit: int, given: Any) -> Body | Problem:
+    """Into memory, where Flask keeps it, but no further than to the limit (H25)."""
     body = Body(limit)
+    known = vars(given).get("_cached_data")  # somebody has read it
+    if known is None and (given.content_length or 0) > limit:
+        return Problem.of("body-too-large", limit=limit)
     try:
-        data = given.get_data(cache=True)
-        body.feed(data)
+        if known is not None:
+            body.feed(known)
+        else:
+            while chunk := given.stream.read(_CHUNK):
+                body.feed(chunk)
     except TooLarge:
         return Problem.of("body-too-large", limit=limit)
-    vars(given)["stream"] = io.BytesIO(data)  # read anew
+    if known is None:
+        known = body.whole if body.whole is not None else bytes(body.view())
+        vars(given)["_cached_data"] = known
+    vars(given)["stream"] = io.BytesIO(known)  # read anew
     return body
 
 
@@ -188,7 +212,11 @@ class _FlaskLook:
         return response.status_code
 
     def headers(self, response: Response) -> Headers:
-        return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.headers.items()]
+        """As Werkzeug will send them: addresses as URIs, and no length that it would not know better."""
+        sent = response.get_wsgi_headers(request.environ)
+        if "content-length" not in response.headers:
+            sent.pop("content-length", None)
+        return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in sent.items()]
 
     def set_headers(self, response: Response, headers: Headers) -> None:
         response.headers.clear()
@@ -196,11 +224,15 @@ class _FlaskLook:
             [(name.decode("latin-1").title(), value.decode("latin-1")) for name, value in headers]
         )
 
-    def body(self, response: Response) -> bytes | None:
+    async def body(self, response: Response) -> bytes | None:
         if response.is_streamed:
             return None
         response.direct_passthrough = False
         return response.get_data()
+
+    def passing(self, response: Response) -> bool:
+        del response
+        return False  # a decorated view has run
 
     def tee(self, response: Response, guard: Guard, run: Run, headers: Headers) -> None:
         response.direct_passthrough = False

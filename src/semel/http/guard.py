@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from semel import steps
-from semel.calls import Call, clean
+from semel.calls import Call, clean, failure_of
 from semel.edges import Edge
 from semel.errors import (
     CodecError,
@@ -34,20 +34,20 @@ from semel.errors import (
 )
 from semel.face import Face
 from semel.flow import Engine
-from semel.hooks import Executed, Replayed, Unprotected
+from semel.hooks import Executed, Failed, Replayed, Unprotected
 from semel.http.breaker import Breaker, Latency, Quota
 from semel.http.budget import Budget
 from semel.http.head import Head, read_head
 from semel.http.keys import core_key
 from semel.http.problem import DEFAULT_BASE, PROBLEM_TYPE, Problem
-from semel.http.reply import Headers, Replies
+from semel.http.reply import Headers, Replies, Reply
 from semel.http.rules import Rules, Word
 from semel.http.snapshot import Snapshot
-from semel.model import Ask, Failure, Kind, Policy, Record, Replay, Settle, State, Won
+from semel.model import Ask, Failure, Kind, Policy, Record, Replay, Settle, State, Won, view
 from semel.points import reach
 from semel.recording import TOO_LARGE
 from semel.results import codec_for
-from semel.run import Run
+from semel.run import Run, run_or_none
 
 __all__ = ["Admitted", "Guard", "Keyed"]
 
@@ -61,6 +61,8 @@ _KINDS: Final[Mapping[Word, Kind]] = {
     "release": Kind.RELEASED,
     "hold": Kind.UNKNOWN,
 }
+# What is given again for a handler that raised: as most servers say it.
+_FAILED: Final = Snapshot(500, [(b"content-type", b"text/plain; charset=utf-8")], b"Internal Server Error")
 _log = logging.getLogger("semel.http")
 
 
@@ -87,11 +89,14 @@ class Keyed(msgspec.Struct, frozen=True, gc=False):
     operation: str = "http"
     outline: str = ""
     """What was told of the request before its body came, where its client gave a digest."""
+    is_old: bool = False
+    """The key tells its own age, and nothing is kept for so long by itself (H35)."""
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False):
     """The key is ours: `begin` at once, in the task that will run the handler."""
 
+    engine: Engine
     call: Call
     ask: Ask
     record: Record
@@ -139,23 +144,30 @@ class Guard:
                 spent = self.quota.spend(who, now)
                 if not spent and await self._is_new(call):
                     return Problem.of("quota-exceeded", retry_after=1.0)
+            if keyed.is_old and await self._is_forgotten(call):
+                if spent:
+                    self._refund(who)
+                return Problem.of("key-expired")
             # As `engine.acquire`, but the store's first answer must come within the route's own time (H34).
             ask, verdict = await self._budget.claim(engine, call)
             if type(verdict) is not Won and type(verdict) is not Replay:
+                self._check_nesting(call)
                 ask, verdict = await engine._contend(call, ask, verdict)  # noqa: SLF001 - the rest of `acquire`
         except StoreUnavailable as error:
             self.breaker.failed(engine.runtime.now())
             return self._closed(error, keyed)
         except (KeyMismatch, InProgress, KeyExpired, OutcomeUnknown) as error:
             self.breaker.succeeded()
+            if spent:
+                self._refund(who)
             return self._refusal(error)
         self.breaker.succeeded()
         if type(verdict) is Replay:
-            if self.quota is not None and spent:
-                self.quota.refund(who)  # only new keys count
+            if spent:
+                self._refund(who)
             return self._stored(engine, call, verdict.record)
         reach("http.admitted")
-        return Admitted(call, ask, verdict.record)
+        return Admitted(engine, call, ask, verdict.record)
 
     async def early(self, keyed: Keyed) -> Snapshot | Problem | None:
         """The answer to a repetition whose body has not come yet, but is told by its digest (H22). None: it must come."""
@@ -191,6 +203,27 @@ class Guard:
     async def _is_new(self, call: Call) -> bool:
         record, _ = await self._budget.peek(self.engine, call.scope)
         return record is None
+
+    async def _is_forgotten(self, call: Call) -> bool:
+        """Nothing that a repetition could get: its handler may have asked for a longer retention, or still run."""
+        record, now = await self._budget.peek(self.engine, call.scope)
+        return view(record, now) in (None, State.RELEASED, State.EXPIRED)
+
+    def _refund(self, who: tuple[str, str]) -> None:
+        """Only new keys count."""
+        if self.quota is not None:
+            self.quota.refund(who)
+
+    @staticmethod
+    def _check_nesting(call: Call) -> None:
+        """A request that waits for itself: its key is held by the handler that it would run."""
+        running = run_or_none()
+        if running is not None and running.scope == call.scope:
+            route = (call.labels or {}).get("route", "this route")
+            raise ConfigurationError(
+                f"{route} is guarded twice, by a middleware and by a decorator: leave the route out of the middleware "
+                "(routes=), or take the decorator away"
+            )
 
     def _closed(self, error: StoreUnavailable, keyed: Keyed) -> Problem | None:
         if not self.rules.fail_open:
@@ -230,14 +263,16 @@ class Guard:
         return snapshot
 
     def _not_kept(self, snapshot: Snapshot) -> Problem:
-        extra: dict[str, Any] = {"original_status": snapshot.status}
+        extra: dict[str, Any] = (
+            {"original_status": snapshot.status} if snapshot.status else {"outcome": "done"}
+        )
         if (location := snapshot.header(b"location")) is not None:
             extra["location"] = location
         return Problem.of("response-not-stored", **extra)
 
     # --------------------------------------------------------------------------------------------- while it runs
     def begin(self, admitted: Admitted) -> Run:
-        return self.engine.begin(admitted.call, admitted.ask, admitted.record)
+        return admitted.engine.begin(admitted.call, admitted.ask, admitted.record)
 
     async def resumed(self, run: Run) -> Problem | None:
         """An earlier attempt had begun to answer when it died: the effect is over, its response is lost (H19)."""
@@ -245,7 +280,11 @@ class Guard:
         if known is None:
             reach("run.started")
             return None
-        snapshot = Snapshot.decode(_CODEC.decode(known.value))
+        try:
+            snapshot = Snapshot.decode(_CODEC.decode(known.value))
+        except CodecError as error:
+            _log.error("what the response of %r was cannot be read: %s", run.scope, error)
+            snapshot = Snapshot(0, kept=False)
         problem = self._not_kept(snapshot)
         return await self._recorded(run, snapshot, "store") or problem
 
@@ -256,6 +295,8 @@ class Guard:
         """
         head = read_head(self.rules, status, headers)
         if head.kind.startswith(b"text/event-stream"):
+            if head.word != "release":  # the handler has returned: what it did is not done again
+                await self._recorded(run, Snapshot(status, head.stored, kept=False), "store")
             raise ConfigurationError(
                 "a keyed request was answered with server-sent events: they need an event log to attach to (events=), "
                 "which this version does not have; use a GET for the stream, or leave the route out (routes=)"
@@ -295,14 +336,21 @@ class Guard:
         `body` None: it was longer than `max_response`. `passing`: nothing of the application has run.
         """
         reach("run.returned")
-        head = read_head(self.rules, status, headers)
-        word: Word = "release" if passing or self._is_passing(head, body) else head.word
-        kept = body is not None and len(body) <= self.rules.max_response
-        snapshot = Snapshot(status, head.stored, body if kept and body else b"", kept=kept)
-        engine = self.engine
+        try:
+            head = read_head(self.rules, status, headers)
+            word: Word = "release" if passing or self._is_passing(head, body) else head.word
+            kept = body is not None and len(body) <= self.rules.max_response
+            snapshot = Snapshot(status, head.stored, body if kept and body else b"", kept=kept)
+            end = self._end_of(run, snapshot, word, head.retention)
+        except Exception:  # of ours, or of stored=: what the handler did is not done again
+            await self.replaced(run, status)
+            raise
+        if run.settling:  # its end is recorded, and what is said in its place changes nothing
+            return self.replies.first("release", head.sent)
+        engine = run._engine  # noqa: SLF001 - our own
         self.latency.add(engine.runtime.now() - run.won_at)
         try:  # as `_recorded`, without a coroutine more around the write
-            await engine.recorder.record(run, self._end_of(run, snapshot, word, head.retention), None)
+            await engine.recorder.record(run, end, None)
         except (NotRecorded, LeaseLost) as error:
             problem = self._unrecorded(error, word)
             if problem is not None:
@@ -329,10 +377,15 @@ class Guard:
             return False
         return said.retryable and said.type.startswith((DEFAULT_BASE, self.rules.problem_base))
 
-    async def _recorded(self, run: Run, snapshot: Snapshot, word: Word) -> Problem | None:
-        engine = self.engine
+    async def _recorded(
+        self, run: Run, snapshot: Snapshot, word: Word, failure: Failure | None = None
+    ) -> Problem | None:
+        engine = run._engine  # noqa: SLF001 - our own
+        end = self._end_of(run, snapshot, word, None)
         try:
-            await engine.recorder.record(run, self._end_of(run, snapshot, word, None), None)
+            await engine.recorder.record(
+                run, end if failure is None else msgspec.structs.replace(end, error=failure), None
+            )
         except (NotRecorded, LeaseLost) as error:
             return self._unrecorded(error, word)
         self._tell(engine, run, word)
@@ -375,18 +428,45 @@ class Guard:
         kept = {name: step for name, step in run.steps.items() if name != STARTED}
         return steps.summarize(kept) if answered else b"".join(map(steps.encode, kept.values()))
 
-    async def fail(self, run: Run, error: Exception) -> None:
-        """The handler raised, or its stream broke: `effects` decides (H15)."""
-        if run.has_steps and STARTED in run.steps and self.rules.effects != "opaque":
+    @property
+    def keeps_failures(self) -> bool:
+        """A handler that raised is answered with 500, and so is every repetition (H15). Else its key is free, or held."""
+        rules = self.rules
+        return rules.stored == "everything" or (
+            rules.effects == "opaque" and rules.stored in ("final", "success")
+        )
+
+    async def fail(self, run: Run, error: Exception) -> Reply | None:
+        """The handler raised, or its stream broke: `effects` decides (H15). What is recorded already stays.
+
+        A Reply: what every repetition will get; send it now too, if nothing has been sent (H11).
+        """
+        if run.settling:
+            return None
+        if self.rules.effects != "opaque" and _has_begun(run):
             await self._recorded(run, Snapshot(500), "release")
-        elif self.rules.stored == "everything":
-            headers = [(b"content-type", b"text/plain; charset=utf-8")]
-            await self._recorded(run, Snapshot(500, headers, b"Internal Server Error"), "replay")
-        else:
+        elif run.lease_lost or not self.keeps_failures:
             await self.engine.fail(run, error)
+        else:
+            return await self._failed(run, error)
+        return None
+
+    async def _failed(self, run: Run, error: Exception) -> Reply:
+        if self.engine.emit is not None:
+            self.engine.emit(Failed(run.scope, run.attempt, "replay", error))
+        problem = await self._recorded(run, _FAILED, "replay", failure_of(error))
+        if problem is not None:
+            return self.replies.problem(problem)
+        length = (b"content-length", b"%d" % len(_FAILED.body))
+        return Reply(_FAILED.status, self.replies.first("replay", [*_FAILED.headers, length]), _FAILED.body)
 
     async def replaced(self, run: Run, status: int) -> None:
-        """Another response was sent in place of the handler's: what happened is kept, what was said is not."""
+        """Another response was sent in place of the handler's: what happened is kept, what was said is not.
+
+        Also where a handler has returned and we could not read or record its response: its key must not be freed.
+        """
+        if run.settling:
+            return
         await self._recorded(run, Snapshot(status, kept=False), "store")
 
     async def lose(self, run: Run, error: BaseException) -> Problem | None:
@@ -396,6 +476,13 @@ class Guard:
         except LeaseLost:
             return Problem.of("in-progress", retry_after=1.0)
         return None
+
+
+def _has_begun(run: Run) -> bool:
+    try:
+        return run.has_steps and STARTED in run.steps
+    except msgspec.DecodeError:
+        return False  # a newer version wrote them, perhaps; no reason to keep the key
 
 
 def _source(text: str) -> tuple[str, str, bytes]:

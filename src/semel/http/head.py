@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import msgspec
 
-from semel.http.rules import CONTROL, Rules, Word, control_of, word_for
+from semel.http.rules import CONTROL, RETENTION, Rules, Word, control_of, word_for
 
 __all__ = ["Head", "read_head"]
 
@@ -18,12 +20,18 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     stored: Headers
     """In lower case; several lines of one name stay several lines."""
     sent: Headers
-    """All but the handler's word to us."""
+    """All but the handler's word to us, and what an upstream service said of a key in our place."""
     word: Word
     retention: float | None
     """The handler's own, if it named one."""
     kind: bytes
     """The media type as it was written; empty when there is none, or more than one."""
+
+
+@cache
+def _ours(markers: tuple[str, ...]) -> frozenset[bytes]:
+    """What a handler's response does not send: it would stand beside our own, and say the contrary."""
+    return frozenset({CONTROL, RETENTION.encode(), *(marker.encode() for marker in markers)})
 
 
 def read_head(rules: Rules, status: int, headers: Headers) -> Head:
@@ -33,10 +41,12 @@ def read_head(rules: Rules, status: int, headers: Headers) -> Head:
     sent: Headers = []
     said: Headers = []
     kinds: list[bytes] = []
+    ours = _ours(rules.markers)
     for pair in headers:
         name = pair[0].lower()
-        if name == CONTROL:
-            said.append(pair)
+        if name in ours:
+            if name == CONTROL:
+                said.append(pair)
             continue
         if name == b"content-type":
             kinds.append(pair[1])

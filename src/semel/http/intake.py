@@ -10,7 +10,6 @@ from urllib.parse import parse_qsl
 from uuid import UUID
 
 import msgspec
-from msgspec.structs import replace
 
 from semel.errors import ConfigurationError, InvalidKey
 from semel.http.body import Body
@@ -120,8 +119,6 @@ def _read(rules: Rules, lines: list[bytes]) -> str | Problem:
         return key
     if rules.uuid7 and minted_at(key) is None:
         return Problem.of("key-malformed", reason="the key must be a UUIDv7")
-    if is_too_old(rules, key, time.time()):
-        return Problem.of("key-expired")
     return key
 
 
@@ -155,19 +152,11 @@ async def _known(
     prefer = incoming.lines(b"prefer")
     digested = incoming.lines(b"content-digest")
     digest = told_sha256(digested) if digested else None
-
-    keyed = Keyed(
-        key=key,
-        principal=principal,
-        tenant=tenant,
-        fingerprint="",  # not before the body has come
-        wait=prefer_wait(rules, prefer) if prefer else rules.wait,
-        route=route,
-        operation="http" if rules.scope == "principal" else _route_name(route),
-        outline="" if digest is None else _outline(incoming, digest),
-    )
+    wait = prefer_wait(rules, prefer) if prefer else rules.wait
+    operation = "http" if rules.scope == "principal" else _route_name(route)
+    told = "" if digest is None else _outline(incoming, digest)
     if digest is not None and body is None and incoming.lines(b"expect"):
-        early = await guard.early(keyed)
+        early = await guard.early(Keyed(key, principal, tenant, "", wait, route, operation, told))
         if early is not None:
             return early
     body = await incoming.read(rules.max_body) if body is None else body
@@ -175,7 +164,9 @@ async def _known(
         return body
     if digest is not None and not body.parsed and body.digest != digest:
         return _refused(body, Problem.of("digest-mismatch"))
-    return replace(keyed, fingerprint=_fingerprint(rules, incoming, body)), body
+    fingerprinted = _fingerprint(rules, incoming, body)
+    is_old = is_too_old(rules, key, time.time())
+    return Keyed(key, principal, tenant, fingerprinted, wait, route, operation, told, is_old), body
 
 
 def _shown(guard: Guard, path: str, parts: Mapping[str, str]) -> str:
@@ -200,19 +191,22 @@ async def _sender(
 ) -> tuple[str, str | None] | Problem:
     """Who sends a keyed request, and whether it may be looked at. Before the body is read, where that is possible."""
     rules = guard.rules
-    if incoming.lines(b"early-data") == [b"1"]:
+    if incoming.lines(b"early-data"):  # whatever it says: RFC 8470 knows no other value than 1
         return Problem.of("too-early", retry_after=1.0)
     if rules.repeatability and (problem := _first_sent(rules, incoming)) is not None:
         return problem
-    if plan.authorize is not None and not await _allowed(plan, guard, request):
+    try:
+        if plan.authorize is not None and not _is_allowed(await _ask(guard, plan.authorize, request)):
+            return Problem.of("not-authorized")
+        principal = ""
+        if plan.principal is not None:
+            told = plan.principal(request)
+            principal = told if type(told) is str else _principal(await _awaited(guard, plan.principal, told))
+        if not principal and not rules.anonymous:
+            return Problem.of("not-authenticated")
+        tenant = None if plan.tenant is None else _tenant(await _ask(guard, plan.tenant, request))
+    except PermissionError:
         return Problem.of("not-authorized")
-    principal = ""
-    if plan.principal is not None:
-        told = plan.principal(request)
-        principal = told if type(told) is str else _principal(await _awaited(guard, plan.principal, told))
-    if not principal and not rules.anonymous:
-        return Problem.of("not-authenticated")
-    tenant = None if plan.tenant is None else _tenant(await _ask(guard, plan.tenant, request))
     return principal, tenant
 
 
@@ -232,7 +226,10 @@ async def _late_key(
     """The key from the body, or from the caller's own resolver."""
     text: Any = None
     if plan.key is not None:
-        text = await _ask(guard, plan.key, request)
+        try:
+            text = await _ask(guard, plan.key, request)
+        except PermissionError:
+            return Problem.of("not-authorized")
     elif media_type(b"".join(incoming.lines(b"content-type")).decode("latin-1")).endswith("json"):
         paths = [name for kind, name, _ in guard.sources if kind == "body"]
         try:
@@ -288,12 +285,13 @@ async def _awaited(guard: Guard, resolver: Callable[[Any], Any], value: Any) -> 
     return value
 
 
-async def _allowed(plan: Plan, guard: Guard, request: Any) -> bool:
-    try:
-        answer = await _ask(guard, plan.authorize, request)  # type: ignore[arg-type]  # asked only when there is one
-    except PermissionError:
-        return False
-    return bool(answer)
+def _is_allowed(answer: Any) -> bool:
+    """Only True allows. Whatever else counts as true may be a refusal: a response, a coroutine, a tuple."""
+    if answer and answer is not True:
+        raise ConfigurationError(
+            f"authorize= returned a {type(answer).__name__}: return True or False, or raise PermissionError"
+        )
+    return answer is True
 
 
 def _principal(value: Any) -> str:

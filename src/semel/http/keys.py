@@ -14,7 +14,13 @@ __all__ = ["MAX_KEY", "core_key", "minted_at", "read_key"]
 
 MAX_KEY: Final = 255
 # A structured-field string (RFC 8941) and what may follow it, which is ignored; a bare token for everybody else.
-_QUOTED: Final = re.compile(rb'"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"(?:[ ]*;[\x20-\x7e]*)?')
+_STRING: Final = rb'"(?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*"'
+_ITEM: Final = (
+    rb"-?[0-9]{1,15}(?:\.[0-9]{1,3})?|%s|[A-Za-z*][A-Za-z0-9!#$%%&'*+.^_`|~:/-]*|:[A-Za-z0-9+/=]*:|\?[01]"
+    % _STRING
+)
+_PARAMETER: Final = rb"[ ]*;[ ]*[a-z*][a-z0-9_.*-]*(?:=(?:%s))?" % _ITEM
+_QUOTED: Final = re.compile(rb"(%s)(?:%s)*" % (_STRING, _PARAMETER))
 _NOT_BARE: Final = re.compile(rb'[",;\\]')
 _VISIBLE: Final = re.compile(rb"[!-~]+")
 _ESCAPED: Final = re.compile(rb'\\(["\\])')
@@ -33,8 +39,10 @@ def read_key(lines: Sequence[bytes], *, strict: bool = False, least: int = 1) ->
     if raw.startswith(b'"'):
         found = _QUOTED.fullmatch(raw)
         if found is None:
-            return Problem.of("key-malformed", reason="a quoted key ends with its second quote")
-        key = _ESCAPED.sub(rb"\1", found[1])
+            return Problem.of(
+                "key-malformed", reason="a quoted key is one string, and only parameters may follow it"
+            )
+        key = _ESCAPED.sub(rb"\1", found[1][1:-1])
     elif strict:
         return Problem.of("key-malformed", reason="the key must be a quoted string")
     else:

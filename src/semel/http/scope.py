@@ -75,12 +75,12 @@ class ScopeRequest:
         self.query: bytes = scope.get("query_string", b"")
 
     def lines(self, name: bytes) -> list[bytes]:
-        headers = self._scope["headers"]
         known = self._first
         if known is None:
-            known = self._first = dict(headers)
+            known = self._first = dict(self._scope["headers"])
         if name not in known:
             return []
+        headers = self._scope["headers"]
         if len(known) == len(headers):  # no name is there twice
             return [known[name]]
         return [value for other, value in headers if other == name]

@@ -30,8 +30,12 @@ class Look(Protocol):
 
     def set_headers(self, response: Any, headers: Headers) -> None: ...
 
-    def body(self, response: Any) -> bytes | None:
-        """All of it; None for a stream."""
+    async def body(self, response: Any) -> bytes | None:
+        """All of it; None for a stream. Of a plain view's response it never suspends."""
+        ...
+
+    def passing(self, response: Any) -> bool:
+        """Nothing of the application has run: the framework itself knew no such route (H13)."""
         ...
 
     def tee(self, response: Any, guard: Guard, run: Run, headers: Headers) -> None:
@@ -45,15 +49,17 @@ async def first_view(guard: Guard, admitted: Admitted, view: Callable[[], Awaita
     """Run the view for the first time: its response is recorded, then returned. A plain view never suspends it."""
     run = guard.begin(admitted)
     token = _current.set(run.weak)
+    response: Any = None
     try:
         if (problem := await guard.resumed(run)) is not None:
             return look.problem(guard, problem)
         response = await view()
-        status, headers, body = look.status(response), look.headers(response), look.body(response)
+        body = await look.body(response)  # first: to make it may change the rest
+        status, headers = look.status(response), look.headers(response)
         if body is None:
             sent = await guard.started(run, status, headers)
         else:
-            sent = await guard.settle(run, status, headers, body)
+            sent = await guard.settle(run, status, headers, body, passing=look.passing(response))
         if isinstance(sent, Problem):
             return look.problem(guard, sent)
         if body is None:
@@ -61,7 +67,10 @@ async def first_view(guard: Guard, admitted: Admitted, view: Callable[[], Awaita
         look.set_headers(response, sent)
         return response
     except Exception as error:
-        await guard.fail(run, error)
+        if response is None:
+            await guard.fail(run, error)
+        else:  # the view has returned: whatever we or the framework cannot do with its response, it is not run again
+            await guard.replaced(run, look.status(response))
         raise
     except BaseException as error:
         if (problem := await guard.lose(run, error)) is None:

@@ -8,6 +8,7 @@ client that leaves changes nothing, because the response is read to its end eith
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from typing import Any, Final, Unpack
@@ -34,6 +35,7 @@ StartResponse = Callable[..., Any]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 Headers = list[tuple[bytes, bytes]]
 _CHUNK: Final = 1 << 16
+_log = logging.getLogger("semel.http")
 _NOT_STARTED: Final = "the application answered without calling start_response"
 
 
@@ -154,6 +156,8 @@ class _First:
         self._headers: Headers = []
         self._written: list[bytes] = []
         self._settled = False
+        self._begun = False
+        """The first byte of a stream has left, or is about to. Before that a second start replaces the first."""
 
     def run(self, app: App, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         guard, run = self._guard, self._run
@@ -167,8 +171,11 @@ class _First:
                 return self._whole(result, start_response)
             return _Stream(self, self._pieces(result, start_response))
         except BaseException as error:
-            self._failed(error)
-            raise
+            reply = self._failed(error)
+            if reply is None:
+                raise
+            _log.error("a keyed handler failed, and its failure is kept", exc_info=error)
+            return _answer(start_response, reply)
         finally:
             _current.reset(token)
             if self._settled:
@@ -177,20 +184,22 @@ class _First:
     def _start(
         self, status: str, headers: list[tuple[str, str]], exc_info: Any = None
     ) -> Callable[[bytes], None]:
-        del exc_info  # nothing was sent yet, so a second start simply replaces the first
+        if exc_info and self._begun:  # PEP 3333: it is too late for another response
+            raise exc_info[1].with_traceback(exc_info[2])
         self._status = int(status.partition(" ")[0])
         self._headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         return self._written.append
 
-    def _failed(self, error: BaseException) -> None:
+    def _failed(self, error: BaseException) -> Reply | None:
+        """Settle it. A Reply: what every repetition will get, and what is to be said now, if that is possible."""
         if self._settled:
-            return
+            return None
         self._settled = True
         self._body.close()
         if isinstance(error, Exception):
-            run_sync(self._guard.fail(self._run, error))
-        else:
-            run_sync(self._guard.lose(self._run, error))
+            return run_sync(self._guard.fail(self._run, error))
+        run_sync(self._guard.lose(self._run, error))
+        return None
 
     def _settle(self, body: bytes | None) -> Headers | Problem:
         if not self._status:
@@ -253,6 +262,7 @@ class _First:
         if isinstance(sent, Problem):
             self._settled = True
             return sent
+        self._begun = True
         start_response(_status_line(self._status), _text(sent))
         return None
 

@@ -228,7 +228,7 @@ class Coalesce(Layer):
 class _Poster:
     """See `semel.posting`: who leads, and what the others learn, is decided where `Coalesce` decides it."""
 
-    __slots__ = ("_ended", "_flights", "_inner", "_land", "_led", "_now", "settle")
+    __slots__ = ("_ended", "_flights", "_inner", "_land", "_led", "_now")
 
     def __init__(
         self,
@@ -243,7 +243,6 @@ class _Poster:
         self._flights = flights
         self._now = now
         self._led, self._land, self._ended = led, land, ended
-        self.settle: Callable[[Settle, float], Awaitable[Any] | None] = inner.settle
 
     def claim(self, ask: Ask, now: float) -> Awaitable[Any] | None:
         key = ask.scope.hash
@@ -288,6 +287,9 @@ class _Poster:
         flight = self._mine(ask)
         if flight is not None:
             self._land(ask.scope.hash, flight, None)
+
+    def settle(self, end: Settle, now: float) -> Awaitable[Any] | None:
+        return self._inner.settle(end, now)
 
     def settled(self, end: Settle, reply: Any, asked: float) -> Answer | None:
         answer = self._inner.settled(end, reply, asked)

@@ -32,7 +32,7 @@ _replace = msgspec.structs.replace
 class Ring:
     """Named 256-bit keys; the first one seals."""
 
-    def __init__(self, keys: Mapping[str, bytes]) -> None:
+    def __init__(self, keys: Mapping[Any, Any]) -> None:
         if not keys:
             raise ConfigurationError("encrypt needs at least one key: {'2026-a': os.urandom(32)}")
         for name, key in keys.items():

@@ -207,10 +207,10 @@ def _schema(dialect: str, table: str) -> list[str]:
         script = sqlite.schema_sql(table)
     else:
         raise _not_known(dialect)
-    # One by one: asyncpg, PyMySQL and sqlite3 take a single statement. $begin$ quotes a function's body.
+    # One by one: asyncpg, PyMySQL and sqlite3 take a single statement. $begin$ … $begin$ quotes a function's body.
     plain = re.sub(r"--[^\n]*", "", script)
-    parts = re.findall(r"(?:\$begin\$.*?\$begin\$|[^;])+", plain, flags=re.DOTALL)
-    return [statement for part in parts if (statement := part.strip())]
+    parts = re.finditer(r"(?:\$(\w+)\$.*?\$\1\$|[^;])+", plain, flags=re.DOTALL)
+    return [statement for part in parts if (statement := part[0].strip())]
 
 
 # --------------------------------------------------------------------------------------------- mapped classes

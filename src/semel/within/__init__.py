@@ -55,11 +55,10 @@ def bind(face: Semel | AsyncSemel, transaction: Any) -> Any:
     """What `within` gives. ConfigurationError for what is no transaction, or one of the other colour."""
     engine: Engine = face._engine()  # noqa: SLF001 - our own face
     bound = Within if face._colour == "sync" else AsyncWithin  # noqa: SLF001
-    kind: type = type(transaction)
-    port_class: Any = _known_ports.get(kind)
+    port_class: Any = _known_ports.get(type(transaction))
     if port_class is None:
         transaction = _registered(transaction)
-        kind = type(transaction)
+        kind: type = type(transaction)
         names = _names(kind)
         if not _PIPELINES.isdisjoint(names):
             return bound(face, _pipeline(face, engine, transaction, cluster=_CLUSTER in names))

@@ -31,6 +31,7 @@ class _Nested:
     """`begin_nested()` of SQLAlchemy, so that its own bookkeeping (ORM state, outer savepoints) stays right."""
 
     __slots__ = ("_port", "_transaction")
+    buffers = True
 
     def __init__(self, port: Any, transaction: Any) -> None:
         self._port = port

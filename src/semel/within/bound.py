@@ -6,6 +6,7 @@ its savepoint open: the function runs inside it, so that one ROLLBACK TO undoes 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NoReturn
 
@@ -111,8 +112,8 @@ class Bound:
         scripts = self.port.scripts
         if scripts is not None:
             # Its name is the attempt's, not the key's: where SAVEPOINT itself was refused, no older one must answer to it.
-            point = SqlSavepoint(scripts, f"semel_{ask.nonce[:8].hex()}")
-            return await self._decide(_Place(point, False, mark), ask, self._open(scripts, point.name, ask))
+            own = SqlSavepoint(scripts, f"semel_{ask.nonce[:8].hex()}")
+            return await self._decide(_Place(own, False, mark), ask, self._open(scripts, own.name, ask))
         try:
             began = await self._begin()
         except Exception as error:
@@ -154,9 +155,8 @@ class Bound:
 
     async def _open(self, scripts: Scripts, name: str, ask: Ask) -> Verdict:
         """PostgreSQL: the savepoint and the claim of a new key in one round trip."""
-        words = postgres_words(self.table)
-        now = await words.open(scripts, name, ask, self.patience)
-        if now is not None:
+        words, now = postgres_words(self.table), time.time()
+        if await scripts.script(words.opening(name, ask, now, self.patience)) == 1:
             return model.claim(None, ask, now)[0]
         return await records.claim(words, self.port, ask, self.patience, look=True)
 
@@ -237,10 +237,11 @@ class Bound:
 
     # ------------------------------------------------------------------------------- the end of a run
     async def flush(self, nonce: bytes) -> None:
-        place = self._places[nonce]
-        if not place.point.alive:
+        point = self._places[nonce].point
+        if not point.alive:
             raise ended()
-        await place.point.flush()
+        if point.buffers:
+            await point.flush()
 
     async def keep(self, nonce: bytes) -> None:
         """The run is settled: its savepoint becomes part of the caller's transaction."""

@@ -18,6 +18,7 @@ class _Atomic:
 
     __slots__ = ("_atomic",)
     alive = True
+    buffers = False
 
     def __init__(self, atomic: Any) -> None:
         self._atomic = atomic

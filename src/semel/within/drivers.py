@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
+from semel.errors import ConfigurationError
 from semel.within.ports import Dialect, Row, Savepoint, Scripts, SqlSavepoint, Style, not_open
 
 __all__ = [
@@ -108,6 +109,7 @@ class _WholeTransaction:
     """The claim begins the transaction: undoing all of it is what a savepoint would do, without two round trips."""
 
     __slots__ = ("_port",)
+    buffers = False
 
     def __init__(self, port: PsycopgPort | PsycopgAsyncPort) -> None:
         self._port = port
@@ -126,10 +128,14 @@ class _WholeTransaction:
         await self._port.give_up()
 
 
-def _takes_scripts(connection: Any) -> bool:
-    """Not before the transaction is begun (see `_WholeTransaction`), and not in a pipeline of the caller's."""
-    raw = connection.pgconn
-    return bool(raw.transaction_status and not raw.pipeline_status)
+def _check_psycopg(connection: Any, *, inside: bool) -> None:
+    if connection.autocommit and not inside:
+        raise not_open("psycopg connection", _PSYCOPG_REMEDY)
+    if connection.pgconn.pipeline_status:
+        raise ConfigurationError(
+            "this psycopg connection is in pipeline mode: whether a key is claimed must be known before the function runs. "
+            "Call within() outside of `with connection.pipeline():`; the function may open one of its own"
+        )
 
 
 class PsycopgPort(_DriverPort):
@@ -149,12 +155,11 @@ class PsycopgPort(_DriverPort):
         return bool(self.connection.info.transaction_status.value)  # 0 is idle
 
     async def prepare(self) -> None:
-        if self.connection.autocommit and not self.inside:
-            raise not_open("psycopg connection", _PSYCOPG_REMEDY)
+        _check_psycopg(self.connection, inside=self.inside)
 
     @property
     def scripts(self) -> Scripts | None:
-        return self if _takes_scripts(self.connection) else None
+        return self if self.inside else None  # before it is begun see `_WholeTransaction`
 
     async def script(self, sql: str) -> int:
         cursor = self._cursor
@@ -196,12 +201,11 @@ class PsycopgAsyncPort(_DriverPort):
         return bool(self.connection.info.transaction_status.value)  # 0 is idle
 
     async def prepare(self) -> None:
-        if self.connection.autocommit and not self.inside:
-            raise not_open("psycopg connection", _PSYCOPG_REMEDY)
+        _check_psycopg(self.connection, inside=self.inside)
 
     @property
     def scripts(self) -> Scripts | None:
-        return self if _takes_scripts(self.connection) else None
+        return self if self.inside else None  # before it is begun see `_WholeTransaction`
 
     async def script(self, sql: str) -> int:
         cursor = self._cursor

@@ -113,10 +113,14 @@ class MysqlWords:
         await port.run(
             f"SET SESSION innodb_lock_wait_timeout = {max(1, min(1_000_000, int(min(patience, 1e6))))}"
         )
+        back = f"SET SESSION innodb_lock_wait_timeout = {int(before)}"
         try:
             await query(port, self._upsert, args)
-        finally:
-            await port.run(f"SET SESSION innodb_lock_wait_timeout = {int(before)}")
+        except Exception:
+            await port.run(back)
+            raise
+        # Not after a cancellation: a driver that was cancelled while it waited cannot be asked for anything more.
+        await port.run(back)
         return _entry((await query(port, f"{self._select} FOR UPDATE", args[:1]))[0])
 
     async def lock(self, port: Port, scope: Scope, patience: float) -> Entry:

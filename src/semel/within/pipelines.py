@@ -65,6 +65,12 @@ class Queue:
             del self._pipe.execute
             self._shut = False
 
+    def queued(self) -> list[Any]:
+        """The arguments of what is queued, left where they are."""
+        if self._cluster:
+            return [each.args for each in self._pipe._execution_strategy._command_queue]  # noqa: SLF001
+        return [args for args, _ in self._pipe.command_stack]
+
     def take(self) -> tuple[list[tuple[Any, Any]], set[Any]]:
         """What was queued, as arguments and options, and the scripts that redis-py loads before; the pipeline is empty."""
         pipe = self._pipe
@@ -81,16 +87,24 @@ class Queue:
 
     def sender(self, key: bytes) -> Any:
         """The pipeline for the transaction: the caller's own; in a cluster, one on the node that has the record."""
-        if not self._cluster:
-            return self._pipe
+        slot = self.slot(key)
+        return self._pipe if slot is None else self.sender_in(slot)
+
+    def sender_in(self, slot: int) -> Any:
+        """A pipeline on the node of a cluster that has the slot."""
         client = getattr(self._pipe, "cluster_client", self._pipe)
-        node = client.nodes_manager.get_node_from_slot(client.keyslot(key))
+        node = client.nodes_manager.get_node_from_slot(slot)
         if getattr(node, "redis_connection", None) is not None:
             return node.redis_connection.pipeline(transaction=True)
         import redis.asyncio
 
         pool = redis.asyncio.ConnectionPool(connection_class=node.connection_class, **node.connection_kwargs)
         return redis.asyncio.Redis.from_pool(pool).pipeline(transaction=True)
+
+    async def look_again(self) -> None:
+        """A slot was moved: read the cluster's map anew."""
+        client = getattr(self._pipe, "cluster_client", self._pipe)
+        await waited(client.nodes_manager.initialize())
 
     async def done_with(self, sender: Any) -> None:
         await waited(sender.reset())

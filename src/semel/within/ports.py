@@ -36,6 +36,9 @@ _PARAMETER: Final = re.compile(r"\$(\d+)")
 class Savepoint(Protocol):
     """A place to come back to. It is ended once, by `release` or by `rollback`."""
 
+    buffers: bool
+    """Whether there may be something to `flush`: an ORM is in between."""
+
     @property
     def alive(self) -> bool:
         """False when it is known that somebody else ended it, or the transaction around it."""
@@ -114,6 +117,7 @@ class SqlSavepoint:
     """A savepoint by name, in SQL."""
 
     __slots__ = ("_port", "name")
+    buffers = False
 
     def __init__(self, port: SqlPort, name: str) -> None:
         self._port = port
@@ -130,7 +134,7 @@ class SqlSavepoint:
         return self._port.inside
 
     async def flush(self) -> None:
-        """A bare connection keeps nothing to itself."""
+        """Nothing."""
 
     async def release(self) -> None:
         await self._port.run(f"RELEASE SAVEPOINT {self.name}")

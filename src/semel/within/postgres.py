@@ -20,7 +20,7 @@ import msgspec
 from semel.keys import Scope
 from semel.model import Ask, Record, Settle
 from semel.stores import rows
-from semel.within.ports import Port, Row, Scripts
+from semel.within.ports import Port, Row
 from semel.within.records import Entry, identifier, query, record_of
 
 __all__ = ["PostgresWords", "postgres_words"]
@@ -128,10 +128,9 @@ class PostgresWords:
         self._lock, self._look = made(_LOCK), made(_LOOK)
         self._finish, self._write = made(_FINISH), made(write)
 
-    async def open(self, port: Scripts, name: str, ask: Ask, patience: float) -> float | None:
-        """A savepoint, and `enter` in it, in one message: when, if the key is ours now. What is there is not read."""
-        now = time.time()
-        return now if await port.script(self._open % (name, _literals(ask, now, patience))) == 1 else None
+    def opening(self, name: str, ask: Ask, now: float, patience: float) -> str:
+        """A savepoint, and `enter` in it, in one message: one row if the key is ours now. What is there is not read."""
+        return self._open % (name, _literals(ask, now, patience))
 
     async def enter(self, port: Port, ask: Ask, patience: float) -> Entry:
         now = time.time()

@@ -211,6 +211,7 @@ class _Trip(Generic[R]):
         self.parcel = parcel
         self.delivery = delivery
         self.tries = 0
+        self.sent_at = delivery.begun  # the last attempt
         self.until = time.monotonic() + settings.deadline
 
     async def run(self) -> R:
@@ -238,6 +239,7 @@ class _Trip(Generic[R]):
             await self.wire.sleep(pause)
 
     async def _attempt(self) -> tuple[R, Answer]:
+        self.sent_at = time.monotonic()
         response = await self.wire.send(self.parcel, self.until - time.monotonic())
         return await self.wire.look(response, self.settings.max_response)
 
@@ -245,7 +247,7 @@ class _Trip(Generic[R]):
         delivery, book, action = self.delivery, self.book, self.delivery.action
         judgement = judge(answer, honoured=delivery.honoured, trusted=self.settings.trusted, now=time.time())
         delivery.honoured = judgement.honoured
-        said = answer.retention
+        said = self._retention(answer)
         if said is not None and said < delivery.retention:
             delivery.retention = said
             if action is not None and book is not None:
@@ -253,6 +255,16 @@ class _Trip(Generic[R]):
         if judgement.done and action is not None and book is not None:
             await book.finish(action, answer.status)
         return judgement
+
+    def _retention(self, answer: Answer) -> float | None:
+        """How long after the first attempt the key is forgotten, as the answer says; a replay says what is left of that.
+
+        What is left counts from when it was asked for: the answer may have been on its way for long.
+        """
+        said = answer.retention
+        if said is None or not answer.replayed:
+            return said
+        return said + self.delivery.age + self.sent_at - self.delivery.begun
 
     def _report(self, answer: Answer) -> Delivered:
         delivery = self.delivery

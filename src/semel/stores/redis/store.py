@@ -137,7 +137,8 @@ class RedisStore:
             await self._check()
         if len(asks) != 1 or self._acks:
             return await self._claim_many(asks)
-        ask, reply = asks[0], None
+        ask = asks[0]
+        reply: Any = None
         begun = monotonic()
         posted = self._post(*self.claim_command(ask))
         try:

@@ -141,7 +141,7 @@ class Wire(asyncio.Protocol):
         for slot in queue:
             waiting = slot[0]
             # Whoever gave up before the write costs the server nothing.
-            if not (waiting.over if waiting.__class__ is Posted else waiting.done()):
+            if not (waiting.over if type(waiting) is Posted else waiting.done()):
                 chunks.append(slot[1])
                 self._pending.append(slot)
         self._crowded = len(self._pending) + _ENOUGH >= self._cap
@@ -157,7 +157,7 @@ class Wire(asyncio.Protocol):
             reply = gets()
             while reply is not _MORE:
                 waiting = next_slot()[0]
-                if waiting.__class__ is Posted:
+                if type(waiting) is Posted:
                     if not waiting.over:
                         waiting.value, waiting.over = reply, True
                         woken.append(waiting)

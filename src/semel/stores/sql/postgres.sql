@@ -472,13 +472,15 @@ create table if not exists {audit} (
 );
 create index if not exists {name}_audit_scope on {audit} (scope, id);
 create index if not exists {name}_audit_expiry on {audit} (kept_until);
--- Begin a run of a key that is not there; false when somebody else was faster.
+-- Begin a run of a key that is not there; false when somebody else was faster. (An assignment is evaluated at once;
+-- PERFORM would run a query for it, which costs half as much as the insertion.)
 create or replace function {begin}(
     scope bytea, tenant text, operation text, key text, nonce bytea, policy text, fingerprint bytea,
     fingerprint_version integer, lease float8, life float8, labels text, secret_id text, now timestamptz
 ) returns boolean language plpgsql as $begin$
+declare
+    limited text := set_config('lock_timeout', '50ms', true);
 begin
-    perform set_config('lock_timeout', '50ms', true);
     insert into {records} (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
                            fingerprint_version, created, updated, lease_until, expires, labels, secret_id)
     values ($1, $2, $3, $4, 'running', $5, 1, floor(date_part('epoch', $13) * 1000000)::bigint, $6, $7, $8, $13, $13,
@@ -496,17 +498,15 @@ create or replace function {enter}(
 ) returns boolean language plpgsql as $enter$
 declare
     before text := current_setting('lock_timeout');
+    limited text := set_config('lock_timeout', $12, true);
     now timestamptz := clock_timestamp();
-    won boolean;
 begin
-    perform set_config('lock_timeout', $12, true);
     insert into {records} (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
                            fingerprint_version, created, updated, lease_until, labels, secret_id)
     values ($1, $2, $3, $4, 'running', $5, 1, $6, 'hold', $7, $8, now, now, now + make_interval(secs => $9), $10, $11)
     on conflict on constraint {pkey} do nothing;
-    won := found;
-    perform set_config('lock_timeout', before, true);
-    return won;
+    limited := set_config('lock_timeout', before, true);
+    return found;
 end
 $enter$;
 create table if not exists {schema} (version integer not null);

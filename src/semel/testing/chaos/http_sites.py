@@ -131,6 +131,7 @@ class _Site:
             "authenticated_outside": True,
             "lease": plan.lease,
             "wait": plan.wait,
+            "store_timeout": EVERY.options["timeout"],  # a busy machine is not a fault
             "routes": {f"POST /{mode}": {"effects": effects} for mode, effects in _EFFECTS.items()},
         }
 

@@ -147,11 +147,11 @@ def _rose(stage: Stage) -> None:
 _INSIDE: Final = ("relay.chosen", "inbox.admitted#2", "consumer.handled#2")
 
 
-def _until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE
+def _until(condition: Callable[[], bool], *, seconds: float = PATIENCE) -> None:
+    until = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > until:
-            raise TimeoutError(f"the scene was not set within {PATIENCE:g} s")
+            raise TimeoutError(f"the scene was not set within {seconds:g} s")
         time.sleep(0.005)
 
 
@@ -215,7 +215,7 @@ def _broker_killed(stages: Sequence[Stage]) -> None:
         stage.reply()
     for scene in scenes:
         if scene.mode == "relay":  # a consumer waits for its broker
-            _until(scene.has_paused)
+            _until(scene.has_paused, seconds=2 * PATIENCE)  # all of them at once
     server.start()
     _ended(scenes)
 

@@ -151,7 +151,10 @@ def _reap_stale(parent: Path) -> None:
     owners = {os.geteuid(), account().uid}
     for path in parent.glob(f"semel-{os.geteuid()}.*.*.*"):
         _, pid, start, _ = path.name.split(".", 3)
-        mine = path.lstat().st_uid in owners and not path.is_symlink()
+        try:
+            mine = path.lstat().st_uid in owners and not path.is_symlink()
+        except FileNotFoundError:  # another launcher has just cleared it
+            continue
         if mine and pid.isdigit() and watchdog.started_at(int(pid)) != start:
             watchdog.clear(path)
 
