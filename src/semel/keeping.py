@@ -284,7 +284,9 @@ async def _recover(engine: Engine, face: Semel | AsyncSemel, record: Record) -> 
     try:
         call = face._call(scope.key, recovery.resume, (record,), dict(given), claims=False)  # noqa: SLF001
         if call.scope.hash != scope.hash:
-            return "left"  # the readable key was masked, or written under another prefix: its scope is not known
+            return (
+                "left"  # the readable key was masked, or written under another prefix: its scope is not known
+            )
         if recovery.resume is not None:
             outcome = await engine.execute(call)
             return "settled" if outcome.replayed else "resumed"

@@ -117,7 +117,9 @@ def seconds(name: str, value: Any, *, least: float = 0.0) -> float:
     try:
         given = float(value)
     except OverflowError:
-        raise ConfigurationError(f"{name} is beyond all measure: it must be seconds, or a timedelta") from None
+        raise ConfigurationError(
+            f"{name} is beyond all measure: it must be seconds, or a timedelta"
+        ) from None
     if isnan(given):
         raise ConfigurationError(f"{name} must be seconds or a timedelta, not {value!r}")
     if given < least:

@@ -38,7 +38,9 @@ def checked_readable(word: Any) -> Any:
 
 
 def checked_index(index: Any) -> frozenset[str]:
-    named = (None,) if isinstance(index, str) or not isinstance(index, Iterable) else tuple(index)
+    named: tuple[Any, ...] = (
+        (None,) if isinstance(index, str) or not isinstance(index, Iterable) else tuple(index)
+    )
     if not all(isinstance(each, str) for each in named):
         raise ConfigurationError(f"index must be a set of names, such as index={{'ref'}}, not {index!r}")
     return frozenset(named)

@@ -49,7 +49,9 @@ class Stepper:
     ) -> Any:
         check_key(name)
         if not callable(fn):
-            raise ConfigurationError(f"step {name!r} needs a function, not {fn!r}: run.step(name, fn, *arguments)")
+            raise ConfigurationError(
+                f"step {name!r} needs a function, not {fn!r}: run.step(name, fn, *arguments)"
+            )
         refuse_generator(fn)
         if on_unknown is not None:
             checked_policy(on_unknown)
@@ -194,7 +196,9 @@ class Stepper:
     def _check_owner(run: Run, name: str) -> None:
         """Before the effect: whoever knows that the key is not his any more makes no step (R17)."""
         if run.lease_lost:
-            raise LeaseLost(f"{name_of(run.call)} was taken over by another owner; step {name!r} was not made")
+            raise LeaseLost(
+                f"{name_of(run.call)} was taken over by another owner; step {name!r} was not made"
+            )
         if run.settling:
             raise ConfigurationError(f"{name_of(run.call)} has ended: it takes no more steps ({name!r})")
 

@@ -113,9 +113,8 @@ async def _resumed(guard: Guard, run: Run) -> Problem | None:
     """Whatever goes wrong here, the key must not stay ours for as long as the process lives (H16)."""
     try:
         return await guard.resumed(run)
-    except Exception as error:
-        await guard.fail(run, error)
-        raise
+    except Exception:
+        raise  # and settled
     except BaseException as error:
         await guard.lose(run, error)
         raise

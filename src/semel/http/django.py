@@ -21,6 +21,7 @@ from semel.http.config import Plan, configure
 from semel.http.guard import Admitted, Guard
 from semel.http.intake import First, enter
 from semel.http.options import DecoratorOptions
+from semel.http.postponed import Postponed
 from semel.http.problem import DEFAULT_BASE, Problem, of_error
 from semel.http.reply import Reply, problem_reply
 from semel.http.views import AsyncStream, Headers, Stream, first_view
@@ -357,15 +358,13 @@ class _DjangoLook:
             response.headers[raw.decode("latin-1").title()] = value.decode("latin-1")
 
     async def body(self, response: HttpResponseBase) -> bytes | None:
-        if isinstance(response, HttpResponse):
-            render = getattr(response, "render", None)
-            if render is not None and not getattr(response, "is_rendered", True):
-                await self.rendered(render)
-            return bytes(response.content)
-        return None
+        return bytes(response.content) if isinstance(response, HttpResponse) else None
 
-    async def rendered(self, render: Callable[[], Any]) -> None:
-        render()
+    def postponed(self, response: HttpResponseBase, guard: Guard, run: Run) -> bool:
+        if _is_rendered(response):
+            return False
+        Postponed(guard, run, response, self)
+        return True
 
     def passing(self, response: HttpResponseBase) -> bool:
         del response
@@ -396,17 +395,33 @@ async def _from_thread(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
         yield piece
 
 
+def _is_rendered(response: HttpResponseBase) -> bool:
+    return not hasattr(response, "render") or getattr(response, "is_rendered", True)
+
+
 class _AsyncLook(_DjangoLook):
-    async def rendered(self, render: Callable[[], Any]) -> None:
-        """As Django does it: a template may ask the database, which is refused on the loop."""
-        await sync_to_async(render)()
+    """A client that leaves must not change what is recorded, so nothing is left to be done by Django."""
+
+    def postponed(self, response: HttpResponseBase, guard: Guard, run: Run) -> bool:
+        del response, guard, run
+        return False
+
+    async def body(self, response: HttpResponseBase) -> bytes | None:
+        if not _is_rendered(response):
+            # As Django does it: a template may ask the database, which is refused on the loop.
+            await sync_to_async(response.render)()  # type: ignore[attr-defined]
+        return await super().body(response)
 
 
 class _RoutedLook(_DjangoLook):
-    """Of a middleware: Django may have found no view for this request."""
+    """Of a middleware: everything is rendered by now, and Django may have found no view for this request."""
 
     def __init__(self, request: HttpRequest) -> None:
         self._request = request
+
+    def postponed(self, response: HttpResponseBase, guard: Guard, run: Run) -> bool:
+        del response, guard, run
+        return False
 
     def passing(self, response: HttpResponseBase) -> bool:
         return response.status_code == 404 and self._request.resolver_match is None

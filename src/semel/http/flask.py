@@ -230,6 +230,10 @@ class _FlaskLook:
         response.direct_passthrough = False
         return response.get_data()
 
+    def postponed(self, response: Response, guard: Guard, run: Run) -> bool:
+        del response, guard, run
+        return False
+
     def passing(self, response: Response) -> bool:
         del response
         return False  # a decorated view has run

@@ -276,17 +276,25 @@ class Guard:
 
     async def resumed(self, run: Run) -> Problem | None:
         """An earlier attempt had begun to answer when it died: the effect is over, its response is lost (H19)."""
-        known = run.steps.get(STARTED) if run.has_steps else None
-        if known is None:
-            reach("run.started")
-            return None
         try:
-            snapshot = Snapshot.decode(_CODEC.decode(known.value))
+            known = run.steps.get(STARTED) if run.has_steps else None
+            if known is not None:
+                snapshot = self._begun(run, known.value)
+                problem = self._not_kept(snapshot)
+                return await self._recorded(run, snapshot, "store") or problem
+        except Exception as error:
+            await self.engine.fail(run, error)  # which leaves the steps: the next attempt looks at them again
+            raise
+        reach("run.started")
+        return None
+
+    @staticmethod
+    def _begun(run: Run, note: bytes) -> Snapshot:
+        try:
+            return Snapshot.decode(_CODEC.decode(note))
         except CodecError as error:
             _log.error("what the response of %r was cannot be read: %s", run.scope, error)
-            snapshot = Snapshot(0, kept=False)
-        problem = self._not_kept(snapshot)
-        return await self._recorded(run, snapshot, "store") or problem
+            return Snapshot(0, kept=False)
 
     async def started(self, run: Run, status: int, headers: Headers) -> Headers | Problem:
         """The response of a stream begins: remember that the handler's effect is over before its first byte leaves.

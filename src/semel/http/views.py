@@ -16,7 +16,7 @@ from semel.http.problem import Problem
 from semel.run import Run, _current
 from semel.runtime import run_sync
 
-__all__ = ["AsyncStream", "Headers", "Look", "Stream", "async_attended", "attended", "first_view"]
+__all__ = ["AsyncStream", "Headers", "Look", "Stream", "async_attended", "attended", "first_view", "recorded"]
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -32,6 +32,10 @@ class Look(Protocol):
 
     async def body(self, response: Any) -> bytes | None:
         """All of it; None for a stream. Of a plain view's response it never suspends."""
+        ...
+
+    def postponed(self, response: Any, guard: Guard, run: Run) -> bool:
+        """It is not made yet, and will be recorded when it is."""
         ...
 
     def passing(self, response: Any) -> bool:
@@ -54,6 +58,26 @@ async def first_view(guard: Guard, admitted: Admitted, view: Callable[[], Awaita
         if (problem := await guard.resumed(run)) is not None:
             return look.problem(guard, problem)
         response = await view()
+        return (
+            response if look.postponed(response, guard, run) else await recorded(guard, run, response, look)
+        )
+    except Exception as error:
+        if response is None:
+            await guard.fail(run, error)
+        else:
+            await guard.replaced(run, look.status(response))
+        raise
+    except BaseException as error:
+        if (problem := await guard.lose(run, error)) is None:
+            raise
+        return look.problem(guard, problem)
+    finally:
+        _current.reset(token)
+
+
+async def recorded(guard: Guard, run: Run, response: Any, look: Look) -> Any:
+    """The view has returned: whatever we or the framework cannot do with its response, it is not run again."""
+    try:
         body = await look.body(response)  # first: to make it may change the rest
         status, headers = look.status(response), look.headers(response)
         if body is None:
@@ -65,19 +89,10 @@ async def first_view(guard: Guard, admitted: Admitted, view: Callable[[], Awaita
         if body is None:
             look.tee(response, guard, run, headers)
         look.set_headers(response, sent)
-        return response
-    except Exception as error:
-        if response is None:
-            await guard.fail(run, error)
-        else:  # the view has returned: whatever we or the framework cannot do with its response, it is not run again
-            await guard.replaced(run, look.status(response))
+    except Exception:
+        await guard.replaced(run, look.status(response))
         raise
-    except BaseException as error:
-        if (problem := await guard.lose(run, error)) is None:
-            raise
-        return look.problem(guard, problem)
-    finally:
-        _current.reset(token)
+    return response
 
 
 def attended(run: Run, pieces: Iterable[bytes]) -> Iterator[bytes]:

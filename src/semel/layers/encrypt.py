@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -32,10 +33,11 @@ _replace = msgspec.structs.replace
 class Ring:
     """Named 256-bit keys; the first one seals."""
 
-    def __init__(self, keys: Mapping[Any, Any]) -> None:
+    def __init__(self, keys: Mapping[str, bytes]) -> None:
         if not keys:
             raise ConfigurationError("encrypt needs at least one key: {'2026-a': os.urandom(32)}")
-        for name, key in keys.items():
+        given: Any = keys  # whatever the caller wrote
+        for name, key in given.items():
             fits = isinstance(key, bytes) and len(key) == 32
             if not fits or not isinstance(name, str) or not 0 < len(name.encode()) < 256:
                 raise ConfigurationError(f"the encryption key {name!r} must have 32 bytes and a short name")

@@ -92,6 +92,8 @@ def _no_more(cell: Cell, story: Story) -> str:
     if not story.woken or not story.records:
         return ""
     late = {each.by for each in story.owners if each.nonce != story.records[-1].nonce}
+    if any(each.by in late for each in story.noted):
+        return "an overtaken owner went on after its write was due: its step's note was taken"
     more = [each.what for each in story.effects if each.by in late and each.at > story.woken[0].at]
     most = 0 if cell.point.partition("#")[0] in {*_MADE, "step.returned"} else 1
     return (

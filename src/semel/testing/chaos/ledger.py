@@ -63,6 +63,8 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     """When one that had been stopped went on."""
     warned: list[Answer] = []
     """Who heard inside of its function, from its own heartbeat, that it was overtaken."""
+    noted: list[Answer] = []
+    """Whose step's note was taken after it had been stopped."""
     records: list[Kept] = []
     survived: list[Answer] = []
     """How many rows of a caller's transaction (`attempt`) were there after the store's misfortune, before anybody called again."""
@@ -95,6 +97,9 @@ class Ledger:
     def warn(self, by: str) -> None:
         self._append("warned", Answer(by, time.monotonic()))
 
+    def note(self, by: str) -> None:
+        self._append("noted", Answer(by, time.monotonic()))
+
     def keep(self, state: str, nonce: bytes, attempts: int) -> None:
         self._append("records", Kept(state, nonce.hex(), attempts))
 
@@ -121,6 +126,7 @@ class Ledger:
             owners=self.owners(),
             woken=self._read("woken", Answer),
             warned=self._read("warned", Answer),
+            noted=self._read("noted", Answer),
             records=self._read("records", Kept),
             survived=self._read("survived", Answer),
         )

@@ -30,6 +30,8 @@ def arm(plan: Plan, ledger: Ledger, *, task: asyncio.Task[object] | None = None)
 
     def listener(reached: str) -> None:
         nonlocal left, ready
+        if woken.is_set() and reached == "step.stored":
+            ledger.note(plan.role)
         ready = ready or reached == "effect.made"
         if reached == name and ready:
             left -= 1
