@@ -54,6 +54,7 @@ def test_an_heir_whose_record_stands_and_a_late_owner_who_was_told_are_no_breach
         ({"records": [Kept("running", "bb", 2)]}, "the record is running"),
         ({"owners": [VICTIM, Owner("heir", 3.0, "aa", 2)]}, "the same nonce"),
         ({"effects": [Effect("effect", "victim", 4.5), Effect("effect", "heir", 5.5)]}, "went on after"),
+        ({"noted": [Answer("victim", 4.5)]}, "its step's note was taken"),
     ],
 )
 def test_each_rule_of_the_fence_has_teeth(changes: dict[str, Any], what: str) -> None:

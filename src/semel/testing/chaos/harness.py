@@ -65,9 +65,9 @@ WIRE: Final = Setting(
     "the default time limit is the one that a stall must outlast",
 )
 STILL: Final = Setting(
-    "zombies that are relays on SQLite",
+    "zombies that are relays or consumers",
     {"lease": 3.0},
-    "they connect more often before the point, and a heartbeat that is stopped would hold the only lock",
+    "a heartbeat that is stopped inside a write would hold its locks: SQLite's only one, MariaDB's for 50 s",
 )
 RELAYED: Final = Setting(
     "relays whose connection, database or broker is broken",

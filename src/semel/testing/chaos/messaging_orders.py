@@ -101,8 +101,8 @@ class _Scene:
         return any(each.by == PAUSED for each in self.stage.ledger.answers())
 
     def lease(self) -> float:
-        """A heartbeat that is stopped inside a write holds SQLite's only lock: let none be due before the point."""
-        return STILL.options["lease"] if self.cell.store == "sqlite" else self.stage.job.lease
+        """A heartbeat that is stopped inside a write holds its locks: let none be due before the point."""
+        return STILL.options["lease"]
 
 
 class _Made:
