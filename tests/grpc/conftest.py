@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# Read when grpc is imported, hence here. Its handlers wake a poller in the child of a fork, which aborts when the child
+# closes what it polls before it becomes a server: one in thirty servers of these tests "ended at once".
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 from tests.grpc.lab import Lab, Loop
 

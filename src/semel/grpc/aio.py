@@ -88,6 +88,7 @@ class _Call:
         self._running = running
         self._started = False
         self._raised: Exception | None = None
+        self._left: Answer | None = None  # what a stream had said when its handler raised
 
     async def unary(self, request: Any, context: Any) -> Any:
         key = await self._key(request, context)
@@ -115,7 +116,14 @@ class _Call:
             async for message in self._streamed(request, context):
                 yield message
             return
-        answer = await self._settled(key, request, context)
+        try:
+            answer = await self._settled(key, request, context)
+        except Exception as error:
+            if error is self._raised and self._left is not None:
+                await context.send_initial_metadata((*self._left.initial, marker(replayed=False)))
+                for left in self._left.messages:
+                    yield Wire(left)
+            raise
         for message in answer.messages:
             yield Wire(message)
         await _finish(context, answer)
@@ -253,6 +261,7 @@ class _Call:
                         capture.keep(said)
             except Exception as error:  # noqa: BLE001 - the policy raises again what is not an answer
                 self._raised = error
+                self._left = self._policy.left(self._route, self._handler, capture)
                 self._policy.raised(self._route, capture, error)
             return self._policy.ended(self._route, capture)
 
@@ -268,6 +277,7 @@ class _Call:
                     capture.keep(message)
             except Exception as error:  # noqa: BLE001 - the policy raises again what is not an answer
                 self._raised = error
+                self._left = self._policy.left(self._route, self._handler, capture)
                 self._policy.raised(self._route, capture, error)
             return self._policy.ended(self._route, capture)
 

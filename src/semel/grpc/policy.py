@@ -270,6 +270,12 @@ class Policy:
         raise error
 
     @staticmethod
+    def left(route: Route, handler: Any, capture: Capture) -> Answer | None:
+        """What a stream had said when its handler raised, if it is to be sent."""
+        unstored = Unstored(capture.answer(), route.words[grpc.StatusCode.UNKNOWN])
+        return unstored.answer if unstored.is_all_there_is(handler) else None
+
+    @staticmethod
     def replayed(outcome: Outcome[bytes]) -> Answer:
         """The stored answer. Raises Refusal when it was not kept, or is another carrier's."""
         if outcome.marker:

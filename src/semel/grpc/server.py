@@ -72,6 +72,7 @@ class _Call:
         self._route = route
         self._handler = handler
         self._raised: Exception | None = None
+        self._left: Answer | None = None  # what a stream had said when its handler raised
 
     def unary(self, request: Any, context: grpc.ServicerContext) -> Any:
         key = self._key(request, context)
@@ -86,7 +87,13 @@ class _Call:
         if key is None:
             yield from behaviour_of(self._handler)(request.message, context)
             return
-        answer = self._settled(key, request, context)
+        try:
+            answer = self._settled(key, request, context)
+        except Exception as error:
+            if error is self._raised and self._left is not None:
+                context.send_initial_metadata((*self._left.initial, marker(replayed=False)))
+                yield from map(Wire, self._left.messages)
+            raise
         for message in answer.messages:
             yield Wire(message)
         _finish(context, answer)
@@ -161,6 +168,7 @@ class _Call:
                     capture.keep(message)
             except Exception as error:  # noqa: BLE001 - the policy raises again what is not an answer
                 self._raised = error
+                self._left = self._policy.left(self._route, self._handler, capture)
                 self._policy.raised(self._route, capture, error)
             return self._policy.ended(self._route, capture)
 
