@@ -78,6 +78,8 @@ def bench(*, quick: bool) -> list[Figure]:
             connection.execute(text("INSERT INTO items SELECT n, 0 FROM generate_series(0, 99) n"))
         inbox = Inbox(url, consumer="bench")
         inbox.create()
+        walls: dict[str, float] = {}
+        cpus: dict[str, float] = {}
         for handle, way, what, goal in (
             (_insert, "inbox", "inbox, one message per transaction (as a consumer does)", 1.1),
             (_insert, "savepoint", "inbox, in a savepoint of a larger transaction", 0.0),

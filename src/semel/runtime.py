@@ -86,7 +86,7 @@ class Runtime(Protocol):
         """Monotonic seconds."""
         ...
 
-    def entropy(self, size: int) -> bytes:
+    def entropy(self, size: int, /) -> bytes:
         """Random bytes for nonces and ids, from the operating system (the simulator's are seeded)."""
         ...
 
@@ -256,7 +256,7 @@ class ThreadRuntime:
     def now(self) -> float:
         return time.monotonic()
 
-    def entropy(self, size: int) -> bytes:
+    def entropy(self, size: int, /) -> bytes:
         return os.urandom(size)
 
     async def sleep(self, seconds: float) -> None:

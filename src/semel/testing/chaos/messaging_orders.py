@@ -102,7 +102,7 @@ class _Scene:
 
     def lease(self) -> float:
         """A heartbeat that is stopped inside a write holds its locks: let none be due before the point."""
-        return STILL.options["lease"]
+        return float(STILL.options["lease"])
 
 
 class _Made:
