@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -28,6 +28,10 @@ from semel.testing.chaos.wires import ProxiedCluster, Wire
 from semel.testing.chaos.workers import PATIENCE, Errand, Helper, Worker
 
 __all__ = ["PATIENCE", "Job", "Stage", "Worker", "run"]
+
+
+# SQLite has one lock for all: whoever is stopped while it holds it (a checkpoint, a clean-up) stops everybody.
+_LOCKED: Final = "database is locked"
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -269,7 +273,20 @@ def _order_of(cell: Cell) -> Callable[..., None]:
 
 
 def run(jobs: Sequence[Job], places: Places) -> list[Result]:
-    """Play a schedule, or a batch of them, and judge. Never raises: what goes wrong is the result."""
+    """Play a schedule, or a batch of them, and judge. Never raises: what goes wrong is the result.
+
+    One in which somebody did not end in time has no verdict, neither way: it is played once more, and the report counts it.
+    A verdict is never asked for twice.
+    """
+    results = _played(jobs, places)
+    if any(each.problem.startswith("TimeoutError") or _LOCKED in each.problem for each in results):
+        results = _played(jobs, places)
+        for each in results:
+            each.again = True
+    return results
+
+
+def _played(jobs: Sequence[Job], places: Places) -> list[Result]:
     began = time.monotonic()
     folders = [Path(tempfile.mkdtemp(prefix="schedule-", dir=places.folder)) for _ in jobs]
     problem = ""

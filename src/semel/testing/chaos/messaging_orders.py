@@ -85,9 +85,15 @@ class _Scene:
         count = 2 if self.cell.fault == "zombie" else 3
         return {"messages": ids_of(keys="a", count=count), "struck": _STRUCK} if self.mode == "inbox" else {}
 
-    def heir(self) -> Worker | Errand:
-        heirs = {"messages": ids_of(keys="a")[1:], "struck": _STRUCK} if self.mode == "inbox" else {}
-        return self.send("heir", said=heirs)
+    def heir(self, messages: Sequence[str] = ()) -> Worker | Errand:
+        wanted = list(messages) or ids_of(keys="a")[1:]
+        return self.send("heir", said={"messages": wanted, "struck": _STRUCK} if self.mode == "inbox" else {})
+
+    def handle_rest(self) -> None:
+        """What neither of two consumers at a time came to: each waits only for what it is sure to get."""
+        told = [each.value for each in self.stage.ledger.answers() if isinstance(each.value, list)]
+        if rest := sorted({*ids_of(keys="a")} - {name for each in told for name in each}):
+            self.send("third", said={"messages": rest}).wait()
 
     def write(self) -> None:
         if self.mode != "outbox":
@@ -131,8 +137,9 @@ def _rose(stage: Stage) -> None:
     scene.write()
     victim = scene.victim(lease=scene.lease())
     stage.bit = os.WIFSTOPPED(victim.wait(stopped=True))
-    heir = scene.heir()
-    if stage.cell.heir is not Heir.BUSY and stage.cell.point not in _INSIDE:
+    together = stage.cell.heir is Heir.BUSY or stage.cell.point in _INSIDE
+    heir = scene.heir([_STRUCK] if together else ())
+    if not together:
         heir.wait()
     elif scene.mode == "inbox":
         _until(lambda: any(each.by == "heir" for each in stage.ledger.owners()))
@@ -141,6 +148,8 @@ def _rose(stage: Stage) -> None:
     victim.wake()
     victim.wait()
     heir.wait()
+    if together and scene.mode == "inbox":
+        scene.handle_rest()
     scene.judge()
 
 

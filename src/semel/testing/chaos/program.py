@@ -104,6 +104,10 @@ def _tell(report: Report, chosen: Sequence[Cell], command: str, *, verbose: bool
         f"{summary.not_built} are not built yet)"
     )
     print("faults: " + ", ".join(f"{count} {name}" for name, count in sorted(summary.faults.items())))
+    if repeated := sum(each.again for each in report.results):
+        print(
+            f"played once more because somebody did not end in time, so that there was no verdict: {repeated}"
+        )
     if shared := together(summary):
         print(f"in batches: {shared}")
     print("verdicts: " + ", ".join(f"{count} {name}" for name, count in sorted(summary.verdicts.items())))

@@ -38,6 +38,8 @@ class Result(msgspec.Struct, kw_only=True):
     number: int = 0
     together: int = 1
     """How many schedules were struck by the same misfortune of their server."""
+    again: bool = False
+    """Somebody did not end in time at the first try, so there was no verdict: it was played once more."""
     story: list[str] = []
     """What happened, for a schedule that disagrees."""
 

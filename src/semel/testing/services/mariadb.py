@@ -75,6 +75,7 @@ class MariaServer(Server):
             "datadir": self._data,
             "socket": self.folder / "socket",
             "pid-file": self.folder / "pid",
+            "tmpdir": self.folder,  # a server that starts removes whatever another one has in a shared one
             "bind-address": self.host,
             **self.config,
             "port": self.port,
