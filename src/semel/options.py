@@ -185,7 +185,7 @@ def _lease(value: Any) -> float:
     if not MIN_LEASE <= lease <= MAX_LEASE:
         raise ConfigurationError(
             f"lease must be between {MIN_LEASE:g} seconds (a shorter one would end before its first renewal) and "
-            f"{MAX_LEASE:g} (30 days), not {value!r}: it is how long a killed worker's key stays locked, 10 is a good value"
+            f"30 days, not {value!r}: it is how long a killed worker's key stays locked, 10 is a good value"
         )
     return lease
 

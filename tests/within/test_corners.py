@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sqlite3
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -198,3 +200,17 @@ def test_R27_consume_switched_off(make: Any) -> None:
     assert ran == [1, 2]
     connection.close()
     once.close()
+
+
+def test_a_claim_that_was_left_without_an_end_does_not_hold_its_connection(tmp_path: Path) -> None:
+    path = tmp_path / "left.db"
+    with Semel(f"sqlite:///{path}") as once, sqlite3.connect(path, isolation_level=None) as connection:
+        once.create()
+        connection.execute("BEGIN")
+        once.within(connection).claim("k").__enter__()  # and then forgotten
+        gc.collect()
+        connection.rollback()
+        connection.execute("BEGIN")
+        assert once.within(connection).execute("k", int).value == 0
+        connection.commit()
+    connection.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NoReturn
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -47,8 +48,9 @@ _WORDS: Final[dict[str, Callable[[str], Words]]] = {
 _left_open: Final[dict[int, int]] = {}
 _REMEMBERED: Final = 1024
 
-# Runs that are open now, by transaction and scope: a run that waits for itself would wait for ever.
-_open_runs: Final[set[tuple[int, bytes]]] = set()
+# Runs that are open now, by transaction and scope: a run that waits for itself would wait for ever. One that was left
+# without an end goes with its owner: it must not stand in the way of whoever has that connection, or its address, next.
+_open_runs: Final[WeakValueDictionary[tuple[int, bytes], Bound]] = WeakValueDictionary()
 
 
 class MissingTables(ConfigurationError):
@@ -135,7 +137,7 @@ class Bound:
             verdict = await claim
             if type(verdict) is Won:
                 self._places[ask.nonce] = place
-                _open_runs.add(place.mark)
+                _open_runs[place.mark] = self
             elif type(verdict) is Replay and not place.began:
                 await place.point.release()
             else:
@@ -277,7 +279,7 @@ class Bound:
     def _forget(self, nonce: bytes) -> None:
         place = self._places.pop(nonce, None)
         if place is not None:
-            _open_runs.discard(place.mark)
+            _open_runs.pop(place.mark, None)
 
     @property
     def holds_everything(self) -> bool:
