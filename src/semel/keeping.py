@@ -112,8 +112,8 @@ async def resolve(engine: Engine, call: Call, word: Word, actor: str, reason: st
         steps=None if broken or word.kind is Kind.RELEASED else _steps_of(record),
         new_nonce=engine.runtime.entropy(16),
         repair=broken,
-        actor=_words("actor", actor, 255) or "anonymous",
-        reason=_words("reason", reason, 2000),
+        actor=_words("actor", actor, 1_000) or "anonymous",
+        reason=_words("reason", reason, 10_000),
     )
     answer = await _settled(engine, end)
     if answer is not Answer.OK:
@@ -193,8 +193,8 @@ async def forget(engine: Engine, call: Call, actor: str, reason: str) -> bool:
         b"",
         Kind.FORGOTTEN,
         call.options.retention,
-        actor=_words("actor", actor, 255) or "anonymous",
-        reason=_words("reason", reason, 2000),
+        actor=_words("actor", actor, 1_000) or "anonymous",
+        reason=_words("reason", reason, 10_000),
     )
     if await _settled(engine, end) is Answer.REFUSED:
         raise InProgress(
