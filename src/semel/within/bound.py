@@ -116,6 +116,17 @@ class Bound:
             # Its name is the attempt's, not the key's: where SAVEPOINT itself was refused, no older one must answer to it.
             own = SqlSavepoint(scripts, f"semel_{ask.nonce[:8].hex()}")
             return await self._decide(_Place(own, False, mark), ask, self._open(scripts, own.name, ask))
+        if self.port.dialect != "mysql" or not self.port.mariadb:
+            return await self._claim_by_steps(ask, mark)
+        # A MySQL driver that is cancelled in the middle of a statement takes its connection with it; these are short ones.
+        try:
+            return await self._runtime.protect(self._claim_by_steps(ask, mark))
+        except BaseException:
+            if ask.nonce in self._places:
+                await self._runtime.protect(self.undo(ask.nonce))
+            raise
+
+    async def _claim_by_steps(self, ask: Ask, mark: tuple[int, bytes]) -> Verdict:
         try:
             began = await self._begin()
         except Exception as error:
