@@ -13,7 +13,7 @@ from semel.errors import ConfigurationError, InvalidKey
 from semel.grpc.refusals import Refusal
 from semel.keys import check_tenant
 
-__all__ = ["Caller", "is_allowed", "plain", "principal_of", "tenant_of"]
+__all__ = ["Caller", "plain", "principal_of", "tenant_of"]
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -37,15 +37,6 @@ def plain(resolver: Callable[[Any], Any], context: Any) -> Any:
             f"{name} is async, and a threaded server cannot await it: give a plain function"
         )
     return value
-
-
-def is_allowed(answer: Any) -> bool:
-    """Only True allows. Raises ConfigurationError for what counts as true and is something else: it may be a refusal."""
-    if answer and answer is not True:
-        raise ConfigurationError(
-            f"authorize= returned a {type(answer).__name__}: return True or False, or raise PermissionError"
-        )
-    return answer is True
 
 
 def principal_of(value: Any) -> str:

@@ -14,7 +14,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from semel.errors import CodecError, ConfigurationError, SemelError
 from semel.grpc.answers import Answer, Metadata
-from semel.grpc.callers import Caller, is_allowed, principal_of, tenant_of
+from semel.grpc.callers import Caller, principal_of, tenant_of
 from semel.grpc.captures import Aborted, Capture
 from semel.grpc.methods import Methods
 from semel.grpc.refusals import Refusal, of_error
@@ -37,6 +37,7 @@ from semel.grpc.rules import (
 )
 from semel.hooks import emitter
 from semel.http.keys import core_key
+from semel.http.rules import is_allowed
 from semel.options import Duration, seconds
 from semel.run import Outcome
 from semel.settings import checked_hooks

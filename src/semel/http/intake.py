@@ -20,7 +20,7 @@ from semel.http.guard import Admitted, Guard, Keyed
 from semel.http.keys import core_key, minted_at, read_key
 from semel.http.problem import Problem
 from semel.http.reply import Reply
-from semel.http.rules import Rules, is_too_old, prefer_wait
+from semel.http.rules import Rules, is_allowed, is_too_old, prefer_wait
 from semel.http.snapshot import Snapshot
 from semel.keys import check_tenant, mask
 
@@ -196,7 +196,7 @@ async def _sender(
     if rules.repeatability and (problem := _first_sent(rules, incoming)) is not None:
         return problem
     try:
-        if plan.authorize is not None and not _is_allowed(await _ask(guard, plan.authorize, request)):
+        if plan.authorize is not None and not is_allowed(await _ask(guard, plan.authorize, request)):
             return Problem.of("not-authorized")
         principal = ""
         if plan.principal is not None:
@@ -283,15 +283,6 @@ async def _awaited(guard: Guard, resolver: Callable[[Any], Any], value: Any) -> 
             )
         value = await value
     return value
-
-
-def _is_allowed(answer: Any) -> bool:
-    """Only True allows. Whatever else counts as true may be a refusal: a response, a coroutine, a tuple."""
-    if answer and answer is not True:
-        raise ConfigurationError(
-            f"authorize= returned a {type(answer).__name__}: return True or False, or raise PermissionError"
-        )
-    return answer is True
 
 
 def _principal(value: Any) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypedDict
 
 import msgspec
 
+from semel.errors import ConfigurationError
 from semel.http.keys import core_key, minted_at, read_key
 from semel.http.problem import DEFAULT_BASE, Problem
 
@@ -27,6 +28,7 @@ __all__ = [
     "control_of",
     "core_key",
     "cors",
+    "is_allowed",
     "is_too_old",
     "minted_at",
     "more_headers",
@@ -263,3 +265,12 @@ def is_too_old(rules: Rules, key: str, now: float) -> bool:
         return False
     made = minted_at(key)
     return made is not None and made + rules.retention + rules.grace < now
+
+
+def is_allowed(answer: Any) -> bool:
+    """What `authorize=` said. Only True allows; whatever else counts as true may be a refusal: a response, a coroutine, a tuple."""
+    if answer and answer is not True:
+        raise ConfigurationError(
+            f"authorize= returned a {type(answer).__name__}: return True or False, or raise PermissionError"
+        )
+    return answer is True
