@@ -37,7 +37,8 @@ Written by `./bench http`; do not edit it by hand.
 Each figure is a ratio of two applications that were asked in turns in one run: one uvicorn worker each (asyncio,
 httptools), wrk with 32 connections, a POST of 55 bytes of JSON, records in Redis on the same machine. *fresh*: every
 request has a new key; *replay*: every request repeats one of 100 that are done; *no key*: the middleware is there and
-the request has none; *gc.freeze()*: both applications call it when they have started (docs/howto/http.md says why). What a goal was missed by is told, not hidden.
+the request has none; *collector set*: both applications have set Python's garbage collector when they started, as
+docs/howto/http.md says and why. What a goal was missed by is told, not hidden.
 
 ![Each figure as a share of its goal](http.svg)
 """
@@ -181,7 +182,7 @@ def _measured(kind: str, store: str, goals: tuple[float, float], *, quick: bool)
         _figure(f"{kind}, replay: requests/s", rates["replay"], plain, goals[1]),
         _figure(f"{kind}, no key: requests/s", rates["no key"], plain, None),
         _figure(
-            f"{kind}, fresh key, gc.freeze() in both: requests/s",
+            f"{kind}, fresh key, collector set in both: requests/s",
             rates["frozen fresh"],
             rates["frozen bare"],
             None,

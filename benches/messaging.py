@@ -1,9 +1,9 @@
-"""./bench messaging [drain|peers|latency|storm|inbox …] [--quick] [--write] [--into FOLDER]
+"""./bench messaging [drain|redis|peers|latency|storm|inbox …] [--quick] [--write] [--into FOLDER]
 
-drain: a backlog from PostgreSQL to a Redis stream, beside the database's own limit and a loop written by hand. peers:
-the same through faststream-outbox, pgqueuer and procrastinate (installed into an environment of their own by the first run; about
-five minutes). latency: from commit to visible under a steady load. storm: relays are killed while a writer writes. inbox: what
-admission adds to a handler.
+drain: a backlog from PostgreSQL to a Redis stream, beside the database's own limit and a loop written by hand. redis: the
+same from an outbox in Redis. peers: the same through faststream-outbox, pgqueuer and procrastinate (installed into an
+environment of their own by the first run; about five minutes). latency: from commit to visible under a steady load. storm: relays
+are killed while a writer writes. inbox: what admission adds to a handler.
 Without a section all run; `--write` writes docs/bench/messaging.*, keeping the figures of a section that was not run. `--quick`
 shows in seconds that the program works: its figures mean nothing. The exit code does not depend on the figures.
 """
@@ -22,14 +22,14 @@ import msgspec
 
 from benches.core_parts import page
 from benches.core_parts.measure import Figure, say
-from benches.messaging_parts import drain, inbox, peers, steady
+from benches.messaging_parts import drain, inbox, peers, redis_drain, steady
 
 _HEAD = """\
 # Speed of messaging
 
 Written by `./bench messaging`; do not edit it by hand.
 
-Outbox in PostgreSQL (fsync on), sink a Redis stream, bodies of about 256 bytes, everything on one machine. Each figure is a ratio of
+Outbox in PostgreSQL (fsync on), in one section in a second Redis; sink a Redis stream, bodies of about 256 bytes, everything on one machine. Each figure is a ratio of
 two terms that were measured in turns in one run, or a count. What a goal was missed by is told, not hidden.
 
 The peers do the same job from databases of their own on the same servers: as many messages with the same body, one worker process
@@ -42,6 +42,7 @@ deletes are an option for those who may see up to a batch again after a crash.
 """
 SECTIONS: dict[str, tuple[str, Callable[..., list[Figure]]]] = {
     "drain": ("Draining a backlog", drain.bench),
+    "redis": ("Draining an outbox in Redis", redis_drain.bench),
     "peers": ("Peers: the same backlog, ours by theirs", peers.bench),
     "latency": ("From commit to visible", steady.latency),
     "storm": ("Relays killed", steady.storm),

@@ -9,6 +9,7 @@ import argparse
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -35,8 +36,15 @@ SERIAL = {"chaos"}  # it keeps all cores busy by processes of its own
 # Much of their time these wait for what was killed, paused or started: one process more.
 WAITING = {"grpc", "http", "messaging", "ops", "plugin", "processes", "races", "within"}
 FIRST = ("unit", "typing", "contract")
-# These share one run: each would leave a core idle while its last long test ends, and start everything for a few seconds.
-TOGETHER = (("unit", "typing"), ("simulation", "docs", "mutants"), ("plugin", "security", "telemetry"))
+# These share one run: each would leave a core idle while its last long test ends, and start everything for a few seconds:
+# every process of a run imports all drivers and starts a server of each kind for itself.
+TOGETHER = (
+    ("unit", "typing"),
+    ("within", "rulings"),
+    ("races", "processes"),
+    ("simulation", "docs", "mutants"),
+    ("plugin", "security", "telemetry"),
+)
 # pytest plugins that come with libraries and take a second to import, in every process: who needs them.
 BYSTANDERS = {"faker": set[str](), "schemathesis": {"http"}}
 # In virtual time, against the clock, in children that are killed or patched, or to be read: measuring would slow them,
@@ -69,6 +77,8 @@ def main() -> int:
     os.environ.setdefault("PYTHONHASHSEED", "0")
     os.environ["SEMEL_TEST"] = "quick" if options.quick else "long" if options.long else "full"
     RESULTS.mkdir(exist_ok=True)
+    if not options.long:  # those install packages
+        os.environ |= _few_authorities()
     known = _parts()
     parts = options.part or (["lint", *(p for p in known if not options.quick or p in QUICK)])
     unknown = [part for part in parts if part != "lint" and part not in known]
@@ -169,6 +179,19 @@ def _environment(parts: list[str]) -> dict[str, str]:
     unused = [f"-pno:{plugin}" for plugin, users in BYSTANDERS.items() if not users.intersection(parts)]
     asked = os.environ.get("PYTEST_ADDOPTS", "")
     return {**os.environ, "PYTEST_ADDOPTS": " ".join([*unused, asked]).strip()}
+
+
+def _few_authorities() -> dict[str, str]:
+    """One of the machine's certificate authorities instead of all: nobody here is asked for a certificate of theirs, but PyMySQL
+    and httpx read them for each connection or client, 30 ms each time."""
+    file = ssl.get_default_verify_paths().cafile
+    text = Path(file).read_text("utf-8") if file else ""
+    first, end, _ = text.partition("-----END CERTIFICATE-----")
+    if not end:
+        return {}
+    kept = RESULTS / "authority.pem"
+    kept.write_text(f"{first}{end}\n", "utf-8")
+    return {"SSL_CERT_FILE": str(kept), "SSL_CERT_DIR": str(RESULTS / "none")}
 
 
 def _strict() -> bool:

@@ -1,7 +1,7 @@
 """The applications that `./bench http` measures, made by uvicorn's --factory from the environment.
 
 SEMEL_BENCH_KIND: fastapi, starlette, or a name of `peers`. SEMEL_BENCH_STORE: the URL of a store, or empty for the bare
-application. SEMEL_BENCH_FREEZE: what the start has made is not looked at again by the garbage collector (docs/howto/http.md).
+application. SEMEL_BENCH_FREEZE: the garbage collector is set as docs/howto/http.md says.
 GET /runs tells how often the handler ran.
 """
 
@@ -46,6 +46,7 @@ def make() -> Any:
     if os.environ.get("SEMEL_BENCH_FREEZE"):
         gc.collect()
         gc.freeze()
+        gc.set_threshold(10_000)
     return app
 
 

@@ -73,7 +73,7 @@ def serving(
 ) -> Iterator[tuple[int, int]]:
     """One uvicorn worker with one application: its port and process. 100 keys are done when it is handed over.
 
-    `frozen`: it calls `gc.freeze()` when it has started.
+    `frozen`: it has set its garbage collector as docs/howto/http.md says.
     """
     port = _port()
     command = [

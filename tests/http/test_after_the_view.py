@@ -244,7 +244,7 @@ def test_h16_a_run_that_cannot_be_resumed_neither_holds_its_key_nor_runs(
         raise ArithmeticError("whatever it is")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Guard, "_not_kept", broken)
+        patch.setattr("semel.http.guard.not_kept", broken)
         try:
             assert edge.send("/stream").status_code == 500
         except ArithmeticError:

@@ -189,7 +189,7 @@ def test_h25_a_large_body_is_spooled_and_hashed(edge: Edge) -> None:
     first = edge.send("/orders", content=large)
     assert first.json()["size"] == len(large)
     assert edge.send("/orders", content=large).headers["idempotency-replayed"] == "true"
-    assert edge.send("/orders", content=large[:-1] + b"x").status_code == 422
+    assert edge.send("/orders", content=large[:-1] + bytes([large[-1] ^ 1])).status_code == 422
 
 
 def test_h25_a_body_over_the_cap_is_refused(shop: Edge) -> None:

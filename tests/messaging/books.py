@@ -72,3 +72,12 @@ class Post:
     @property
     def ids(self) -> list[str]:
         return [row.id for row in self.rows]
+
+
+def in_order(rows: Sequence[Row]) -> bool:
+    last: dict[str | None, int] = {}
+    for row in rows:
+        if last.get(row.key, -1) >= row.seq:
+            return False
+        last[row.key] = row.seq
+    return True

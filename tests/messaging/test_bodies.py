@@ -7,6 +7,7 @@ import itertools
 import threading
 import uuid
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -594,3 +595,15 @@ def test_what_a_program_says_of_retention_holds_for_those_that_say_nothing(fresh
     assert (other.retention, late.retention) == (60, 60)
     for outbox in (first, silent, other, late):
         outbox.close()
+
+
+def test_a_damaged_file_is_repaired_by_whoever_has_the_right_bytes(tmp_path: Path) -> None:
+    store = FileBodies(tmp_path / "bodies")
+    data = b"x" * 1000
+    name = f"home/{sha256(data).hexdigest()}"
+    store.put(name, data)
+    (path,) = [path for path in (tmp_path / "bodies").rglob("*") if path.is_file()]
+    for damaged in (b"x" * 10, b"y" * 1000):
+        path.write_bytes(damaged)
+        store.put(name, data)
+        assert store.get(name) == data

@@ -217,7 +217,7 @@ async def test_attempts_survive_rollbacks_and_dead_letters_are_replayed(home: Ho
 
 @awaited
 async def test_admissions_are_forgotten_after_the_retention(home: Home, effects: str) -> None:
-    inbox = Inbox(home.url, consumer="s", table=home.table, retention=0.2)
+    inbox = Inbox(home.url, consumer="s", table=home.table, retention=0.2, windows=Windows(0, 0))
     with Session(home.engine) as session, session.begin():
         inbox.process(session, Message("t", 1, id="m1"), lambda message: None)
     assert await inbox.purge() == 0
@@ -236,5 +236,9 @@ def test_window_algebra_refuses_and_says_which_number(tmp_path: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"retention=…\) to at least 608420.*redelivery"):
         Inbox(url, consumer="c", retention=86_400, windows=windows)
     Inbox(url, consumer="c", retention=timedelta(days=8), windows=windows)
+    usual = Relay(Outbox(url), {"t": Book()}).horizon
+    with pytest.raises(ConfigurationError, match=f"default options may send a message again for {usual:g} s"):
+        Inbox(url, consumer="c", retention=usual - 1)
+    Inbox(url, consumer="c", retention=usual)
     with pytest.raises(ConfigurationError, match="consumer"):
         Inbox(url, consumer="")

@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -377,6 +377,26 @@ def test_envelope_travels_as_headers() -> None:
     assert message.headers == {
         "correlation-id": "c", "causation-id": "b", "aggregate": "order-1", "schema-version": "3",
     }  # fmt: skip
+
+
+def test_cloudevents_that_are_none_are_refused() -> None:
+    event = {"id": "e1", "type": "paid", "data_base64": "/wA="}
+    assert Message.from_cloudevent(event).body == b"\xff\x00"
+    with pytest.raises(CodecError, match="not base64"):
+        Message.from_cloudevent({**event, "data_base64": "~"})
+    with pytest.raises(ConfigurationError, match="not both"):
+        Message.from_cloudevent({**event, "data": 1})
+    with pytest.raises(ConfigurationError, match="has id and type"):
+        Message.from_cloudevent({"data": 1})
+
+
+def test_an_envelope_that_says_two_things_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="correlation='a' and the header 'correlation-id'"):
+        Message("t", 1, correlation="a", headers={"correlation-id": "b"})
+    with pytest.raises(ConfigurationError, match="version is a number"):
+        Message("t", 1, version="x\ny")  # type: ignore[arg-type]
+    message = Message("t", 1, correlation="a", version=2)
+    assert dict(replace(message, tenant="x").headers) == {"correlation-id": "a", "schema-version": "2"}
 
 
 def test_cloudevents_round_trip() -> None:

@@ -221,9 +221,9 @@ def test_refused_without_a_transaction(place: RedisPlace, tmp_path: Path) -> Non
     with pytest.raises(ConfigurationError, match="Redis pipeline commits nothing there"):
         Outbox(f"sqlite:///{tmp_path}/x.db").add(place.client.pipeline(), Message("orders", 1))
     with pytest.raises(ConfigurationError, match="no tables"):
-        OutboxSink(outbox)
-    with pytest.raises(ConfigurationError, match="no tables"):
-        Outbox(place.url, claim_check=f"file://{tmp_path}")
+        Outbox(place.url, claim_check="sql")
+    with pytest.raises(ConfigurationError, match="parts=N"):
+        OutboxSink(Outbox("redis+cluster://localhost:1"))
     assert place.count() == 0
     outbox.close()
 
@@ -385,6 +385,23 @@ async def test_tenants_take_turns(place: RedisPlace) -> None:
     for row in book.rows:
         assert last.get((row.tenant, row.key), 0) < row.seq
         last[row.tenant, row.key] = row.seq
+    outbox.close()
+
+
+@awaited
+async def test_what_was_delivered_is_counted_by_topic_also_in_large_batches(place: RedisPlace) -> None:
+    """Removed many at a time: a message that somebody has removed by hand is not counted off again."""
+    outbox, client = place.outbox(parts=1), place.client
+    with place.transaction() as pipe:
+        outbox.add(pipe, *(Message(f"t{n % 3}", n, id=f"m{n}") for n in range(1203)))
+    client.hincrby(place.names("waiting")[0], "t0", -1)
+    client.xdel(place.names("messages:*")[0], "1-0")
+    book = Book()
+    async with Relay(outbox, {"*": book}, batch=1500) as relay:
+        report = await relay.drain()
+    assert (report.sent, report.pending, place.count()) == (1202, {}, 0)
+    lives = [client.pttl(name) for name in place.names("id:*")]
+    assert sum(life < 0 for life in lives) == 1, "an id whose message was never delivered stays"
     outbox.close()
 
 
@@ -782,4 +799,30 @@ def test_cluster_within(redis_cluster: services.RedisCluster, cluster: Any) -> N
             once.within(pipe).execute("k2", keyed)
     waiting = asyncio.run(outbox.home.ledger("relay").run(lambda page: page.pending()))
     assert waiting == {"t": 1}
+    outbox.close()
+
+
+def test_a_program_that_knows_another_division_is_refused_before_anything_is_applied(
+    place: RedisPlace,
+) -> None:
+    early = place.outbox(parts=8)
+    late = place.outbox(parts=4)  # nothing was added yet
+    with (
+        place.client.pipeline() as pipe,
+        pytest.raises(ConfigurationError, match="divided into 4 parts since"),
+    ):
+        pipe.set(f"{place.table}-order", 1)
+        early.add(pipe, Message("t", 1, key="k"))
+        pipe.execute()
+    assert place.client.get(f"{place.table}-order") is None
+    early.close()
+    late.close()
+
+
+def test_the_division_in_a_cluster_is_fixed_when_it_is_made(redis_cluster: Any) -> None:
+    table = f"c{time.time_ns()}"
+    outbox = Outbox(redis_cluster.url, table=table, parts=8)
+    outbox.create()
+    with pytest.raises(ConfigurationError, match="divided into 8 parts, and parts=16 was given"):
+        Outbox(redis_cluster.url, table=table, parts=16).create()
     outbox.close()

@@ -15,7 +15,7 @@ from semel import ConfigurationError
 from semel.messaging import Fenced, Message, Outbox, Relay, Route, Row
 from semel.messaging.carrier import Carrier
 from semel.messaging.events import Alarm, Overtaken, Parked, RelayEvent, SinkBack, SinkPaused
-from tests.messaging.books import Book, Post
+from tests.messaging.books import Book, Post, in_order
 from tests.messaging.conftest import Home, RedisPlace, awaited
 
 Place = Home | RedisPlace
@@ -36,15 +36,6 @@ def fill(home: Place, outbox: Outbox, count: int, keys: int = 5, topic: str = "o
                 ids.append(message.id)
                 outbox.add(session, message)
     return ids
-
-
-def in_order(rows: Sequence[Row]) -> bool:
-    last: dict[str | None, int] = {}
-    for row in rows:
-        if last.get(row.key, -1) >= row.seq:
-            return False
-        last[row.key] = row.seq
-    return True
 
 
 @awaited
@@ -293,6 +284,30 @@ async def test_an_exact_sink_that_rejects_keeps_its_numbers(home: Place) -> None
     outbox.close()
 
 
+@pytest.mark.parametrize("kind", [Post, Book])
+@awaited
+async def test_what_stands_before_a_poison_message_is_not_held_up_by_it(
+    home: Place, kind: type[Post | Book]
+) -> None:
+    """A batch that an exact sink refuses is refused whole: what the key had before the bad one goes out without it."""
+    outbox, sink = home.outbox(parts=1), kind()
+    with home.transaction() as session:
+        for n in range(6):
+            outbox.add(session, Message("orders", n, key="k", id=f"m{n}"))
+    sink.bad |= {"m2": "malformed", "m4": "malformed too"}
+    relay = Relay(outbox, {"orders": sink}, max_attempts=1)
+    report = await relay.drain()
+    assert (sink.ids, report.parked) == (["m0", "m1"], 1)
+    (line,) = await relay.parked()
+    assert (line.id, line.attempts, line.reason) == ("m2", 1, "malformed")
+    del sink.bad["m2"]
+    await relay.replay()
+    await relay.drain()
+    assert sink.ids == ["m0", "m1", "m2", "m3"]
+    assert [line.id for line in await relay.parked()] == ["m4"]
+    outbox.close()
+
+
 @awaited
 async def test_a_sink_that_is_away_burns_no_attempts(home: Place) -> None:
     """MW13: a pause, not a failure of messages; and it does not stop what goes elsewhere."""
@@ -349,13 +364,19 @@ async def test_a_batch_under_way_never_changes(home: Place) -> None:
 async def test_due_messages_wait_and_hold_nobody_up(home: Place) -> None:
     outbox, book = home.outbox(), Book()
     with home.transaction() as session:
-        outbox.add(session, Message("t", 1, key="k", id="later", due=0.4), Message("t", 2, key="k", id="now"))
+        outbox.add(
+            session, Message("t", 1, key="k", id="later", due=3600), Message("t", 2, key="k", id="now")
+        )
     relay = Relay(outbox, {"t": book})
     report = await relay.drain()
     assert (book.ids, report.pending) == (["now"], {"t": 1})
-    await asyncio.sleep(0.45)
-    await relay.drain()
-    assert book.ids == ["now", "later"]
+    with home.transaction() as session:
+        outbox.add(session, Message("t", 3, key="k", id="soon", due=0.1))
+    async with asyncio.timeout(30):
+        while "soon" not in book.ids:
+            await asyncio.sleep(0.02)
+            report = await relay.drain()
+    assert (book.ids, report.pending) == (["now", "soon"], {"t": 1})
     outbox.close()
 
 

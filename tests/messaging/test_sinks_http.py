@@ -36,7 +36,7 @@ FIELDS = ("topic", "key", "tenant", "type", "schema")
 class Endpoint:
     """A server that keeps every request and answers as it is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
         self.answer: Callable[[str, dict[str, str], bytes], Answer] = lambda *_: (200, {})
         self._lock = threading.Lock()
@@ -60,7 +60,7 @@ class Endpoint:
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # its own name
                 """Not to the terminal."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}/hooks"
         threading.Thread(
@@ -77,8 +77,8 @@ class Endpoint:
 
 
 @contextmanager
-def serving() -> Iterator[Endpoint]:
-    endpoint = Endpoint()
+def serving(port: int = 0) -> Iterator[Endpoint]:
+    endpoint = Endpoint(port)
     try:
         yield endpoint
     finally:

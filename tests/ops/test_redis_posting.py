@@ -14,7 +14,7 @@ from semel import AsyncSemel, current_run
 from semel.errors import StoreUnavailable
 from semel.model import Replay, Unknown
 from semel.posting import Brief
-from semel.stores.redis.posted import Posted
+from semel.stores.posted import Posted
 from semel.stores.redis.record import short_verdict, verdict
 from semel.testing import services
 from tests.ops.redis_store_lab import ask, finish, opened, win

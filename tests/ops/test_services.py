@@ -98,23 +98,31 @@ def test_mariadb_gives_fresh_databases(mariadb_server: services.MariaServer) -> 
         assert cursor.fetchall() == (("t",),)
 
 
-def test_rabbitmq_has_queues_and_streams(rabbitmq_server: services.RabbitServer) -> None:
+@pytest.fixture(scope="module")
+def rabbit() -> Iterator[services.RabbitServer]:
+    """Of these tests alone: one kills it. It takes seconds to start, so they share it."""
+    with services.rabbitmq() as server:
+        yield server
+    assert not server.folder.exists()
+
+
+@pytest.mark.services
+@pytest.mark.xdist_group("rabbit")
+def test_rabbitmq_has_queues_and_streams(rabbit: services.RabbitServer) -> None:
     async def use() -> tuple[object, bool]:
-        async with await aio_pika.connect(rabbitmq_server.url) as connection:
+        async with await aio_pika.connect(rabbit.url) as connection:
             channel = await connection.channel()
             queue = await channel.declare_queue("here", durable=True)
             await channel.default_exchange.publish(aio_pika.Message(b"1"), "here")
             message = await queue.get(no_ack=True)
-        client = rstream.client.Client(
-            rabbitmq_server.host, rabbitmq_server.stream_port, frame_max=1 << 20, heartbeat=60
-        )
+        client = rstream.client.Client(rabbit.host, rabbit.stream_port, frame_max=1 << 20, heartbeat=60)
         await client.start()
-        await client.authenticate("/", rabbitmq_server.user, rabbitmq_server.password)
+        await client.authenticate("/", rabbit.user, rabbit.password)
         await client.create_stream("there")
         there = await client.stream_exists("there")
         leader, _ = await client.query_leader_and_replicas("there")
         await client.close()
-        assert (leader.host, leader.port) == (rabbitmq_server.host, rabbitmq_server.stream_port)
+        assert (leader.host, leader.port) == (rabbit.host, rabbit.stream_port)
         return message.body, there
 
     assert asyncio.run(use()) == (b"1", True)
@@ -238,7 +246,11 @@ def test_nats_keeps_streams_across_kill_and_asks_for_its_password() -> None:
             server.info()
 
 
-def test_rabbitmq_keeps_a_stream_that_was_declared_just_before_it_was_killed() -> None:
+@pytest.mark.services
+@pytest.mark.xdist_group("rabbit")
+def test_rabbitmq_keeps_a_stream_that_was_declared_just_before_it_was_killed(
+    rabbit: services.RabbitServer,
+) -> None:
     async def declare(server: services.RabbitServer, *, passive: bool) -> int:
         async with await aio_pika.connect(server.url) as connection:
             channel = await connection.channel(publisher_confirms=True)
@@ -247,25 +259,23 @@ def test_rabbitmq_keeps_a_stream_that_was_declared_just_before_it_was_killed() -
             await channel.default_exchange.publish(aio_pika.Message(b"1"), "s")
             return queue.declaration_result.message_count or 0
 
-    with services.rabbitmq() as server:
-        asyncio.run(declare(server, passive=False))
-        owner = Path(f"/proc/{server.pid}").stat().st_uid
-        assert owner == server.folder.stat().st_uid != 0
-        ports, family = (server.port, server.stream_port), set(watchdog.inhabitants(server.folder))
-        assert {"beam.smp", "epmd"} <= {Path(f"/proc/{pid}/comm").read_text().strip() for pid in family}
-        server.kill()
-        assert not set(watchdog.inhabitants(server.folder))
-        server.restart()
-        assert (server.port, server.stream_port) == ports
+    asyncio.run(declare(rabbit, passive=False))
+    owner = Path(f"/proc/{rabbit.pid}").stat().st_uid
+    assert owner == rabbit.folder.stat().st_uid != 0
+    ports, family = (rabbit.port, rabbit.stream_port), set(watchdog.inhabitants(rabbit.folder))
+    assert {"beam.smp", "epmd"} <= {Path(f"/proc/{pid}/comm").read_text().strip() for pid in family}
+    rabbit.kill()
+    assert not set(watchdog.inhabitants(rabbit.folder))
+    rabbit.restart()
+    assert (rabbit.port, rabbit.stream_port) == ports
 
-        def back() -> bool:  # its leader is elected a moment after the node is up
-            with contextlib.suppress(aio_pika.exceptions.AMQPError):
-                asyncio.run(declare(server, passive=True))
-                return True
-            return False
+    def back() -> bool:  # its leader is elected a moment after the node is up
+        with contextlib.suppress(aio_pika.exceptions.AMQPError):
+            asyncio.run(declare(rabbit, passive=True))
+            return True
+        return False
 
-        wait_until(back, timeout=30, what="the stream is back")
-    assert not server.folder.exists()
+    wait_until(back, timeout=30, what="the stream is back")
 
 
 def test_a_killed_postgres_leaves_no_shared_memory_behind() -> None:

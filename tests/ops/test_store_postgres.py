@@ -265,10 +265,10 @@ def test_a_key_that_a_stranger_is_inserting_is_busy_and_holds_up_nobody(here: La
         began = time.monotonic()
         (alone,) = here.claim(store, ask_for("locked"))
         assert alone == Busy(0.05, 0)
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 1.5
         verdicts = here.claim(store, ask_for("x1"), ask_for("locked"), ask_for("x2"), ask_for("settled"))
         assert [type(verdict) for verdict in verdicts] == [Won, Busy, Won, Replay]
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 3.0
         session.rollback()
     (verdict,) = here.claim(store, ask_for("locked"))
     assert isinstance(verdict, Won)

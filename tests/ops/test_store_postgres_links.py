@@ -357,17 +357,22 @@ def test_a_stale_plan_is_another_connections_business() -> None:
 
 def test_a_key_that_others_keep_taking_is_busy_in_the_end(here: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody is always faster: the claim ends in time, as busy."""
-    store = here.open(Settings(timeout=0.3))
+    store = here.open(Settings(timeout=1.0))
     here.begin(store, "lapsed", lease=0.0)
+    taken = []
 
     async def never(changes: Any, deadline: float) -> list[bool]:
-        del deadline
-        await asyncio.sleep(0) if here.colour == "async" else time.sleep(0.001)
+        taken.append(deadline)
+        left = (
+            deadline - time.monotonic() if len(taken) > 3 else 0.0
+        )  # the last time it takes all that is left
+        await asyncio.sleep(left) if here.colour == "async" else time.sleep(max(0.0, left))
         return [False] * len(changes)
 
     monkeypatch.setattr(store, "_swap", never)
     (verdict,) = here.claim(store, ask_for("lapsed"))
     assert verdict == Busy(0.05, 0)
+    assert len(taken) > 3
 
 
 def commit_when_waited_for(server: services.PostgresServer, rival: psycopg.Connection[Any]) -> None:

@@ -20,6 +20,7 @@ from semel.errors import CodecError, ConfigurationError, StoreUnavailable
 from semel.keys import Scope
 from semel.model import Answer, Ask, Busy, Failure, Kind, Policy, Renewal, Replay, Settle, Unknown, Won
 from semel.runtime import run_sync
+from semel.stores.posted import Posted
 from semel.stores.rows import COLUMNS
 from semel.stores.sqlite import SqliteStore, bulk
 from semel.stores.sqlite.desk import Desk
@@ -383,10 +384,11 @@ def _no_more_threads(thread: threading.Thread) -> None:
 def test_a_loop_that_ends_while_a_look_waits_for_the_file_leaves_nobody_waiting(tmp_path: Path) -> None:
     store = opened(tmp_path / "semel.db", "async")
     desk = Desk(loop := asyncio.new_event_loop(), store._file, store._records, 1.0)
-    waiting: list[asyncio.Future[Any]] = [loop.create_future()]
+    waiting = [Posted(loop)]
     (read := loop.create_future()).cancel()
     desk._looked_later([ask()], waiting, 0.0, loop, read)
-    assert isinstance(waiting[0].exception(), StoreUnavailable)
+    with pytest.raises(StoreUnavailable):
+        waiting[0].result()
     loop.close()
 
 

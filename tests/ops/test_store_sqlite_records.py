@@ -134,6 +134,8 @@ def test_a_scan_goes_on_where_its_cursor_stands(store: SqliteStore) -> None:
         (Query(states=frozenset({State.UNKNOWN})), "semel_open"),
         (Query(abandoned=True), "semel_open"),
         (Query(tenant="acme", states=frozenset({State.DONE})), "semel_places"),
+        (Query(tenant="acme", operation="pay", states=frozenset({State.RELEASED})), "semel_places"),
+        (Query(tenant="acme"), "semel_open"),
         (Query(ref="r"), "semel_ref"),
     ],
 )
@@ -144,6 +146,18 @@ def test_a_scan_finds_its_rows_by_an_index(path: Path, store: SqliteStore, query
     plan = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN SELECT * FROM semel WHERE {where}", values)]
     db.close()
     assert index in plan[0], plan
+
+
+def test_a_scan_of_runs_and_outcomes_of_a_tenant_goes_by_two_indexes(path: Path, store: SqliteStore) -> None:
+    run_sync(win(store))
+    where, values = condition(Query(tenant="acme", states=frozenset(State)), 1.0)
+    db = sqlite3.connect(path)
+    plan = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN SELECT * FROM semel WHERE {where}", values)]
+    db.close()
+    searches = [line for line in plan if line.startswith("SEARCH")]
+    assert len(searches) == 2, plan
+    assert "semel_places" in searches[0], plan
+    assert "semel_open" in searches[1], plan
 
 
 @pytest.mark.parametrize("where, index", [(ENDED, "expiry"), (LAPSED, "open"), (BODIES, "bodies")])

@@ -1,18 +1,18 @@
-"""Real processes on real stores: a worker is a subprocess that runs `worker.py` with a plan in JSON."""
+"""Real processes on real stores: a worker is a process that runs `worker.py` with a plan."""
 
 from __future__ import annotations
 
 import json
-import os
+import multiprocessing
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.races.worker import work  # by the name that a process that knows nothing of pytest finds it under
 
 STORES = ("sqlite", "redis", "postgres", "mysql")
 SCHEMES = {
@@ -21,7 +21,26 @@ SCHEMES = {
     ("mysql", "sync"): "mysql+pymysql",
     ("mysql", "async"): "mysql+asyncmy",
 }
-WORKER = Path(__file__).with_name("worker.py")
+# Forked from a process that has imported everything, and has no threads and no connections: a new interpreter for each of a
+# hundred workers takes most of the time of these tests.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    [
+        "tests.races.worker",
+        "sqlite3",
+        "redis",
+        "redis.asyncio",
+        "hiredis",
+        "psycopg",
+        "asyncpg",
+        "pymysql",
+        "asyncmy",
+    ]
+    + [
+        f"semel.stores.{name}"
+        for name in ("sqlite", "redis", "postgres.asyncpg", "postgres.psycopg", "mysql.pools")
+    ]
+)
 
 
 class Ledger:
@@ -42,22 +61,44 @@ class Ledger:
         return path.read_text().splitlines() if path.exists() else []
 
 
+class Worker:
+    """A process."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self._process = FORKS.Process(target=work, args=(plan,))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def wait(self, seconds: float) -> int:
+        """Its exit code, or the signal that has ended it, negated."""
+        self._process.join(seconds)
+        assert self._process.exitcode is not None, f"a worker did not end within {seconds} s"
+        return self._process.exitcode
+
+    def close(self) -> None:
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+        self._process.close()
+
+
 class Crew:
     """Starts workers and sees to it that none is left."""
 
     def __init__(self, url: str, ledger: Ledger) -> None:
         self.url = url
         self.ledger = ledger
-        self._all: list[subprocess.Popen[bytes]] = []
+        self._all: list[Worker] = []
 
-    def start(self, **plan: Any) -> subprocess.Popen[bytes]:
+    def start(self, **plan: Any) -> Worker:
         plan = {
             "url": self.url,
             "effects": str(self.ledger.effects_file),
             "answers": str(self.ledger.answers_file),
             **plan,
         }
-        worker = subprocess.Popen([sys.executable, str(WORKER), json.dumps(plan)])
+        worker = Worker(plan)
         self._all.append(worker)
         return worker
 
@@ -67,10 +108,7 @@ class Crew:
 
     def close(self) -> None:
         for worker in self._all:
-            if worker.poll() is None:
-                os.kill(worker.pid, signal.SIGCONT)
-                worker.kill()
-            worker.wait()
+            worker.close()
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -1,7 +1,7 @@
 """A worker process: runs keys through a face, writes each effect and each answer with one append.
 
-plan: url, colour, tenant, keys, rounds, lease, wait, effects, answers; `die`/`stop`/`freeze` name a fault point at
-which the process kills or stops itself, at the `at`-th time it gets there.
+plan: url, colour, tenant, keys, rounds, lease, wait, effects, answers; `point` names a fault point at which the process
+kills or stops itself (`fault`), at the `at`-th time it gets there.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import json
 import os
 import random
 import signal
-import sys
 import time
 from typing import Any
 
 from semel import AsyncSemel, Semel, SemelError, current_run, points
 
-PLAN = json.loads(sys.argv[1])
+PLAN: dict[str, Any] = {}
 
 
 def append(path: str, line: str) -> None:
@@ -97,14 +96,12 @@ async def run_async(settings: dict[str, Any]) -> None:
         await asyncio.gather(*(one(key) for key in keys()))
 
 
-def main() -> None:
+def work(plan: dict[str, Any]) -> None:
+    """In a process of its own."""
+    PLAN.update(plan)
     settings = {"tenant": PLAN["tenant"], "lease": PLAN.get("lease", 10), **PLAN.get("settings", {})}
     set_traps()
     if PLAN["colour"] == "sync":
         run_sync(settings)
     else:
         asyncio.run(run_async(settings))
-
-
-if __name__ == "__main__":
-    main()

@@ -23,7 +23,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from semel import CodecError, ConfigurationError, KeyMismatch
-from semel.cli.messaging import relay as command
+from semel.cli.relay import relay as command
 from semel.messaging import Inbox, Message, Outbox, Rejected, Relay, Row
 from semel.telemetry.relays import exposed, health
 from semel.telemetry.server import MetricsServer, address

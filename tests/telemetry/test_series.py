@@ -135,3 +135,19 @@ def test_the_hooks_need_no_library_of_messaging_http_or_grpc() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "1.0\n", done.stderr
+
+
+def test_gauges_beyond_the_limit_are_told_together_and_end() -> None:
+    book = Book(tenant=False, most=3)
+
+    def read(pending: dict[str, int]) -> dict[tuple[str, ...], float]:
+        event = events.Backlog(pending)
+        return {r.labels: r.value for r in book.read(event) if r.series is series.BACKLOG}
+
+    assert read({f"t{n}": 100 for n in range(10)}) == {
+        ("t0",): 100,
+        ("t1",): 100,
+        ("t2",): 100,
+        ("other",): 700,
+    }
+    assert read({"t1": 5}) == {("t1",): 5, ("t0",): 0, ("t2",): 0, ("other",): 0}

@@ -1075,6 +1075,24 @@ def test_a_local_class_is_found_when_the_function_uses_it() -> None:
     unset = 1
 
 
+def test_what_a_closure_holds_decides_an_annotation_that_names_it_and_no_other() -> None:
+    def made(kind: Any, number: int) -> Any:
+        def make() -> kind:
+            return kind(number)
+
+        def plain() -> Line:
+            return Line("a", Decimal(number))
+
+        return make, plain
+
+    pairs = [made(Line, 1), made(Struct, 2)]
+    assert [return_type(make) for make, _ in pairs] == [Line, Struct]
+    kept = sys.modules["semel.codec.annotations"]
+    kept._known.clear()
+    assert [return_type(plain) for _, plain in pairs] == [Line, Line]
+    assert len(kept._known) == 1, "evaluated once"
+
+
 def test_an_annotation_that_stays_text_counts_as_none() -> None:
     class Compiled:  # a callable that is no Python function
         __annotations__ = {"return": "Line"}

@@ -24,8 +24,9 @@ with contextlib.suppress(
     ConfigurationError
 ):  # messaging needs SQLAlchemy: without it there are no such commands
     from semel.cli import messaging
+    from semel.cli.relay import relay
 
-    app.command("relay")(messaging.relay)
+    app.command("relay")(relay)
     app.add_typer(messaging.outbox, name="outbox")
     app.add_typer(messaging.inbox, name="inbox")
 

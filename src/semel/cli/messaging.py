@@ -1,27 +1,28 @@
-"""`semel relay`, `semel outbox …`, `semel inbox …`: carry messages, and look after those that do not move."""
+"""`semel outbox …`, `semel inbox …`: look after messages that do not move."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
-import signal
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table as Grid
+from rich.text import Text
 
 from semel.errors import ConfigurationError
-from semel.messaging import Inbox, Outbox, Relay
-from semel.messaging.carrier import Report
-from semel.messaging.events import log_event
+from semel.messaging import Inbox, Outbox, Windows
+from semel.messaging.desk import give_up
 from semel.messaging.pages import Line, Page
+from semel.messaging.sink import Row
 
-__all__ = ["inbox", "outbox", "relay"]
+__all__ = ["inbox", "outbox"]
 
 T = TypeVar("T")
 outbox = typer.Typer(no_args_is_help=True, help="Messages that wait to be sent.")
@@ -39,108 +40,9 @@ Bodies = Annotated[
         "--claim-check", help="Where large bodies are, as the program has it: file:///…, s3://… or sql."
     ),
 ]
+Retention = Annotated[float, typer.Option(help="The retention= of the inbox, in seconds.")]
+_WIDE = 1_000
 Ids = Annotated[list[str] | None, typer.Argument(help="Message ids; none: all.")]
-_out = Console()
-
-
-def relay(
-    url: Place,
-    route: Annotated[
-        list[str],
-        typer.Option(help="TOPIC=SINK-URL, as often as needed; TOPIC may be a pattern, as orders.*"),
-    ],
-    table: Table = "semel",
-    batch: Annotated[int, typer.Option(help="Rows in one publish.")] = 500,
-    lease: Annotated[
-        float, typer.Option(help="Seconds after which a silent relay's parts are taken over.")
-    ] = 10.0,
-    sink_safety: Annotated[float, typer.Option(help="Seconds that delivered batches are kept.")] = 0.0,
-    topic: Annotated[list[str] | None, typer.Option(help="Only these topics.")] = None,
-    tenant: Annotated[list[str] | None, typer.Option(help="Only these tenants.")] = None,
-    name: Annotated[
-        str | None, typer.Option(help="The relays' common name; needed with --topic and --tenant.")
-    ] = None,
-    claim_check: Bodies = None,
-    drain: Annotated[bool, typer.Option("--drain", help="Send what is due, and leave.")] = False,
-    metrics: Annotated[
-        str | None, typer.Option(help="HOST:PORT where /metrics and /health are served, as 0.0.0.0:9464.")
-    ] = None,
-) -> None:
-    """Carry messages from an outbox to their sinks until it is ended (SIGINT, SIGTERM)."""
-    routes: dict[str, list[str]] = {}
-    for one in route:
-        pattern, mark, sink = one.partition("=")
-        if not mark or not sink:
-            raise ConfigurationError(f"--route is TOPIC=SINK-URL, not {one!r}")
-        routes.setdefault(pattern, []).append(sink)
-    watch = None if metrics is None else _Watch(metrics, drain=drain)
-    where = Outbox(url, table=table, claim_check=claim_check)
-    made = Relay(
-        where,
-        {pattern: sinks if len(sinks) > 1 else sinks[0] for pattern, sinks in routes.items()},
-        batch=batch,
-        lease=lease,
-        sink_safety=sink_safety,
-        topics=topic or (),
-        tenants=tenant or (),
-        name=name,
-        hooks=(log_event,) if watch is None else (log_event, watch.hook),
-    )
-    asyncio.run(_carry(made, watch, drain=drain))
-    where.close()
-
-
-class _Watch:
-    """Where figures are served, and what counts them."""
-
-    def __init__(self, given: str, *, drain: bool) -> None:
-        if drain:
-            raise ConfigurationError(
-                "--metrics with --drain: it would end before anybody could look; give one of them"
-            )
-        from semel.telemetry.prometheus import PrometheusHook
-        from semel.telemetry.server import address
-
-        self.place = address(given)
-        self.hook = PrometheusHook()
-
-    @asynccontextmanager
-    async def over(self, made: Relay) -> AsyncIterator[None]:
-        from semel.telemetry.relays import exposed
-
-        async with exposed(made, self.hook, *self.place) as server:
-            _out.print(f"metrics at http://{self.place[0]}:{server.port}/metrics", highlight=False)
-            yield
-
-
-async def _carry(made: Relay, watch: _Watch | None, *, drain: bool) -> None:
-    async with made, nullcontext() if watch is None else watch.over(made):
-        if drain:
-            _report(await made.drain())
-            return
-        classes = ", ".join(f"{t.pattern} → {t.sink.guarantee}" for t in made.router.targets)
-        _out.print(f"relay {made.id} ({classes})", highlight=False)
-        task = asyncio.create_task(made.run())
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, task.cancel)
-        await asyncio.gather(task, return_exceptions=True)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            raise error
-        _report(made.report)
-
-
-def _report(report: Report) -> None:
-    said = f"sent {report.sent}, duplicates left out {report.duplicates}, parked keys {report.parked}"
-    if report.resent:
-        said += f", sent again to a sink that lost them {report.resent}"
-    _out.print(said, highlight=False)
-    for topic, count in sorted(report.pending.items()):
-        _out.print(f"  waiting: {topic} {count}", highlight=False)
-    for topic in report.unroutable:
-        _out.print(f"  no route for topic {topic}", highlight=False)
-    for name in report.unavailable:
-        _out.print(f"  sink away: {name}", highlight=False)
 
 
 # -------------------------------------------------------------------------------------------------- outbox
@@ -152,14 +54,12 @@ def _stats(url: Place, table: Table = "semel", name: Team = "relay", as_json: As
         typer.echo(json.dumps(found))
         return
     waiting = sum(found["pending"].values())
-    _out.print(
-        f"waiting {waiting}, oldest {found['oldest']:.1f} s, relays {len(found['relays'])}", highlight=False
-    )
+    typer.echo(f"waiting {waiting}, oldest {found['oldest']:.1f} s, relays {len(found['relays'])}")
     for topic, count in sorted(found["pending"].items()):
-        _out.print(f"  {topic}: {count}", highlight=False)
-    _out.print(f"parked keys {found['parked']}, backing off {found['backing_off']}", highlight=False)
+        typer.echo(f"  {topic}: {count}")
+    typer.echo(f"parked keys {found['parked']}, backing off {found['backing_off']}")
     for caution in found["cautions"]:
-        _out.print(f"caution: {caution}", highlight=False, soft_wrap=True)
+        typer.echo(f"caution: {caution}")
 
 
 async def _stats_of(where: Outbox, team: str) -> dict[str, Any]:
@@ -176,6 +76,37 @@ def _stats_on(page: Page) -> dict[str, Any]:
         "parked": sum(line.until is None for line in lines),
         "backing_off": sum(line.until is not None for line in lines),
     }
+
+
+@outbox.command("ls")
+def _ls(
+    url: Place,
+    topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
+    key: Annotated[str | None, typer.Option(help="Only this key.")] = None,
+    message: Annotated[str | None, typer.Option(help="Only this message id: does it wait?")] = None,
+    limit: Annotated[int, typer.Option(help="How many, oldest first.")] = 50,
+    table: Table = "semel",
+    as_json: AsJson = False,
+) -> None:
+    """Messages that wait, oldest first."""
+    found = _with_outbox(
+        url, table, lambda o: o.waiting(topic=topic, tenant=tenant, key=key, id=message, limit=limit)
+    )
+    rows = [
+        (
+            each.tenant,
+            each.key or "–",
+            each.topic,
+            each.id,
+            _when(each.created),
+            "now" if each.due is None else _when(each.due),
+            str(each.size),
+        )
+        for each in found
+    ]
+    names = ("tenant", "key", "topic", "message", "added", "due", "bytes")
+    _show(names, rows, as_json=as_json, empty="nothing waits")
 
 
 @outbox.command("parked")
@@ -218,7 +149,37 @@ def _replay(
             lambda page: page.unpark(key=key, tenant=tenant, identity=message)
         )
 
-    _out.print(f"{_with_outbox(url, table, let)} keys flow again", highlight=False)
+    count = _with_outbox(url, table, let)
+    typer.echo(f"{count} keys flow again")
+    if not count and (key or tenant or message):
+        raise typer.Exit(1)
+
+
+@outbox.command("delete")
+def _give_up(
+    url: Place,
+    messages: Annotated[list[str], typer.Argument(help="Ids of messages that park a key.")],
+    table: Table = "semel",
+    name: Team = "relay",
+) -> None:
+    """Give parked messages up for good, undelivered; what follows them flows on. Each is printed, so that it is not lost."""
+    done = _with_outbox(url, table, lambda o: give_up(o.home.ledger(name), messages))
+    for row in done.rows:
+        typer.echo(json.dumps(_as_data(row)))
+    for message, why in sorted(done.left.items()):
+        typer.echo(f"{message} was left alone: {why}", err=True)
+    if done.left:
+        raise typer.Exit(1)
+
+
+def _as_data(row: Row) -> dict[str, Any]:
+    """Everything of a message, its body as text where it is text."""
+    said = msgspec.structs.asdict(row)
+    body = said.pop("body")
+    try:
+        return {**said, "body": body.decode()}
+    except UnicodeDecodeError:
+        return {**said, "body_base64": base64.b64encode(body).decode()}
 
 
 @outbox.command("sweep")
@@ -235,7 +196,7 @@ def _sweep(
         )
     with Outbox(url, table=table, create=False, claim_check=claim_check) as where:
         count = asyncio.run(where.sweep(grace=grace))
-    _out.print(f"{count} bodies removed", highlight=False)
+    typer.echo(f"{count} bodies removed")
 
 
 # --------------------------------------------------------------------------------------------------- inbox
@@ -262,7 +223,7 @@ def _dead(url: Url, consumer: Consumer, table: Table = "semel", as_json: AsJson 
 def _revive(url: Url, consumer: Consumer, ids: Ids = None, table: Table = "semel") -> None:
     """Try dead letters again; a running consumer does it."""
     count = _with_inbox(url, table, consumer, lambda i: i.replay(ids or None))
-    _out.print(f"{count} letters are tried again", highlight=False)
+    typer.echo(f"{count} letters are tried again")
 
 
 @inbox.command("delete")
@@ -274,7 +235,23 @@ def _delete(
 ) -> None:
     """Give dead letters up for good."""
     count = _with_inbox(url, table, consumer, lambda i: i.delete(ids))
-    _out.print(f"{count} letters deleted", highlight=False)
+    typer.echo(f"{count} letters deleted")
+    if not count:
+        raise typer.Exit(1)
+
+
+@inbox.command("purge")
+def _purge(url: Url, consumer: Consumer, retention: Retention, table: Table = "semel") -> None:
+    """Forget admissions that are older than the retention. A running consumer does it by itself; a program that calls
+    process() in its own transactions does it by this, or by inbox.purge()."""
+    windows = Windows(retries=0, redelivery=0)  # whoever gives the retention has thought of them
+    with Inbox(
+        url, table=table, consumer=consumer, create=False, retention=retention, windows=windows
+    ) as where:
+        total = count = asyncio.run(where.purge())
+        while count:
+            total += (count := asyncio.run(where.purge()))
+    typer.echo(f"{total} admissions forgotten")
 
 
 @inbox.command("log")
@@ -323,9 +300,19 @@ def _show(names: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, as_json: b
         typer.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows]))
         return
     if not rows:
-        _out.print(empty)
+        typer.echo(empty)
         return
-    grid = Grid(*names, box=None, header_style="bold")
+    out = Console()
+    if not out.is_terminal:
+        out = Console(width=_WIDE)  # for a pipe nothing is cut
+    grid = Grid(box=None, header_style="bold")
+    for name in names:
+        grid.add_column(name, overflow="fold", no_wrap=name == "message")
     for row in rows:
-        grid.add_row(*row)
-    _out.print(grid)
+        grid.add_row(*(Text(_printable(cell)) for cell in row))
+    out.print(grid)
+
+
+def _printable(said: str) -> str:
+    """What somebody else wrote, without what would move the cursor of whoever reads it."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in said)

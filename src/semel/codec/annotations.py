@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
+import re
 import sys
 import types
 import typing
@@ -200,7 +201,7 @@ def _innermost(fn: Any) -> Any:
 
 
 def _evaluated(fn: types.FunctionType, text: str) -> Any:
-    """A postponed annotation. Evaluating costs 5 µs, so it is kept per code object, unless closures decide it."""
+    """A postponed annotation. Evaluating costs 5 µs, so it is kept per code object, unless it names what a closure holds."""
     code = fn.__code__
     cached = _known.get(id(code))
     if cached is not None and cached[0] is code and cached[1] is fn.__globals__:
@@ -212,7 +213,7 @@ def _evaluated(fn: types.FunctionType, text: str) -> Any:
         except ValueError:  # not assigned yet
             continue
     hint = _resolved(text, fn.__globals__, local)
-    if not local:
+    if set(re.findall(r"\w+", text)).isdisjoint(code.co_freevars):
         if len(_known) >= _MAX_CACHED:
             _known.clear()
         _known[id(code)] = (code, fn.__globals__, hint)

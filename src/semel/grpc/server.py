@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Unpack
+from typing import Any, Final, NoReturn, Unpack
 
 import grpc
 
 from semel import Semel
 from semel.errors import ConfigurationError, SemelError
 from semel.grpc.answers import Answer, Metadata, say_trailing
-from semel.grpc.callers import Caller, plain
+from semel.grpc.callers import Caller
 from semel.grpc.captures import Capture
 from semel.grpc.handlers import Wire, behaviour_of, handler_like
 from semel.grpc.policy import Options, Policy, Route, Ticket, Unstored, marker, refused
 from semel.grpc.refusals import Refusal
 from semel.grpc.requests import Received
+from semel.http.resolving import plain
 from semel.loop import is_async
 
 __all__ = ["IdempotencyInterceptor"]
+
+_THREADED: Final = "a threaded server cannot await it"
 
 
 class IdempotencyInterceptor(grpc.ServerInterceptor):
@@ -151,7 +154,7 @@ class _Call:
         policy = self._policy
         asked = (policy.principal, policy.tenant, policy.authorize)
         try:
-            found = [None if ask is None else plain(ask, context) for ask in asked]
+            found = [None if ask is None else plain(ask, ask(context), where=_THREADED) for ask in asked]
         except PermissionError as error:
             raise Refusal("NOT_AUTHORIZED") from error
         return policy.caller(self._route, *found)

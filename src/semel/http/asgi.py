@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Unpack
 
 from semel.http.body import Body
-from semel.http.capture import Capture, answer, looked_at
+from semel.http.capture import Capture, answer, looked_at, loop_of
 from semel.http.config import Plan, configure
 from semel.http.guard import Guard
 from semel.http.intake import First, enter
@@ -59,7 +59,7 @@ class IdempotencyMiddleware:
         elif type(entered) is First:
             # In a task of its own, which nobody can cancel from here. A plain future tells its end: a shield would be
             # three more objects for each request.
-            loop = asyncio.get_running_loop()
+            loop = loop_of(entered.admitted.engine)
             ended: asyncio.Future[None] = loop.create_future()
             self._running.add(loop.create_task(self._first(entered, scope, send, ended)))
             await ended
@@ -80,8 +80,16 @@ class IdempotencyMiddleware:
                 reach("run.started")  # all that `resumed` does then, without the coroutine
             if problem is not None:
                 await answer(send, guard.replies.problem(problem))
-            else:
-                await Capture(guard, run, scope, send, first.body).around(self.app)
+                return
+            capture = Capture(guard, run, scope, send, first.body)
+            try:  # as `Capture.around`, without a coroutine more around the application
+                await capture.of(self.app)
+                capture.check()
+            except BaseException as error:
+                if not await capture.failed(error):
+                    raise
+            finally:
+                capture.finish()
         except Exception as error:  # noqa: BLE001 - given to whoever waits for it
             if ended.done():
                 looked_at(error)
@@ -92,7 +100,7 @@ class IdempotencyMiddleware:
             raise
         finally:
             first.body.close()
-            task = asyncio.current_task()
+            task = asyncio.current_task(ended.get_loop())
             if task is not None:
                 self._running.discard(task)
             if not ended.done():

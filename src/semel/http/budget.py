@@ -97,13 +97,14 @@ class _Watch:
     Time in which this process itself was not run does not count: that is not the store's fault.
     """
 
-    __slots__ = ("_due", "_ended", "_now", "_timer", "loop", "open")
+    __slots__ = ("_due", "_ended", "_now", "_patience", "_timer", "loop", "open")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._now = clock_of(loop)
-        self.open: dict[asyncio.Task[Any], tuple[float, float]] = {}
-        """Until when each task may wait, and how long that was."""
+        self.open: dict[asyncio.Task[Any], float] = {}
+        """Until when each task may wait."""
+        self._patience = 0.0
         self._ended: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
@@ -111,8 +112,8 @@ class _Watch:
     def begin(self, patience: float) -> tuple[asyncio.Task[Any], int]:
         task = asyncio.current_task(self.loop)
         assert task is not None  # noqa: S101 - nobody else awaits
-        until = self._now() + patience
-        self.open[task] = (until, patience)
+        until = self.open[task] = self._now() + patience
+        self._patience = patience
         if self._timer is None or until < self._due:
             self._arm(until)
         return task, task.cancelling()
@@ -140,17 +141,17 @@ class _Watch:
         self._timer = None
         now = self._now()
         was_asleep = now - self._due > _ASLEEP
-        for task, (until, patience) in tuple(self.open.items()):
+        for task, until in tuple(self.open.items()):
             if until > now:
                 continue
             if was_asleep:
-                self.open[task] = (now + patience, patience)
+                self.open[task] = now + self._patience
             else:
                 del self.open[task]
                 self._ended.add(task)
                 task.cancel()
         if self.open:
-            self._arm(min(until for until, _ in self.open.values()))
+            self._arm(min(self.open.values()))
 
 
 class _Threads:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Any, Final, NoReturn
 
 from semel.errors import StoreUnavailable
+from semel.flow import Engine
 from semel.http.body import Body
 from semel.http.guard import Guard
 from semel.http.kept import Kept
@@ -21,7 +22,7 @@ from semel.http.scope import App, Headers, Message, Scope, Send, without_bypasse
 from semel.points import reach
 from semel.run import Run, _current
 
-__all__ = ["Capture", "answer", "looked_at"]
+__all__ = ["Capture", "answer", "looked_at", "loop_of"]
 
 _log = logging.getLogger("semel.http")
 _GONE: Final[Message] = {"type": "http.disconnect"}
@@ -31,7 +32,7 @@ class Capture:
     """One run of an application, or of a response, in a task of its own that the connection cannot cancel."""
 
     __slots__ = (
-        "_body", "_chunks", "_finished", "_guard", "_headers", "_kept", "_left", "_over", "_run", "_scope",
+        "_body", "_chunks", "_finished", "_guard", "_headers", "_kept", "_left", "_loop", "_over", "_run", "_scope",
         "_send", "_sender", "_status", "settled",
     )  # fmt: skip
 
@@ -41,6 +42,7 @@ class Capture:
         self._guard = guard
         self._run = run
         self._send = send
+        self._loop = loop_of(run._engine)  # noqa: SLF001 - our own
         self._body = body
         """To be given to the application; None when it has been."""
         self._chunks: Iterator[bytes] | None = None
@@ -55,18 +57,26 @@ class Capture:
 
     async def around(self, app: App) -> None:
         """Run it to its end, and settle what became of it."""
-        _current.set(self._run.weak)  # never reset: the task is ours, and ends with this
         try:
-            await app(self._scope, self.receive, self.send)
-            if not self.settled:
-                raise RuntimeError("the application returned without a complete response")
+            await self.of(app)
+            self.check()
         except BaseException as error:
-            if not await self._failed(error):
+            if not await self.failed(error):
                 raise
         finally:
-            self._finish()
+            self.finish()
 
-    async def _failed(self, error: BaseException) -> bool:
+    def of(self, app: App) -> Awaitable[None]:
+        """What the application does with the request. Its end must be told: see `around`."""
+        _current.set(self._run.weak)  # never reset: the task is ours, and ends with this
+        return app(self._scope, self.receive, self.send)
+
+    def check(self) -> None:
+        """The application has returned."""
+        if not self.settled:
+            raise RuntimeError("the application returned without a complete response")
+
+    async def failed(self, error: BaseException) -> bool:
         """Settle a run that did not end with a response. True: it was answered, and is no error of the server's."""
         if self.settled:
             return False
@@ -111,7 +121,8 @@ class Capture:
         self._body = None
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Whoever listens for the client hears that it has gone."""
         self._over = True
         if self._finished is not None:
             self._finished.set()
@@ -145,7 +156,7 @@ class Capture:
             else:
                 await self._forward(last)
             reach("http.sent")
-            self._finish()
+            self.finish()
 
     def _whole(self, last: bytes) -> bytes | None:
         if self._kept is None:
@@ -158,7 +169,7 @@ class Capture:
             sent = await self._guard.started(self._run, self._status, self._headers)
             if isinstance(sent, Problem):
                 await self._instead(sent)
-            self._kept = Kept(self._guard.rules.max_response)
+            self._kept = Kept(self._guard.most)
             await self._forward(self._start(sent))
         self._kept.push(piece)
         await self._forward({"type": "http.response.body", "body": piece, "more_body": True})
@@ -182,7 +193,7 @@ class Capture:
         self.settled = True
         if self._kept is None:
             await self._reply(problem)
-        self._finish()
+        self.finish()
         raise StoreUnavailable(
             f"semel answered {problem.kind.name} in place of the response: {problem.kind.detail}"
         )
@@ -193,7 +204,7 @@ class Capture:
     # --------------------------------------------------------------------------------------------------- the connection
     async def _forward(self, *messages: Message) -> None:
         """Send, as long as somebody listens. Whatever the connection says, it is not the handler's outcome."""
-        sender = self._sender = asyncio.current_task()
+        sender = self._sender = asyncio.current_task(self._loop)
         try:
             for message in messages:
                 if not self._left:
@@ -218,6 +229,12 @@ class Capture:
         self._left = True
         if self._sender is not None:
             self._sender.cancel()
+
+
+def loop_of(engine: Engine) -> asyncio.AbstractEventLoop:
+    """An async engine's own. To ask asyncio for the running one costs a system call before Python 3.12."""
+    loop: asyncio.AbstractEventLoop = engine.runtime.loop  # type: ignore[attr-defined]  # LoopRuntime has it
+    return loop
 
 
 async def answer(send: Send, reply: Reply) -> None:

@@ -14,6 +14,7 @@ from semel.face import Face
 from semel.http.guard import Guard
 from semel.http.keys import MAX_KEY
 from semel.http.rules import PROFILES, Rules, more_headers
+from semel.http.spill import Spill
 from semel.options import MIN_LEASE, seconds
 
 __all__ = ["Plan", "Route", "configure"]
@@ -31,11 +32,12 @@ _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _SOURCES: Final = ("header", "query", "body", "path")
 _RULES: Final = _SECONDS | _COUNTS | _FLAGS | _WORDS.keys() | {
-    "methods", "header", "sources", "exclude", "quota", "replay_headers", "problem_base", "profile", "markers",
+    "methods", "header", "sources", "exclude", "quota", "replay_headers", "problem_base", "profile", "markers", "spill",
 }  # fmt: skip
 _PLAN: Final = frozenset(
     {"principal", "tenant", "authorize", "authenticated_outside", "key", "routes", "events"}
 )
+_NO_PARTS: Final[Mapping[str, str]] = {}
 Resolver = Callable[[Any], Any]
 
 
@@ -67,7 +69,7 @@ class Plan(msgspec.Struct, frozen=True):
                     guard = route.guard
                     return (guard, found.groupdict()) if guard and method in guard.rules.methods else None
         guard = self.fallback
-        return (guard, {}) if guard is not None and method in guard.rules.methods else None
+        return (guard, _NO_PARTS) if guard is not None and method in guard.rules.methods else None
 
 
 def configure(
@@ -218,6 +220,8 @@ def _checked(name: str, value: Any) -> Any:  # noqa: C901 - one question per kin
             raise ConfigurationError(
                 f"replay_headers= may not hold {error}: it belongs to one exchange"
             ) from None
+    if name == "spill":
+        return Spill.of(value)
     if name == "exclude":
         return tuple(_texts(name, value))
     if name == "markers":

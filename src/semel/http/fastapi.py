@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import inspect
 import typing
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import update_wrapper
 from types import TracebackType
@@ -41,7 +41,7 @@ try:
     from starlette.requests import ClientDisconnect
     from starlette.types import Receive, Scope, Send
 
-    from semel.http.rendering import ANSWER, handled, raw, rendered
+    from semel.http.rendering import ANSWER, handled, raw, rendered, unhandled
 except ModuleNotFoundError as missing:
     raise ConfigurationError(
         f"semel.http.fastapi needs {missing.name!r}: pip install 'semel[fastapi]'"
@@ -259,8 +259,8 @@ class _Attempt:
             ending: Coroutine[Any, Any, object]
             if error is not None:
                 ending = self._end(error)
-            elif isinstance(self._raised, Exception):  # a dependency has swallowed it: FastAPI answers 500
-                ending = self.guard.fail(self.run, self._raised)
+            elif isinstance(self._raised, Exception):
+                ending = self._swallowed(self._raised)
             else:
                 # Somebody sent another response in place of ours: what was done is not done again.
                 ending = self.guard.replaced(self.run, self.status)
@@ -270,12 +270,32 @@ class _Attempt:
     async def _end(self, error: BaseException) -> None:
         if not isinstance(error, Exception):
             await self.guard.lose(self.run, error)
-        elif (response := await handled(error, self._request)) is None:
+            return
+        asked = handled(error, self._request, last=self.guard.keeps_failures)
+        await self._failed(error, asked, error)
+
+    async def _swallowed(self, error: Exception) -> None:
+        """A dependency has swallowed it: FastAPI answers 500, for an error of its own that does not exist yet."""
+        asked = unhandled(error, self._request) if self.guard.keeps_failures else None
+        await self._failed(error, asked, None)
+
+    async def _failed(
+        self, error: Exception, asked: Awaitable[Response | None] | None, told: Exception | None
+    ) -> None:
+        """The function failed. `asked`: the application's own handler; it will be asked again, for `told`."""
+        try:
+            response = None if asked is None else await asked
+        except Exception:
+            await self.guard.fail(
+                self.run, error
+            )  # the handler fails too: what became of the function is known
+            raise
+        if response is None:
             await self.guard.fail(self.run, error)
         else:
-            await self._answer(error, response)
+            await self._answer(told, response)
 
-    async def _answer(self, error: Exception, response: Response) -> None:
+    async def _answer(self, error: Exception | None, response: Response) -> None:
         """Record what the application's own handler makes of the error, and have the very same sent."""
         guard, headers = self.guard, list(response.raw_headers)
         if hasattr(response, "body"):

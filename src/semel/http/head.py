@@ -40,7 +40,7 @@ def read_head(rules: Rules, status: int, headers: Headers) -> Head:
     stored: Headers = []
     sent: Headers = []
     said: Headers = []
-    kinds: list[bytes] = []
+    kind: bytes | None = None
     ours = _ours(rules.markers)
     for pair in headers:
         name = pair[0].lower()
@@ -49,7 +49,7 @@ def read_head(rules: Rules, status: int, headers: Headers) -> Head:
                 said.append(pair)
             continue
         if name == b"content-type":
-            kinds.append(pair[1])
+            kind = pair[1] if kind is None else b""
         if name in replayed:
             stored.append((name, pair[1]))
         sent.append(pair)
@@ -60,5 +60,5 @@ def read_head(rules: Rules, status: int, headers: Headers) -> Head:
         sent,
         word_for(rules, status, word),
         retention,
-        kinds[0] if len(kinds) == 1 else b"",
+        kind or b"",
     )

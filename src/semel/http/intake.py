@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl
-from uuid import UUID
 
 import msgspec
 
-from semel.errors import ConfigurationError, InvalidKey
 from semel.http.body import Body
 from semel.http.config import Plan
 from semel.http.digests import outline, told_sha256
@@ -20,11 +18,16 @@ from semel.http.guard import Admitted, Guard, Keyed
 from semel.http.keys import core_key, minted_at, read_key
 from semel.http.problem import Problem
 from semel.http.reply import Reply
+from semel.http.resolving import plain, principal_of, tenant_of
 from semel.http.rules import Rules, is_allowed, is_too_old, prefer_wait
 from semel.http.snapshot import Snapshot
-from semel.keys import check_tenant, mask
+from semel.keys import mask
 
 __all__ = ["First", "Incoming", "enter"]
+
+_RARE: Final = frozenset(
+    {b"early-data", b"prefer", b"content-digest"}
+)  # most requests have none: one look for all
 
 
 class Incoming(Protocol):
@@ -39,6 +42,10 @@ class Incoming(Protocol):
 
     def lines(self, name: bytes) -> list[bytes]:
         """The values of a header, whose name is in lower case, a line each."""
+        ...
+
+    def has_any(self, names: frozenset[bytes]) -> bool:
+        """Whether one of these headers is there."""
         ...
 
     def request(self) -> Any:
@@ -144,15 +151,18 @@ async def _known(
         if late is None:
             return body
         key = late
+    is_rare = incoming.has_any(_RARE)
+    if is_rare and incoming.lines(b"early-data"):  # whatever it says: RFC 8470 knows no other value than 1
+        return _refused(body, Problem.of("too-early", retry_after=1.0))
     sender = await _sender(plan, guard, incoming, request)
     if isinstance(sender, Problem):
         return _refused(body, sender)
     principal, tenant = sender
     route = f"{incoming.method} {_shown(guard, incoming.path, parts) if parts else incoming.path}"
-    prefer = incoming.lines(b"prefer")
-    digested = incoming.lines(b"content-digest")
-    digest = told_sha256(digested) if digested else None
-    wait = prefer_wait(rules, prefer) if prefer else rules.wait
+    digest, wait = None, rules.wait
+    if is_rare:
+        digest = told_sha256(incoming.lines(b"content-digest"))
+        wait = prefer_wait(rules, incoming.lines(b"prefer"))
     operation = "http" if rules.scope == "principal" else _route_name(route)
     told = "" if digest is None else _outline(incoming, digest)
     if digest is not None and body is None and incoming.lines(b"expect"):
@@ -191,8 +201,6 @@ async def _sender(
 ) -> tuple[str, str | None] | Problem:
     """Who sends a keyed request, and whether it may be looked at. Before the body is read, where that is possible."""
     rules = guard.rules
-    if incoming.lines(b"early-data"):  # whatever it says: RFC 8470 knows no other value than 1
-        return Problem.of("too-early", retry_after=1.0)
     if rules.repeatability and (problem := _first_sent(rules, incoming)) is not None:
         return problem
     try:
@@ -201,10 +209,12 @@ async def _sender(
         principal = ""
         if plan.principal is not None:
             told = plan.principal(request)
-            principal = told if type(told) is str else _principal(await _awaited(guard, plan.principal, told))
+            principal = (
+                told if type(told) is str else principal_of(await _awaited(guard, plan.principal, told))
+            )
         if not principal and not rules.anonymous:
             return Problem.of("not-authenticated")
-        tenant = None if plan.tenant is None else _tenant(await _ask(guard, plan.tenant, request))
+        tenant = None if plan.tenant is None else tenant_of(await _ask(guard, plan.tenant, request))
     except PermissionError:
         return Problem.of("not-authorized")
     return principal, tenant
@@ -275,31 +285,6 @@ async def _ask(guard: Guard, resolver: Callable[[Any], Any], request: Any) -> An
 
 
 async def _awaited(guard: Guard, resolver: Callable[[Any], Any], value: Any) -> Any:
-    if hasattr(value, "__await__"):
-        if guard.engine.runtime.colour == "sync":
-            value.close()
-            raise ConfigurationError(
-                f"{getattr(resolver, '__qualname__', resolver)} is async, and this middleware is not: give a plain function"
-            )
-        value = await value
-    return value
-
-
-def _principal(value: Any) -> str:
-    """An id as text. An object's own text may be its address, which is another one at every request."""
-    if value is None:
-        return ""
-    if isinstance(value, bool) or not isinstance(value, str | int | UUID):
-        raise ConfigurationError(
-            f"principal= returned a {type(value).__name__}: return the sender's id, a str, int or UUID"
-        )
-    return str(value)
-
-
-def _tenant(value: Any) -> str | None:
-    if value is None:
-        return None
-    try:
-        return check_tenant(value)
-    except InvalidKey as error:
-        raise ConfigurationError(f"tenant= returned what is no tenant: {error}") from error
+    if hasattr(value, "__await__") and guard.engine.runtime.colour == "async":
+        return await value
+    return plain(resolver, value, where="this middleware is not")

@@ -22,6 +22,9 @@ _ITEM: Final = (
 _PARAMETER: Final = rb"[ ]*;[ ]*[a-z*][a-z0-9_.*-]*(?:=(?:%s))?" % _ITEM
 _QUOTED: Final = re.compile(rb"(%s)(?:%s)*" % (_STRING, _PARAMETER))
 _NOT_BARE: Final = re.compile(rb'[",;\\]')
+_BARE: Final = re.compile(
+    rb"[!#-+\--:<-\[\]-~]{1,%d}" % MAX_KEY
+)  # visible, and none of those: nearly every key
 _VISIBLE: Final = re.compile(rb"[!-~]+")
 _ESCAPED: Final = re.compile(rb'\\(["\\])')
 
@@ -33,6 +36,8 @@ def read_key(lines: Sequence[bytes], *, strict: bool = False, least: int = 1) ->
     """
     if len(lines) != 1:
         return Problem.of("key-malformed", reason="one key, in one header line")
+    if not strict and least <= len(lines[0]) and _BARE.fullmatch(lines[0]):
+        return lines[0].decode()  # all that is asked below
     raw = lines[0].strip(b" \t")
     if len(raw) > 2 * MAX_KEY + 64:
         return Problem.of("key-too-long")

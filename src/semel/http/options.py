@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypedDict
 
+from semel.bodies import BodyStore
+from semel.http.spill import Spill
 from semel.options import Duration
 
 __all__ = ["DecoratorOptions", "FastAPIOptions", "MiddlewareOptions", "RouteOptions"]
@@ -41,6 +43,7 @@ class RouteOptions(TypedDict, total=False):
     grace: Duration
     expired: Literal["reject", "new"]
     max_response: int
+    spill: str | Spill | BodyStore | None
     max_body: int
     quota: float | None
     fail_open: bool

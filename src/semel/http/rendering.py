@@ -13,12 +13,15 @@ from starlette._utils import is_async_callable
 from starlette.background import BackgroundTasks
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware.errors import ServerErrorMiddleware
 
 from semel.http.reply import Reply
 
-__all__ = ["ANSWER", "handled", "raw", "rendered"]
+__all__ = ["ANSWER", "handled", "raw", "rendered", "unhandled"]
 
-ANSWER: Final = "semel.answer"  # in a scope: an error and the response that was recorded for it
+ANSWER: Final = (
+    "semel.answer"  # in a scope: an error (None: whichever comes) and the response that was recorded for it
+)
 # What newer versions have: routes of an included router that are not copied, and models written as JSON directly.
 _included_as: Callable[[Any], Any] = getattr(routing, "_get_scope_effective_route_context", lambda _: None)
 _WRITES_JSON: Final = "dump_json" in inspect.signature(serialize_response).parameters
@@ -59,11 +62,12 @@ async def rendered(result: Any, request: Request, draft: Response) -> Response:
     return response
 
 
-async def handled(error: Exception, request: Request) -> Response | None:
+async def handled(error: Exception, request: Request, *, last: bool) -> Response | None:
     """The response that the application's own exception handler gives; None when nobody handles it.
 
     Starlette will ask that handler when the error has passed the dependencies: it must then get the same response,
-    because that one is recorded, so the handler is told to look for it.
+    because that one is recorded, so the handler is told to look for it. `last`: also the one for errors that nobody
+    else handles.
     """
     by_class, by_status = request.scope.get("starlette.exception_handlers", ({}, {}))
     handlers: dict[Any, Any] = by_class
@@ -71,11 +75,27 @@ async def handled(error: Exception, request: Request) -> Response | None:
     if isinstance(error, HTTPException) and error.status_code in by_status:
         handlers, name = by_status, error.status_code
     if name is None:
-        return None
+        return await unhandled(error, request) if last else None
     handler = handlers[name]
     if not isinstance(handler, _Handler):
         handler = handlers[name] = _Handler(handler)
     return await handler.asked(request, error)
+
+
+async def unhandled(error: Exception, request: Request) -> Response | None:
+    """What the application's handler of 500 or Exception makes of an error. None: it has none, and the answer is plain.
+
+    It stands outside of everything, in Starlette's outermost middleware. While that one debugs, it asks nobody.
+    """
+    server: Any = getattr(request.scope.get("app"), "middleware_stack", None)
+    if not isinstance(server, ServerErrorMiddleware) or server.handler is None or server.debug:
+        return None
+    handler: Any = server.handler
+    if not isinstance(handler, _Handler):
+        handler = _Handler(handler)
+        vars(server)["handler"] = handler
+    response: Response | None = await handler.asked(request, error)
+    return response
 
 
 class _Handler:
@@ -86,7 +106,7 @@ class _Handler:
 
     async def __call__(self, request: Request, error: Exception) -> Response | None:
         known = request.scope.get(ANSWER)
-        if known is not None and known[0] is error:
+        if known is not None and (known[0] is error or known[0] is None):
             answer: Response = known[1]
             return answer
         return await self.asked(request, error)

@@ -104,6 +104,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     grace: float = 60.0
     expired: Literal["reject", "new"] = "reject"
     max_response: int = 1 << 20
+    spill: Any = None
+    """Where longer responses are kept (`semel.http.spill.Spill`); None: they are not."""
     max_body: int = 32 << 20
     quota: float | None = None
     """New keys a second for each principal."""
@@ -261,7 +263,7 @@ def prefer_wait(rules: Rules, lines: Sequence[bytes]) -> float:
 
 def is_too_old(rules: Rules, key: str, now: float) -> bool:
     """A UUIDv7 that was minted longer ago than anything is kept: its first use, if any, is forgotten (H35)."""
-    if rules.expired != "reject" or rules.retention == float("inf"):
+    if len(key) != 36 or rules.expired != "reject" or rules.retention == float("inf"):
         return False
     made = minted_at(key)
     return made is not None and made + rules.retention + rules.grace < now

@@ -85,12 +85,21 @@ class ScopeRequest:
             return [known[name]]
         return [value for other, value in headers if other == name]
 
+    def has_any(self, names: frozenset[bytes]) -> bool:
+        known = self._first
+        if known is None:
+            known = self._first = dict(self._scope["headers"])
+        return not names.isdisjoint(known)
+
     def request(self) -> Any:
         return _Request(self._scope)
 
     async def read(self, limit: int) -> Body | Problem:
-        announced = self.lines(b"content-length")
-        if announced and announced[0].isdigit() and (len(announced[0]) > 18 or int(announced[0]) > limit):
+        known = self._first
+        if known is None:
+            known = self._first = dict(self._scope["headers"])
+        announced = known.get(b"content-length", b"")
+        if announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
             return Problem.of(
                 "body-too-large", limit=limit
             )  # before it is sent, if its client waits for our word

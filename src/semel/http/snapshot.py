@@ -8,9 +8,17 @@ import msgspec
 
 from semel.errors import CodecError
 
-__all__ = ["Snapshot"]
+__all__ = ["Snapshot", "Spilled"]
 
 _FORMAT: Final = 1
+
+
+class Spilled(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where a body is that was too long for its record, and how to tell that it is the same."""
+
+    name: str
+    sha256: bytes
+    size: int
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -24,6 +32,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     format: int = _FORMAT
     left: float | None = None
     """Of one that is read: for how many more seconds it can be had."""
+    spilled: Spilled | None = None
+    """The body is elsewhere. Until it is fetched the response counts as not kept, also for versions that know no better."""
 
     def encode(self) -> bytes:
         return _encode(self)

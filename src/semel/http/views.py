@@ -130,7 +130,7 @@ class _Ending:
         self._run = run
         self._status = status
         self._headers = headers
-        self.kept = Kept(guard.rules.max_response)
+        self.kept = Kept(guard.most)
 
     async def end(self) -> bytes:
         """Record the outcome; then the last piece may leave."""

@@ -81,6 +81,9 @@ class EnvironRequest:
         value = self._environ.get(field if field in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{field}")
         return [] if value is None else [value.encode("latin-1")]
 
+    def has_any(self, names: frozenset[bytes]) -> bool:
+        return any(self.lines(name) for name in names)
+
     def request(self) -> Any:
         if _Request is None:
             return PlainRequest(self._environ)
@@ -224,7 +227,7 @@ class _First:
 
     def _pieces(self, result: Iterable[bytes], start_response: StartResponse) -> Iterator[bytes]:
         """One piece behind the application, so that the last one leaves after the outcome is recorded."""
-        kept, begun = Kept(self._guard.rules.max_response), False
+        kept, begun = Kept(self._guard.most), False
         try:
             for piece in _joined(self._written, attended(self._run, result)):
                 last = kept.push(piece)

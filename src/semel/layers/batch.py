@@ -12,8 +12,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
+import msgspec
+
 from semel.layers.layer import Layer
 from semel.model import Answer, Ask, Settle, Verdict
+from semel.posting import Brief, Poster, poster_of
 from semel.store import Store
 
 __all__ = ["Batch"]
@@ -42,6 +45,12 @@ class _Sky:
         self.items = 0
 
 
+class _Alone(msgspec.Struct, gc=False):
+    """What the store's own quick way gave."""
+
+    reply: Any
+
+
 class _Queue(Generic[T, R]):
     def __init__(self, verb: Callable[[Sequence[T]], Awaitable[list[R | Exception]]], sky: _Sky) -> None:
         self._verb = verb
@@ -52,11 +61,30 @@ class _Queue(Generic[T, R]):
         self._scheduled = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def put(self, item: T) -> R | Exception:
-        loop = asyncio.get_running_loop()
-        if self._lonely >= LONELY and not self._flying and not self._items:
+    @property
+    def quiet(self) -> bool:
+        """Whether nobody is expected to come along."""
+        return self._lonely >= LONELY and not self._flying and not self._items
+
+    def see_off(self, posted: Awaitable[Any]) -> Awaitable[_Alone]:
+        """One that the store has taken already, by itself."""
+        self._depart(1)
+        return self._seen_off(posted, asyncio.get_running_loop())
+
+    async def _seen_off(self, posted: Awaitable[Any], loop: asyncio.AbstractEventLoop) -> _Alone:
+        try:
+            return _Alone(await posted)
+        finally:
+            self._landed(1, loop)
+
+    def post(self, item: T) -> Awaitable[R | Exception]:
+        """Send it, with all others of this tick or alone. What is given is awaited at once."""
+        if self.quiet:
             self._depart(1)
-            return await self._carry(item, loop)
+            return self._carry(item, asyncio.get_running_loop())
+        return self._join(item, asyncio.get_running_loop())
+
+    async def _join(self, item: T, loop: asyncio.AbstractEventLoop) -> R | Exception:
         future: asyncio.Future[R | Exception] = loop.create_future()
         self._items.append((item, future))
         if not self._scheduled:
@@ -141,10 +169,64 @@ class Batch(Layer):
 
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
         if len(asks) == 1:
-            return [await self._claims.put(asks[0])]
+            return [await self._claims.post(asks[0])]
         return await self.inner.claim(asks)
 
     async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
         if len(ends) == 1:
-            return [await self._ends.put(ends[0])]
+            return [await self._ends.post(ends[0])]
         return await self.inner.settle(ends)
+
+    def poster(self) -> Poster:
+        """The quick way: whoever asks waits for the batch itself, or goes the store's quick way while nobody else asks."""
+        return _Poster(self._claims, self._ends, poster_of(self.inner))
+
+
+class _Poster:
+    """See `semel.posting`."""
+
+    __slots__ = ("_claims", "_ends", "_inner")
+
+    def __init__(
+        self, claims: _Queue[Ask, Verdict], ends: _Queue[Settle, Answer], inner: Poster | None
+    ) -> None:
+        self._claims = claims
+        self._ends = ends
+        self._inner = inner
+
+    def claim(self, ask: Ask, now: float) -> Awaitable[Any]:
+        claims, inner = self._claims, self._inner
+        if inner is not None and claims.quiet and (posted := inner.claim(ask, now)) is not None:
+            return claims.see_off(posted)
+        return claims.post(ask)
+
+    def claimed(self, ask: Ask, reply: Any, *, whole: bool = True) -> Verdict | Brief | None:
+        if type(reply) is _Alone:
+            return None if self._inner is None else self._inner.claimed(ask, reply.reply, whole=whole)
+        return None if isinstance(reply, Exception) else reply
+
+    async def reclaim(self, ask: Ask, reply: Any, asked: float) -> Verdict:
+        if self._inner is None:
+            raise reply  # whether to try again is the next layer's to say
+        return await self._inner.reclaim(ask, reply.reply if type(reply) is _Alone else reply, asked)
+
+    def unclaimed(self, ask: Ask) -> None:
+        """A batch goes on without those who left it."""
+        if self._inner is not None:
+            self._inner.unclaimed(ask)
+
+    def settle(self, end: Settle, now: float) -> Awaitable[Any]:
+        ends, inner = self._ends, self._inner
+        if inner is not None and ends.quiet and (posted := inner.settle(end, now)) is not None:
+            return ends.see_off(posted)
+        return ends.post(end)
+
+    def settled(self, end: Settle, reply: Any, asked: float) -> Answer | None:
+        if type(reply) is _Alone:
+            return None if self._inner is None else self._inner.settled(end, reply.reply, asked)
+        return None if isinstance(reply, Exception) else reply
+
+    async def resettle(self, end: Settle, reply: Any, asked: float) -> Answer:
+        if self._inner is None:
+            raise reply
+        return await self._inner.resettle(end, reply.reply if type(reply) is _Alone else reply, asked)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from semel.errors import StoreUnavailable
 from semel.keys import Scope
 from semel.layers.layer import Layer
 from semel.model import Answer, Ask, Note, Record, Renewal, Settle, Verdict
+from semel.posting import Brief, Poster, poster_of
 from semel.store import Store
 
 __all__ = ["Retry"]
@@ -62,3 +63,57 @@ class Retry(Layer):
 
     async def peek(self, scope: Scope) -> tuple[Record | None, float]:
         return await self._again(lambda: self.inner.peek(scope))
+
+    def poster(self) -> Poster | None:
+        """The quick way, where there is one below; the second try goes the long one."""
+        inner = poster_of(self.inner)
+        return None if inner is None else _Poster(inner, self.inner, self._now, self._patience)
+
+
+class _Poster:
+    """See `semel.posting`: what is answered at the first try is not looked at here."""
+
+    __slots__ = ("_inner", "_now", "_patience", "_store")
+
+    def __init__(self, inner: Poster, store: Store, now: Callable[[], float], patience: float) -> None:
+        self._inner = inner
+        self._store = store
+        self._now = now
+        self._patience = patience
+
+    def claim(self, ask: Ask, now: float) -> Awaitable[Any] | None:
+        return self._inner.claim(ask, now)
+
+    def claimed(self, ask: Ask, reply: Any, *, whole: bool = True) -> Verdict | Brief | None:
+        return self._inner.claimed(ask, reply, whole=whole)
+
+    def unclaimed(self, ask: Ask) -> None:
+        self._inner.unclaimed(ask)
+
+    def settle(self, end: Settle, now: float) -> Awaitable[Any] | None:
+        return self._inner.settle(end, now)
+
+    def settled(self, end: Settle, reply: Any, asked: float) -> Answer | None:
+        return self._inner.settled(end, reply, asked)
+
+    async def reclaim(self, ask: Ask, reply: Any, asked: float) -> Verdict:
+        try:
+            return await self._inner.reclaim(ask, reply, asked)
+        except StoreUnavailable:
+            if self._now() - asked > self._patience:
+                raise
+        verdict = (await self._store.claim((ask,)))[0]
+        if isinstance(verdict, Exception):
+            raise verdict
+        return verdict
+
+    async def resettle(self, end: Settle, reply: Any, asked: float) -> Answer:
+        try:
+            return await self._inner.resettle(end, reply, asked)
+        except StoreUnavailable:
+            if self._now() - asked > self._patience:
+                raise
+        answer = (await self._store.settle((end,)))[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, func, literal_column, or_, select, update
 
+from semel.messaging.pages import Waiting
 from semel.messaging.tables import Tables, now
 
-__all__ = ["clean", "oldest", "pending", "topics"]
+__all__ = ["clean", "listed", "oldest", "pending", "topics"]
 
 
 def pending(c: Connection, t: Tables) -> dict[str, int]:
@@ -30,6 +32,16 @@ def oldest(c: Connection, t: Tables) -> float:
         select(clock - func.min(func.coalesce(outbox.c.due, outbox.c.created))).where(due)
     ).scalar()
     return float(age or 0.0)
+
+
+def listed(c: Connection, t: Tables, limit: int, where: Mapping[str, str]) -> list[Waiting]:
+    """Messages that wait, oldest first."""
+    o = t.outbox.c
+    query = select(o.id, o.tenant, o.topic, o.key, o.created, o.due, func.length(o.body))
+    for name, value in where.items():
+        query = query.where(o[name] == value)
+    rows: list[tuple[Any, ...]] = [tuple(row) for row in c.execute(query.order_by(o.seq).limit(limit))]
+    return [Waiting(*row) for row in rows]
 
 
 def clean(

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from sqlalchemy.exc import DBAPIError
 
 from semel.errors import ConfigurationError, StoreUnavailable
-from semel.messaging.events import Alarm, Declined, Delivered, Emit, Overtaken, Parked, SinkBack, SinkPaused
-from semel.messaging.pages import Ledger, Page, Superseded, Want
+from semel.messaging.away import Away, busy
+from semel.messaging.events import Alarm, Declined, Delivered, Emit, Overtaken, Parked
+from semel.messaging.pages import Ledger, Page, Shut, Superseded, Want
 from semel.messaging.parts import Part, Shipment
-from semel.messaging.routes import Router
+from semel.messaging.routes import Router, Target
+from semel.messaging.sending import Sending, Sent
 from semel.messaging.sink import Fenced, Rejected, Row, SinkUnavailable
 from semel.points import reach
 
@@ -23,7 +23,9 @@ __all__ = ["Carrier", "Limits", "Report"]
 _ROUND: Final = 4  # batches in one transaction, over all parts
 _BYTES: Final = 16 << 20  # of bodies in one round
 _OTHERS: Final = 8  # rounds
-_PAUSE: Final = (0.25, 30.0)
+_SLOW: Final = (
+    0.25  # so long a round waits for its batches; those that take longer are looked after in a later one
+)
 
 
 @dataclass(slots=True)
@@ -41,16 +43,6 @@ class Report:
     pending: dict[str, int] = field(default_factory=dict)
     unroutable: tuple[str, ...] = ()
     unavailable: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class _Pause:
-    """A sink that does not answer: until when it is left alone, and how long the next pause is."""
-
-    until: float
-    seconds: float
-    since: float
-    times: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +71,24 @@ class Limits:
 class Carrier:
     """The parts that a relay owns now, and what it does with them."""
 
-    def __init__(self, ledger: Ledger, router: Router, limits: Limits, emit: Emit) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        router: Router,
+        limits: Limits,
+        emit: Emit,
+        arrived: Callable[[], None] = lambda: None,
+    ) -> None:
         self.ledger = ledger
         self.router = router
         self.limits = limits
         self.emit = emit
         self.parts: dict[int, Part] = {}
-        self.pauses: dict[str, _Pause] = {}
+        self.away = Away(emit)
+        self._sending = Sending(ledger, router, arrived)
+        self._targets: dict[str, Target] = {target.way: target for target in router.targets}
         self.unknown: set[str] = set()
+        self.stranded: set[str] = set()  # lanes with a batch under way that no route leads to any more
         self.report = Report()
         self._topics: dict[str, set[str]] = {}  # topic → the ways it may go
         self._turn = 0
@@ -99,7 +101,7 @@ class Carrier:
         """Whether anything moved. Whatever goes wrong, the parts are given up and taken anew: what is in memory may be
         ahead of what is written, or behind it."""
         try:
-            return await self._round([part for part in parts if self.parts.get(part.number) is part])
+            return await self._round([part for part in parts if self._has(part)])
         except Superseded as lost:
             for part in parts:
                 (self.overtaken if part.number in lost.parts else self.drop)(part)
@@ -110,20 +112,48 @@ class Carrier:
             raise
 
     async def _round(self, parts: list[Part]) -> bool:
+        landed = await self._land(parts)
+        # One that is to be given back waits for what it has under way, and begins nothing else.
+        parts = [p for p in parts if self._has(p) and not (p.leaving and self._sending.of([p]))]
         ready = self._ready(parts)
-        if not ready or any(part.dirty or part.outcome for part in parts):
+        # While something is away others may be found that are better to try with than what failed.
+        if not ready or self.away or any(part.dirty or part.outcome for part in parts):
             if not ready and not await self._anything(parts):
-                return False
+                return landed
             await self.ledger.run(self._plan, parts)
             reach("relay.planned")
-            ready = self._ready([part for part in parts if part.number in self.parts])
+            ready = self._ready([part for part in parts if self._has(part)])
+        begun = [sent for shipment in ready if (sent := self._begin(shipment)) is not None]
         if not ready:
-            return False
-        found = await asyncio.gather(*(self._ship(shipment) for shipment in ready))
-        reach("relay.published")
-        for repair in filter(None, found):  # when all have come back: it changes the part's state
-            await self._repair(repair)
+            return landed
+        await self._sending.wait(begun, _SLOW)
+        await self._land(parts)
         return True
+
+    def _has(self, part: Part) -> bool:
+        return self.parts.get(part.number) is part
+
+    async def _land(self, parts: list[Part]) -> bool:
+        """Note what came of batches that have come to their end. Whether there were any."""
+        landed = self._sending.landed(parts)
+        repairs = [self._note(sent) for sent in landed]
+        if landed:
+            reach("relay.published")
+        for repair in filter(None, repairs):  # when all are noted: it changes the part's state
+            await self._repair(repair)
+        return bool(landed)
+
+    def under_way(self, parts: Collection[Part]) -> bool:
+        """Whether these parts have batches on their way."""
+        return bool(self._sending.of(parts))
+
+    async def landing(self, parts: list[Part], *, all_of_them: bool = True) -> None:
+        """Wait for batches that are on their way: all of them, or the first."""
+        while sending := self._sending.of(parts):
+            await self._sending.wait(sending, None, all_of_them=all_of_them)
+            await self._land(parts)
+            if not all_of_them:
+                return
 
     async def _anything(self, parts: list[Part]) -> bool:
         if any(part.dirty or part.outcome for part in parts):
@@ -139,7 +169,8 @@ class Carrier:
             parts=numbers[turn:] + numbers[:turn],
             each=self.limits.batch,
             total=self.limits.batch * _ROUND,
-            topics=self.unknown | self._paused(),
+            topics=self.unknown | self.away.topics(self._topics),
+            shut=self._shut(parts),
             only_topics=self.limits.topics,
             tenants=self.limits.tenants,
             open={part.number: part.open for part in parts},
@@ -149,47 +180,39 @@ class Carrier:
             after=self._after,
         )
 
-    def _paused(self) -> set[str]:
-        """Topics that stay in the outbox because one of their sinks is away; and those that share a sink with them, since a
-        key's messages must not overtake each other there."""
-        clock = time.monotonic()
-        away = {way for way, pause in self.pauses.items() if pause.until > clock}
-        paused: set[str] = set()
-        while away:
-            more = {topic for topic, ways in self._topics.items() if ways & away} - paused
-            if not more:
-                break
-            paused |= more
-            away = away.union(*(self._topics[topic] for topic in more))
-        return paused
+    def _shut(self, parts: Collection[Part]) -> list[Shut]:
+        """What waits for an endpoint that is away, or behind a batch that takes long."""
+        found = self.away.shut(self._topics, parts, self._targets) if self.away else []
+        late = [sent.shipment for sent in self._sending.of(parts)]
+        return found + busy(late, self._topics) if late else found
 
     def _learn(self, topics: set[str]) -> None:
         for topic in topics - self._topics.keys():
             self._topics[topic] = self.router.ways(topic)
 
     def _ready(self, parts: Sequence[Part]) -> list[Shipment]:
-        """Batches that are under way and whose sink is not known to be away."""
-        clock = time.monotonic()
+        """Batches that are written down and not on their way, whose sink is not known to be away."""
         found = []
         for part in parts:
             for shipment in part.shipments(self.router):
                 if shipment.target is None:
+                    self.stranded.add(shipment.lane)
                     self._alarm_once(
                         "route",
-                        f"a batch of {shipment.lane!r} is under way, and no route has that name any more",
+                        f"{len(shipment.rows)} messages are under way to {shipment.lane!r} and no route has that name any more: "
+                        "they wait, and so does what follows them under their keys. Name a route so again, "
+                        f"Route(…, name={shipment.lane.partition('/')[0]!r}), until they are sent",
                     )
-                    continue
-                pause = self.pauses.get(shipment.target.way)
-                if pause is None or pause.until <= clock:
+                elif (part.number, shipment.lane) not in self._sending:
                     found.append(shipment)
-        return found
+        return self.away.sift(found)
 
     # --------------------------------------------------------------------------------- the transaction
     def _plan(self, page: Page, parts: list[Part]) -> None:
         """What was delivered goes, what is next is written down, in one commit."""
         ours = self.settle(page, parts, save=False)
         self._refresh(page, [part for part in ours if part.lines])
-        if self.pauses:  # which topics must wait is known only of topics that are known
+        if self.away:  # which topics must wait is known only of topics that are known
             self._learn(page.topics())
         want = self.want([part.number for part in ours], ours)
         chosen = page.choose(want)
@@ -204,6 +227,8 @@ class Carrier:
                     "unroutable", f"no route knows topic {topic!r}: its messages wait in the outbox"
                 )
             self.unknown |= unknown
+            if part.waiting:
+                self.away.learn((self.router.by_lane(lane), lane, row) for lane, row in part.waiting)
             self._write(page, part)
         _save(page, [part for part in ours if part.dirty])
         reach("relay.chosen")
@@ -245,47 +270,66 @@ class Carrier:
         page.let_go(part.number, outcome.free)
 
     # ----------------------------------------------------------------------------------------- shipping
-    async def _ship(self, shipment: Shipment) -> _Repair | None:
-        """Send it. What is to be repaired by this round, if the sink does not have what it should."""
-        part, target = self.parts.get(shipment.part), shipment.target
-        if part is None or target is None:
+    def _begin(self, shipment: Shipment) -> Sent | None:
+        """Put a batch on its way."""
+        part = self.parts.get(shipment.part)
+        if part is None or shipment.target is None:
             return None
-        start = time.monotonic()
+        sent = Sent(part, shipment)
         try:
-            rows = self._shaped(shipment, part)
-            fresh = part.try_lane(shipment.lane)
-            if part.state.lanes[shipment.lane].resend:
-                await self._resend(part, shipment)
-            found = await target.sink.publish(part.number, part.epoch, shipment.no, rows)
-        except Fenced as error:
-            return _Repair(part, shipment, fenced=error)
+            sent.rows = self._shaped(shipment, part)
         except Rejected as error:
-            self._rejected(part, shipment, error, time.monotonic() - start)
+            self._rejected(sent, error)
             return None
         except SinkUnavailable as error:
-            self._pause(target.way, str(error), error.seconds)
+            self.away.pause(shipment, str(error), error.seconds, None)
             return None
-        except (StoreUnavailable, DBAPIError):
-            raise
-        except (
-            ConfigurationError
-        ) as error:  # wrong credentials, a place that is not there: somebody has to act
-            self._alarm_once("configuration", str(error))
-            self._pause(target.way, str(error), None)
-            return None
-        except Exception as error:  # noqa: BLE001 - a sink's bug pauses the sink, never loses or stops the rest
-            self._alarm_once("error", f"sink {target.way!r} failed in an unforeseen way: {error!r}")
-            self._pause(target.way, repr(error), None)
-            return None
-        self._back(target.way)
-        if found is not None and found != shipment.no - 1 and (found != shipment.no or fresh):
+        sent.fresh = part.try_lane(shipment.lane)
+        sent.resend = tuple(part.state.lanes[shipment.lane].resend)
+        self.away.begins(shipment)
+        self._sending.start(sent)
+        return sent
+
+    def _note(self, sent: Sent) -> _Repair | None:
+        """What came of a batch. What is to be repaired, if the sink does not have what it should."""
+        part, shipment, found = sent.part, sent.shipment, sent.found
+        self.away.ended(part.number, shipment.lane)
+        self.report.resent += sent.resent
+        if sent.again:  # written with the next state; until then it would be sent again, and found there
+            part.state.lanes[shipment.lane].resend = []
+        if sent.error is not None:
+            return self._failed(sent, sent.error)
+        self.away.back(shipment)
+        if found is not None and found != shipment.no - 1 and (found != shipment.no or sent.fresh):
             return _Repair(part, shipment, found)
-        part.delivered(shipment, keep=self.limits.sink_safety > 0)
+        part.delivered(shipment, keep=self.limits.sink_safety > 0, numbered=found is not None)
         duplicate = found is not None and found >= shipment.no
-        self._count(rows, duplicate=duplicate)
-        self.emit(
-            Delivered(shipment.lane, part.number, shipment.no, len(rows), time.monotonic() - start, duplicate)
-        )
+        self._count(sent.rows, duplicate=duplicate)
+        self.emit(Delivered(shipment.lane, part.number, shipment.no, len(sent.rows), sent.seconds, duplicate))
+        return None
+
+    def _failed(self, sent: Sent, error: BaseException) -> _Repair | None:
+        """Whose fault it is decides who waits: a message, the sink, or nobody."""
+        shipment, way = sent.shipment, sent.shipment.target.way  # type: ignore[union-attr]
+        match error:
+            case Fenced():
+                return _Repair(sent.part, shipment, fenced=error)
+            case Rejected():
+                self._rejected(sent, error)
+            case SinkUnavailable():
+                self.away.pause(shipment, str(error), error.seconds, error.endpoint)
+                if not getattr(shipment.target.sink, "numbered", True):  # type: ignore[union-attr]
+                    sent.part.withdrawn(shipment)
+            case ConfigurationError():  # wrong credentials, a place that is not there: somebody has to act
+                self._alarm_once("configuration", str(error))
+                self.away.pause(shipment, str(error), None, None)
+            case StoreUnavailable() | DBAPIError():
+                raise error
+            case Exception():  # a sink's bug pauses the sink, never loses or stops the rest
+                self._alarm_once("error", f"sink {way!r} failed in an unforeseen way: {error!r}")
+                self.away.pause(shipment, repr(error), None, None)
+            case _:
+                raise error
         return None
 
     def _shaped(self, shipment: Shipment, part: Part) -> list[Row]:
@@ -309,7 +353,7 @@ class Carrier:
     async def _repair(self, repair: _Repair) -> None:
         """A batch that the sink has and should not, or has not and should; or an owner that it refuses."""
         part, shipment, found = repair.part, repair.shipment, repair.found
-        if self.parts.get(part.number) is not part:
+        if not self._has(part):
             return
         if repair.fenced is not None:
             await self.ledger.run(self._refused, part, repair.fenced.epoch)
@@ -369,19 +413,8 @@ class Carrier:
             )
         )
 
-    async def _resend(self, part: Part, shipment: Shipment) -> None:
-        lane = part.state.lanes[shipment.lane]
-        first = lane.resend[0] - 1
-        kept = await self.ledger.read(lambda page: page.kept(part.number, shipment.lane, first))
-        sink, way = shipment.target.sink, shipment.target.way  # type: ignore[union-attr]
-        for number in lane.resend:
-            rows = [self.router.shaped(way, row) for row in kept.get(number, ())]
-            if rows:
-                await sink.publish(part.number, part.epoch, number, rows)
-                self.report.resent += len(rows)
-        lane.resend = []  # written with the next state; until then it would be sent again, and found there
-
-    def _rejected(self, part: Part, shipment: Shipment, error: Rejected, seconds: float) -> None:
+    def _rejected(self, sent: Sent, error: Rejected) -> None:
+        part, shipment = sent.part, sent.shipment
         sink = shipment.target.sink  # type: ignore[union-attr]
         parked = part.rejected(
             shipment,
@@ -395,7 +428,7 @@ class Carrier:
         self._count(taken, duplicate=False)
         if taken:
             self.emit(
-                Delivered(shipment.lane, part.number, shipment.no, len(taken), seconds, duplicate=False)
+                Delivered(shipment.lane, part.number, shipment.no, len(taken), sent.seconds, duplicate=False)
             )
         for row in shipment.rows:
             if (reason := error.reasons.get(row.id)) is not None:
@@ -412,23 +445,7 @@ class Carrier:
         for row in rows:
             self.report.by_topic[row.topic] = self.report.by_topic.get(row.topic, 0) + 1
 
-    # ------------------------------------------------------------------------------------ pauses, losses
-    def _pause(self, name: str, reason: str, asked: float | None) -> None:
-        clock = time.monotonic()
-        known = self.pauses.get(name)
-        if known is not None and known.until > clock:
-            return  # several batches failed together: that is one failure
-        seconds = asked or (min(_PAUSE[1], known.seconds * 2) if known else _PAUSE[0])
-        since, times = (known.since, known.times + 1) if known else (clock, 1)
-        self.pauses[name] = _Pause(clock + seconds, seconds, since, times)
-        self.emit(SinkPaused(name, seconds, reason))
-
-    def _back(self, name: str) -> None:
-        known = self.pauses.get(name)
-        if known is not None and known.until <= time.monotonic():
-            del self.pauses[name]
-            self.emit(SinkBack(name, time.monotonic() - known.since))
-
+    # --------------------------------------------------------------------------------------------- losses
     def overtaken(self, part: Part) -> None:
         """Somebody else owns the part since."""
         if self.drop(part):
@@ -437,6 +454,8 @@ class Carrier:
 
     def drop(self, part: Part) -> bool:
         """Forget what is in memory of a part."""
+        self._sending.forget(part)
+        self.away.ended(part.number)
         if self.parts.get(part.number) is part:
             del self.parts[part.number]
             return True

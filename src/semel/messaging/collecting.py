@@ -3,6 +3,9 @@
 They are written in one go just before the commit: their numbers are recent then, and the locks that order writers of one
 aggregate are held, so the order of numbers is the order of commits. What a hook of the session adds during its commit, after
 that, is written when the connection commits.
+
+What cannot be written takes its transaction with it: the connection is rolled back, the session can only be rolled back.
+Otherwise a second commit, or whoever gets the connection next, would commit the rows without their messages.
 """
 
 from __future__ import annotations
@@ -10,9 +13,12 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import PendingRollbackError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
@@ -27,27 +33,63 @@ _HINT: Final = (
     "begin one (`with session.begin():`, `with engine.begin() as connection:`) and add the message inside it"
 )
 
+_UNDOES: Final = {1213, 1020}  # a deadlock; a record that has changed since the snapshot
+
 _sessions: Final[weakref.WeakKeyDictionary[Session, _Collected]] = weakref.WeakKeyDictionary()
 _connections: Final[weakref.WeakKeyDictionary[Connection, _Collected]] = weakref.WeakKeyDictionary()
+# Sessions that have something to write, by id. Taken as a whole (`list` of a dict's values is one step): threads add to it.
+_waiting: Final[dict[int, weakref.ref[Session]]] = {}
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A message, the transaction it was added in, and the savepoint (of a session) or savepoints (of a connection)."""
+
+    root: Any
+    place: Any
+    write: Write
+    message: Prepared
+    committed: Committed
 
 
 class _Collected:
     """What one session or connection has collected, each message with the savepoints it stands in."""
 
     def __init__(self) -> None:
-        self.entries: list[tuple[Any, Write, Prepared, Committed]] = []
+        self.entries: list[_Entry] = []
         self.written: list[Committed] = []
+        self.failed: tuple[Any, BaseException] | None = (
+            None  # the transaction that cannot be committed any more, and why
+        )
 
-    def flush(self, connection: Connection) -> None:
-        while self.entries:
-            entries, self.entries = self.entries, []
-            by_writer: dict[Write, list[Prepared]] = {}
-            for _, write, message, committed in entries:
-                by_writer.setdefault(write, []).append(message)
-                if committed not in self.written:
-                    self.written.append(committed)
-            for write, messages in by_writer.items():
-                write(connection, messages)
+    def keep(self, root: Any) -> None:
+        """Forget what was added in another transaction: a session that is closed or reset tells nobody that it rolled back."""
+        if any(entry.root is not root for entry in self.entries):
+            self.entries = [entry for entry in self.entries if entry.root is root]
+
+    def flush(self, connection: Connection, root: Any) -> None:
+        self.keep(root)
+        if self.failed is not None and self.failed[0] is root:
+            why = self.failed[1]
+            raise PendingRollbackError(
+                f"messages of this transaction could not be written ({type(why).__name__}: {why}): roll it back, and do all of it "
+                "again"
+            ) from why
+        try:
+            while self.entries:
+                self._write(connection)
+        except BaseException as error:
+            self.failed = root, error
+            raise
+
+    def _write(self, connection: Connection) -> None:
+        entries, self.entries = self.entries, []
+        for entry in entries:
+            if entry.committed not in self.written:
+                self.written.append(entry.committed)
+        # In the order of adding, also where two outboxes are objects for one table.
+        for write, run in groupby(entries, lambda entry: entry.write):
+            write(connection, [entry.message for entry in run])
 
     def done(self) -> None:
         """Wake who carries them. Nothing that fails here may be taken for a failure of the commit."""
@@ -61,6 +103,7 @@ class _Collected:
     def clear(self) -> None:
         self.entries.clear()
         self.written.clear()
+        self.failed = None
 
 
 def is_collectable(target: object) -> bool:
@@ -80,20 +123,23 @@ def collect(target: Any, message: Prepared, write: Write, committed: Committed) 
         if not target.in_transaction():
             raise ConfigurationError(f"this session has no transaction: {_HINT}")
         _refuse_autocommit(target.get_bind())
-        place: Any = target.get_nested_transaction() or target.get_transaction()
+        root: Any = target.get_transaction()
+        place: Any = target.get_nested_transaction() or root
         found = _sessions.setdefault(target, _Collected())
+        _waiting[id(target)] = weakref.ref(target)
     elif isinstance(target, Connection):
         if not target.in_transaction():
             raise ConfigurationError(f"this connection has no transaction: {_HINT}")
         _refuse_autocommit(target)
-        place = _savepoints(target)
+        root, place = target.get_transaction(), _savepoints(target)
         found = _connections.setdefault(target, _Collected())
     else:
         raise ConfigurationError(
             f"outbox.add() takes an SQLAlchemy session or connection, or the run inside within(), not "
             f"{type(target).__name__}; for a driver's own connection use outbox.insert()"
         )
-    found.entries.append((place, write, message, committed))
+    found.keep(root)
+    found.entries.append(_Entry(root, place, write, message, committed))
 
 
 def _savepoints(connection: Connection) -> tuple[str, ...]:
@@ -110,18 +156,23 @@ def _savepoints(connection: Connection) -> tuple[str, ...]:
 @event.listens_for(Session, "before_commit")
 def _session_commits(session: Session) -> None:
     found = _sessions.get(session)
-    if found is None or not found.entries or session.in_nested_transaction():
+    if found is None or session.in_nested_transaction():
         return  # a savepoint's release commits nothing
+    root = session.get_transaction()
+    found.keep(root)
+    if not found.entries and (found.failed is None or found.failed[0] is not root):
+        return
     session.flush()  # the rows first: what they violate is told before any message is written
     connection = session.connection()
     _refuse_autocommit(connection)
-    found.flush(connection)
+    found.flush(connection, root)
 
 
 @event.listens_for(Session, "after_commit")
 def _session_committed(session: Session) -> None:
     found = _sessions.get(session)
     if found is not None and not session.in_nested_transaction():
+        _waiting.pop(id(session), None)
         found.done()
 
 
@@ -132,8 +183,9 @@ def _session_rolled_back(session: Session, ended: SessionTransaction) -> None:
         return
     if not ended.nested:
         found.clear()
+        _waiting.pop(id(session), None)
     else:
-        found.entries = [entry for entry in found.entries if not _inside(entry[0], ended)]
+        found.entries = [entry for entry in found.entries if not _inside(entry.place, ended)]
 
 
 def _inside(place: SessionTransaction | None, ended: SessionTransaction) -> bool:
@@ -146,13 +198,40 @@ def _inside(place: SessionTransaction | None, ended: SessionTransaction) -> bool
 
 @event.listens_for(Engine, "commit")
 def _connection_commits(connection: Connection) -> None:
-    for session, late in list(_sessions.items()):
-        if late.entries and _is_of(session, connection):
-            late.flush(connection)
     found = _connections.get(connection)
+    if found is None and not _waiting:
+        return
+    try:
+        for name, reference in list(_waiting.items()) if _waiting else ():
+            _add_late(name, reference(), connection)
+        if found is not None:
+            found.flush(connection, connection.get_transaction())
+    except BaseException:
+        _undo(connection)
+        raise
     if found is not None:
-        found.flush(connection)
         found.done()  # a moment early: a relay that finds nothing yet looks again soon
+
+
+def _add_late(name: int, session: Session | None, connection: Connection) -> None:
+    """What a hook of the session added after our own had run."""
+    if session is None:  # gone, with what it had not committed
+        _waiting.pop(name, None)
+        return
+    late = _sessions.get(session)
+    if late is not None and late.entries and _is_of(session, connection):
+        late.flush(connection, session.get_transaction())
+
+
+def _undo(connection: Connection) -> None:
+    """SQLAlchemy takes a commit that a listener stopped for done with: the connection would go back to its pool with the
+    transaction open, for its next user to commit."""
+    if (found := _connections.get(connection)) is not None:
+        found.clear()
+    try:
+        connection.dialect.do_rollback(connection.connection)
+    except Exception:  # noqa: BLE001 - then nobody may use it any more, and the reason is on its way to the caller
+        connection.invalidate()
 
 
 @event.listens_for(Engine, "prepare_twophase")
@@ -177,7 +256,28 @@ def _connection_rolled_back(connection: Connection) -> None:
 def _savepoint_rolled_back(connection: Connection, name: str, context: object) -> None:
     del context
     if (found := _connections.get(connection)) is not None:
-        found.entries = [entry for entry in found.entries if name not in entry[0]]
+        found.entries = [entry for entry in found.entries if name not in entry.place]
+
+
+@event.listens_for(Engine, "handle_error")
+def _server_undid(context: Any) -> None:
+    """MariaDB and MySQL roll the whole transaction back for a deadlock: whoever swallows it must not commit the messages of what
+    is gone."""
+    connection, error = context.connection, context.original_exception
+    if connection is None or context.dialect.name not in {"mysql", "mariadb"}:
+        return
+    if not error.args or error.args[0] not in _UNDOES:
+        return
+    if (found := _connections.get(connection)) is not None:
+        found.failed = connection.get_transaction(), error
+    for reference in list(_waiting.values()):
+        session = reference()
+        if (
+            session is not None
+            and _is_of(session, connection)
+            and (late := _sessions.get(session)) is not None
+        ):
+            late.failed = session.get_transaction(), error
 
 
 def _refuse_autocommit(bind: Any) -> None:

@@ -12,10 +12,12 @@ import inspect
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import msgspec
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
@@ -46,8 +48,11 @@ __all__ = ["Consumer", "Counts", "Entry", "Middleware"]
 
 Next = Callable[[Message], Awaitable[bool]]
 Middleware = Callable[[Message, Next], Awaitable[bool]]
+T = TypeVar("T")
 _RETRY_POLL: Final = 0.5
+_AWAY: Final = (0.2, 2.0)  # between attempts while the database is away
 _PURGE: Final = 60.0
+_PURGED: Final = 5_000  # in one transaction
 # What will not go away by trying again.
 _FINAL: Final = (KeyMismatch, OutcomeUnknown, PreviousFailure, ConfigurationError)
 
@@ -112,6 +117,7 @@ class Consumer:
         self._tails: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
+        self._away = False
         self._retrying: set[tuple[str, str]] = set()
         self._chain: Next = self._handle
         for middleware in reversed(middlewares):
@@ -195,7 +201,11 @@ class Consumer:
             await self._bury(message, problem or f"no handler knows topic {message.topic!r}")
             await delivery.ack()
             return
-        if await self._try(entry, message):
+        try:
+            done = await self._try(entry, message)
+        except _Stopped:
+            done = False
+        if done:
             reach("consumer.committed")
             await delivery.ack()
         elif self._stopping.is_set():
@@ -205,25 +215,25 @@ class Consumer:
 
     async def _try(self, entry: Entry, message: Message) -> bool:
         """Until it is done (True), dead (False), or the consumer stops (False)."""
-        database = self.inbox.database
-        attempts, dead = await database.read(
-            letters.attempts_of, database.tables, self.inbox.consumer, message
+        database, consumer, tables = self.inbox.database, self.inbox.consumer, self.inbox.database.tables
+        attempts, dead = await self._patiently(
+            message, lambda: database.read(letters.attempts_of, tables, consumer, message)
         )
         if dead:
             return False
-        failed_before = attempts > 0
+        failed_before, again = attempts > 0, _anew(message)
         while True:
             start = time.monotonic()
             try:
-                async with self._slots:  # not while it waits for its next attempt
-                    admitted = await self._chain(message)
+                admitted = await self._patiently(message, partial(self._attempt, message))
             except InProgress as error:  # somebody else is at it
                 if await waited(self._stopping, error.retry_after or _RETRY_POLL):
                     return False
                 continue
-            except Exception as error:
-                if database.is_away(error):  # not the message's fault: no attempt is counted
-                    raise StoreUnavailable(str(error)) from error
+            except _Stopped:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever a handler raises
+                message = again()
                 attempts = await self._failed(entry, message, error, attempts)
                 if attempts < 0:
                     return False
@@ -232,12 +242,35 @@ class Consumer:
                     return False
                 continue
             if failed_before:
-                await database.run(letters.forget, database.tables, self.inbox.consumer, message)
+                await database.run(letters.forget, tables, consumer, message)
             self.counts.handled += admitted
             self.counts.duplicates += not admitted
             seconds = time.monotonic() - start
             self._emit(Handled(self.inbox.consumer, message.topic, message.id, admitted, seconds))
             return True
+
+    async def _attempt(self, message: Message) -> bool:
+        async with self._slots:  # not while it waits for its next attempt
+            return await self._chain(message)
+
+    async def _patiently(self, message: Message, work: Callable[[], Awaitable[T]]) -> T:
+        """`work`, again and again while the database cannot be had: that is not the message's fault, and counts no attempt. The
+        rest of its key waits behind it: one that was handed back would come again after them. _Stopped when the consumer stops."""
+        misses = 0
+        while True:
+            try:
+                done = await work()
+                self._away = False
+                return done
+            except Exception as error:
+                if not self.inbox.database.is_away(error):
+                    raise
+                misses += 1
+                if not self._away:  # one for all messages that meet it
+                    self._away = True
+                    self._emit(Alarm("database", f"message {message.id} waits: {error}"))
+                if await waited(self._stopping, delay(_AWAY, misses)):
+                    raise _Stopped from error
 
     async def _failed(self, entry: Entry, message: Message, error: Exception, attempts: int) -> int:
         """Count it where no rollback reaches; -1 when it is a dead letter now."""
@@ -247,8 +280,11 @@ class Consumer:
         database = self.inbox.database
         kind = type(error).__name__
         reason = f"{kind}: {error}"
-        count = await database.run(
-            letters.failed, database.tables, self.inbox.consumer, message, reason, after
+        count = await self._patiently(
+            message,
+            lambda: database.run(
+                letters.failed, database.tables, self.inbox.consumer, message, reason, after
+            ),
         )
         self._emit(HandlerFailed(self.inbox.consumer, message.topic, message.id, count, kind))
         if not final:
@@ -282,18 +318,17 @@ class Consumer:
             )
             return await self._consume(entry, whole)
         key = entry.business_key(message) if entry.business_key is not None else None
-        said: dict[str, Any] = {"business_key": key, "own_transaction": True}
         async with self._sessions.of() as session:
-            answer = self.inbox.process
+            answer = partial(self.inbox._process, business_key=key, own_transaction=True)  # noqa: SLF001 - our own
             if isinstance(session, AsyncSession):
                 async with session.begin():
-                    done = bool(await answer(session, message, entry.handler, **said))
+                    done = bool(await answer(session, message, entry.handler))
                     reach("consumer.handled")
                 return done
 
             def blocking() -> bool:
                 with session.begin():
-                    found = bool(answer(session, message, entry.handler, **said))
+                    found = bool(answer(session, message, entry.handler))
                     reach("consumer.handled")
                     return found
 
@@ -338,7 +373,9 @@ class Consumer:
     async def _purge(self) -> None:
         while True:
             with contextlib.suppress(StoreUnavailable, DBAPIError):  # the next one does it
-                await self.inbox.purge()
+                purged = _PURGED
+                while purged >= _PURGED:
+                    purged = await self.inbox.purge(_PURGED)
             await asyncio.sleep(_PURGE)
 
     async def _drain(self) -> None:
@@ -405,6 +442,18 @@ class _Sessions:
                 await session.close()
             else:
                 await asyncio.to_thread(session.close)
+
+
+class _Stopped(Exception):
+    """The consumer stops before a message was done: it goes back."""
+
+
+def _anew(message: Message) -> Callable[[], Message]:
+    """The message as it came, for its next attempt or its letter: a handler may have changed its body."""
+    if not isinstance(message.body, dict | list):
+        return lambda: message
+    data = message.data
+    return lambda: replace(message, body=msgspec.json.decode(data))
 
 
 def _cancelled() -> bool:

@@ -166,7 +166,7 @@ class Database:
     ) -> T:
         """As `run`, for what only reads: SQLite's one write lock is left to those who write."""
         if self._async is not None:
-            done: T = await self._in_loop(self._async, fn, args, kwargs)
+            done: T = await self._in_loop(self._async, fn, args, kwargs, reads=True)
             return done
         loop = asyncio.get_running_loop()
         seen: T = await loop.run_in_executor(
@@ -198,15 +198,20 @@ class Database:
         except (DBAPIError, PoolTimeout) as error:
             raise self._unavailable(error) from error
 
-    async def _in_loop(self, engine: AsyncEngine, fn: Any, args: Any, kwargs: Any) -> Any:
+    async def _in_loop(
+        self, engine: AsyncEngine, fn: Any, args: Any, kwargs: Any, *, reads: bool = False
+    ) -> Any:
         def prepared(connection: Connection) -> Any:
-            _take_write_lock(connection)
+            if not reads:
+                _take_write_lock(connection)
             return fn(connection, *args, **kwargs)
 
         try:
             if not self._ready:
                 await greenlet_spawn(self._get_ready, engine.sync_engine)
-            async with engine.begin() as connection:
+            async with (
+                engine.execution_options(semel_reads=True) if reads else engine
+            ).begin() as connection:
                 return await connection.run_sync(prepared)
         except (DBAPIError, PoolTimeout) as error:
             raise self._unavailable(error) from error
@@ -320,8 +325,11 @@ class Database:
         for name, value in fresh.items():
             if name not in known:
                 connection.execute(meta.insert().values(name=name, value=value))
-        if self._parts_given and int(known.get("parts", self.parts)) != self.parts:
-            self._divide_anew(connection, int(known["parts"]))
+        if self._parts_given and (stored := int(known.get("parts", self.parts))) != self.parts:
+            raise ConfigurationError(  # whatever is in them: another program may know this number
+                f"this outbox is divided into {stored} parts, and parts={self.parts} was given: messages of one key would go two "
+                f"ways. Leave parts= out, or give {stored}"
+            )
         for name, number in self._settings.items():
             if name not in known:
                 connection.execute(meta.insert().values(name=name, value=repr(number)))
@@ -349,18 +357,6 @@ class Database:
         self.settings = numbers | self._settings
         self.identity, self.parts = known["identity"], stored
         return True
-
-    def _divide_anew(self, connection: Connection, stored: int) -> None:
-        """Another number of parts is possible as long as nothing was ever divided."""
-        t = self.tables
-        used = connection.execute(select(t.parts.c.part).limit(1)).first()
-        waiting = connection.execute(select(t.outbox.c.seq).limit(1)).first()
-        if used is not None or waiting is not None:
-            raise ConfigurationError(
-                f"this outbox is divided into {stored} parts, and parts={self.parts} was given: messages of one key would go two "
-                f"ways. Leave parts= out, or give {stored}"
-            )
-        connection.execute(t.meta.update().where(t.meta.c.name == "parts").values(value=str(self.parts)))
 
     def _missing(self, why: str) -> ConfigurationError:
         names = ", ".join(table.name for table in self.tables[:2])

@@ -16,6 +16,7 @@ __all__ = [
     "Declined",
     "Delivered",
     "Emit",
+    "GivenUp",
     "Handled",
     "HandlerFailed",
     "NotAdded",
@@ -60,19 +61,23 @@ class Delivered(RelayEvent):
 
 @dataclass(frozen=True, slots=True)
 class SinkPaused(RelayEvent):
-    """A sink does not answer: nothing is sent to it for `seconds`. No attempt is counted against a message."""
+    """A sink does not answer, or one `endpoint` of it: nothing is sent there for `seconds`. No attempt is counted against a
+    message."""
 
     name: str
     seconds: float
     reason: str
+    endpoint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SinkBack(RelayEvent):
-    """A sink answers again."""
+    """A sink answers again, or one `endpoint` of it; `left` are its endpoints that are still away."""
 
     name: str
     away: float
+    endpoint: str | None = None
+    left: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,16 @@ class Parked(RelayEvent):
     message: str
     attempts: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp(RelayEvent):
+    """An operator took a parked message out of the outbox, undelivered: what follows it under its key flows on."""
+
+    tenant: str
+    key: str | None
+    topic: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)

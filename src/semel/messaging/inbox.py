@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from datetime import timedelta
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
@@ -18,11 +20,12 @@ from semel.messaging.bodies import HEADER, BodyMissing, BodyStore, fetched, open
 from semel.messaging.bodies.sql import SqlBodies
 from semel.messaging.consumer import Consumer, Entry, Middleware
 from semel.messaging.database import Database, Resident
-from semel.messaging.events import RelayEvent, log_event, teller
+from semel.messaging.events import Handled, HandlerFailed, RelayEvent, log_event, teller
 from semel.messaging.letters import Admitted, DeadLetter
 from semel.messaging.message import Message
 from semel.messaging.quick import admit_quickly, connection_of
 from semel.messaging.sources import Source, open_source
+from semel.messaging.standing import IN_TRANSACTION, Undone, aabandon, abandon, ended, is_sound, root_of
 from semel.messaging.windows import Windows, check_windows
 from semel.runtime import run_sync
 from semel.within import port_of
@@ -45,8 +48,8 @@ class Inbox(Resident):
     """`inbox.process(session, message, handler)`: the handler runs once per message, in the session's transaction.
 
     `where` is a URL or an SQLAlchemy engine of the database that the handlers write to; `consumer` names who consumes: each
-    consumer admits a message once. `retention` is how long an admission is remembered; with `windows=` it is compared to how
-    late a copy may come, and refused if it is too short. `claim_check` is the store of bodies that travel as references, as the
+    consumer admits a message once. `retention` is how long an admission is remembered; it is compared to how late a
+    copy may come (`windows=`, or what a relay with its default options does), and refused if it is too short. `claim_check` is the store of bodies that travel as references, as the
     outbox has it: a store, its URL, or "sql" where the outbox is in this database.
     """
 
@@ -68,8 +71,11 @@ class Inbox(Resident):
         self.consumer = consumer
         self.table = table
         self.retention = retention.total_seconds() if isinstance(retention, timedelta) else float(retention)
-        if windows is not None:
-            check_windows(self.retention, windows)
+        if not self.retention > 0:
+            raise ConfigurationError(
+                f"retention must be above 0 seconds, not {retention}: every copy would be handled"
+            )
+        check_windows(self.retention, windows)
         self.bodies: BodyStore | None = None
         if claim_check is not None:
             self.bodies = SqlBodies(self.database) if claim_check == "sql" else open_bodies(claim_check)
@@ -116,12 +122,56 @@ class Inbox(Resident):
         returns is kept in the consume log if JSON can say it. `own_transaction=True` says that the transaction is for this
         message alone and is rolled back on an error: then there is no savepoint, which costs more than the admission.
         """
+        start = time.monotonic()
+        try:
+            done = self._process(session, message, handler, business_key, own_transaction)
+        except Exception as error:
+            self._tell_failed(message, error)
+            if own_transaction:
+                abandon(session)
+            raise
+        if inspect.isawaitable(done):
+            return self._awaited_told(done, session, message, start, own=own_transaction)
+        self._tell(message, done, start)
+        return done
+
+    async def _awaited_told(
+        self, work: Awaitable[bool], session: Any, message: Message, start: float, *, own: bool
+    ) -> bool:
+        try:
+            done = await work
+        except Exception as error:
+            self._tell_failed(message, error)
+            if own:
+                await aabandon(session)
+            raise
+        self._tell(message, done, start)
+        return done
+
+    def _tell(self, message: Message, admitted: bool, start: float) -> None:
+        self._emit(Handled(self.consumer, message.topic, message.id, admitted, time.monotonic() - start))
+
+    def _tell_failed(self, message: Message, error: Exception) -> None:
+        """How often it failed before is known to whoever hands it out."""
+        self._emit(
+            HandlerFailed(self.consumer, message.topic, message.id, message.delivery, type(error).__name__)
+        )
+
+    def _process(
+        self,
+        session: Any,
+        message: Message,
+        handler: Handler,
+        business_key: str | None,
+        own_transaction: bool,
+    ) -> Any:
+        """As `process`, for a consumer, which does the telling."""
         if own_transaction and (link := connection_of(session)) is not None and self.database.ready:
             done = self._quickly(link, session, message, handler, business_key)
             if done is not None:
                 return done
         port = port_of(session)
-        work = self._admitted(port, session, message, handler, business_key)
+        work = self._admitted(port, session, message, handler, business_key, own=own_transaction)
         body = work if own_transaction else self._saved(port, work)
         return body if port.colour == "async" else run_sync(body)
 
@@ -143,7 +193,14 @@ class Inbox(Resident):
         return done
 
     async def _admitted(
-        self, port: Port, session: Any, message: Message, handler: Handler, business_key: str | None
+        self,
+        port: Port,
+        session: Any,
+        message: Message,
+        handler: Handler,
+        business_key: str | None,
+        *,
+        own: bool,
     ) -> bool:
         missing: BodyMissing | None = None
         try:
@@ -157,10 +214,30 @@ class Inbox(Resident):
             raise missing
         if not await admit(port, self.table, self.consumer, message, business_key):
             return False
-        result = await _call(handler, session, message, port.colour == "async")
+        begun = root_of(session) if own else None
+        try:
+            result = await _call(handler, session, message, port.colour == "async")
+        except Exception as error:
+            if (
+                own and root_of(session) is not begun
+            ):  # then its admission may be committed, and it would seem done
+                raise ended(message) from error
+            raise
+        if own:  # a savepoint would tell
+            await self._check(port, session, message, begun)
         if result is not None:
             await remember(port, self.table, self.consumer, message, _shown(result), business_key)
         return True
+
+    async def _check(self, port: Port, session: Any, message: Message, begun: Any) -> None:
+        """The transaction is the one that admitted the message, and can be committed."""
+        if root_of(session) is not begun:
+            raise ended(message)
+        sound = is_sound(session)
+        if sound is None:
+            sound = await is_known(port, self.table, self.consumer, message)
+        if not sound:
+            raise Undone(message)
 
     def _quickly(
         self, link: Any, session: Any, message: Message, handler: Handler, business_key: str | None
@@ -175,7 +252,17 @@ class Inbox(Resident):
             return None
         result = None
         if fresh:
-            result = handler(session, message) if _takes_two(handler) else handler(message)
+            begun = root_of(session)
+            try:
+                result = handler(session, message) if _takes_two(handler) else handler(message)
+            except Exception as error:
+                if root_of(session) is not begun:
+                    raise ended(message) from error
+                raise
+            if root_of(session) is not begun:
+                raise ended(message)
+            if link.pgconn.transaction_status != IN_TRANSACTION:
+                raise Undone(message)
             if result is None:
                 return True
         return run_sync(self._after(session, message, result, business_key, digest, fresh=fresh))
@@ -220,10 +307,20 @@ class Inbox(Resident):
     async def _admitted_batch(
         self, port: Port, session: Any, messages: Sequence[Message], handler: Handler
     ) -> int:
-        whole = [await self._body_of(port, message) for message in messages]
-        fresh = await admit_many(port, self.table, self.consumer, whole)
-        if fresh:
-            await _call(handler, session, fresh, port.colour == "async")
+        start = time.monotonic()
+        try:
+            whole = [await self._body_of(port, message) for message in messages]
+            fresh = await admit_many(port, self.table, self.consumer, whole)
+            if fresh:
+                await _call(handler, session, fresh, port.colour == "async")
+        except Exception as error:
+            for message in messages:
+                self._tell_failed(message, error)
+            raise
+        new = {(message.id, message.tenant) for message in fresh}
+        for message in messages:
+            self._tell(message, (message.id, message.tenant) in new, start)
+            new.discard((message.id, message.tenant))  # a copy in the same batch is a duplicate
         return len(fresh)
 
     async def _body_of(self, port: Port, message: Message) -> Message:
@@ -259,9 +356,18 @@ class Inbox(Resident):
         """
         if max_attempts < 1:
             raise ConfigurationError(f"max_attempts must be at least 1, not {max_attempts}")
+        if not 0 < backoff[0] <= backoff[1]:
+            raise ConfigurationError(f"backoff is (first, longest) in seconds, not {backoff}")
         if options and once is None:
             raise ConfigurationError(
                 f"{', '.join(sorted(options))}: only a handler with once= takes these options"
+            )
+
+        hidden = next((entry for entry in self._entries if fnmatchcase(topic, entry.pattern)), None)
+        if hidden is not None:
+            raise ConfigurationError(
+                f"the handler for {hidden.pattern!r} has {topic!r} already, and a message has one handler: register the narrower "
+                "one first, or use another Inbox(consumer=…)"
             )
 
         def register(fn: H) -> H:
@@ -300,15 +406,16 @@ class Inbox(Resident):
         """Messages that their handler could not do, oldest first."""
         return await self.database.read(letters.dead, self.database.tables, self.consumer, limit)
 
-    async def replay(self, ids: Iterable[str] | None = None) -> int:
-        """Try dead letters again: all, or those with these message ids; returns how many. A running consumer does it."""
+    async def replay(self, ids: Iterable[str] | None = None, *, tenant: str | None = None) -> int:
+        """Try dead letters again: all, or those with these message ids, or of one tenant (two tenants may have the same id);
+        returns how many. A running consumer does it."""
         chosen = None if ids is None else list(ids)
-        return await self.database.run(letters.revive, self.database.tables, self.consumer, chosen)
+        return await self.database.run(letters.revive, self.database.tables, self.consumer, chosen, tenant)
 
-    async def delete(self, ids: Iterable[str] | None = None) -> int:
-        """Give dead letters up: all, or those with these message ids."""
+    async def delete(self, ids: Iterable[str] | None = None, *, tenant: str | None = None) -> int:
+        """Give dead letters up: all, or those with these message ids, or of one tenant."""
         chosen = None if ids is None else list(ids)
-        return await self.database.run(letters.remove, self.database.tables, self.consumer, chosen)
+        return await self.database.run(letters.remove, self.database.tables, self.consumer, chosen, tenant)
 
     async def log(
         self, *, message: str | None = None, business_key: str | None = None, limit: int = 100

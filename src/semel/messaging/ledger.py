@@ -215,6 +215,7 @@ def _conditions(t: Tables, team: str, want: Want, dialect: str) -> tuple[str, di
             names = [f"{name}_{len(values) + n}" for n in range(len(given))]
             values |= dict(zip(names, sorted(given), strict=True))
             said.append(f"o.{name} {op} ({', '.join(':' + n for n in names)})")
+    said += _shut(want, values, key)
     if any(want.open.values()):
         taken = sorted({seq for seqs in want.open.values() for seq in seqs})
         said.append(f"o.seq NOT IN ({', '.join(str(int(seq)) for seq in taken)})")
@@ -223,9 +224,27 @@ def _conditions(t: Tables, team: str, want: Want, dialect: str) -> tuple[str, di
         said.append(
             f"NOT EXISTS (SELECT 1 FROM {_name(t.lines)} l WHERE l.team = :team AND l.part = o.part"
             f" AND l.tenant = o.tenant AND (l.until IS NULL OR l.until > {NOW[dialect]})"
-            f" AND (l.{key} = o.{key} OR (o.{key} IS NULL AND l.seq = o.seq)))"
+            f" AND ((l.{key} = o.{key} AND l.seq <= o.seq) OR (o.{key} IS NULL AND l.seq = o.seq)))"
         )
     return " AND ".join(said), values
+
+
+def _shut(want: Want, values: dict[str, Any], key: str) -> list[str]:
+    """What stays because its endpoint is away. A missing key is "" here: a comparison with NULL would leave out the rest."""
+    said = []
+    for shut in want.shut:
+        terms = [] if shut.part is None else [f"o.part = {int(shut.part)}"]
+        names = []
+        for topic in sorted(shut.topics):
+            names.append(f"s_{len(values)}")
+            values[names[-1]] = topic
+        terms.append(f"o.topic IN ({', '.join(':' + name for name in names)})" if names else "1 = 0")
+        for column, value in (("o.tenant", shut.tenant), (f"COALESCE(o.{key}, '')", shut.key)):
+            if value is not None:
+                terms.append(f"{column} = :s_{len(values)}")
+                values[f"s_{len(values)}"] = value
+        said.append(f"NOT ({' AND '.join(terms)})")
+    return said
 
 
 def _choose_postgres(
@@ -393,7 +412,7 @@ def unpark(
 ) -> int:
     """Try parked keys again, from their first message, in order; attempts start anew."""
     table = t.lines
-    query = update(table).where(table.c.team == team).values(until=0.0, attempts=0)
+    query = update(table).where(table.c.team == team, table.c.until.is_(None)).values(until=0.0, attempts=0)
     for column, value in ((table.c.key, key), (table.c.tenant, tenant), (table.c.id, identity)):
         if value is not None:
             query = query.where(column == value)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from semel.messaging.message import Message
 from semel.messaging.pages import told
@@ -118,19 +118,27 @@ def due(c: Connection, t: Tables, consumer: str, limit: int = 100) -> list[DeadL
     return [_letter(row) for row in c.execute(query.order_by(t.dead.c.until).limit(limit))]
 
 
-def revive(c: Connection, t: Tables, consumer: str, ids: Sequence[str] | None) -> int:
+def revive(
+    c: Connection, t: Tables, consumer: str, ids: Sequence[str] | None, tenant: str | None = None
+) -> int:
     """Dead letters are tried again; attempts start anew."""
     query = update(t.dead).where(t.dead.c.consumer == consumer, t.dead.c.until.is_(None))
     if ids is not None:
         query = query.where(t.dead.c.message.in_(list(ids)))
+    if tenant is not None:
+        query = query.where(t.dead.c.tenant == tenant)
     return c.execute(query.values(until=now(c.dialect.name), attempts=0)).rowcount
 
 
-def remove(c: Connection, t: Tables, consumer: str, ids: Sequence[str] | None) -> int:
+def remove(
+    c: Connection, t: Tables, consumer: str, ids: Sequence[str] | None, tenant: str | None = None
+) -> int:
     """Dead letters go for good."""
     query = delete(t.dead).where(t.dead.c.consumer == consumer, t.dead.c.until.is_(None))
     if ids is not None:
         query = query.where(t.dead.c.message.in_(list(ids)))
+    if tenant is not None:
+        query = query.where(t.dead.c.tenant == tenant)
     return c.execute(query).rowcount
 
 
@@ -154,10 +162,9 @@ def purge(c: Connection, t: Tables, consumer: str, retention: float, limit: int)
     i, clock = t.inbox.c, now(c.dialect.name)
     old = select(i.message, i.tenant).where(i.consumer == consumer, i.at < clock - retention).limit(limit)
     rows = c.execute(old).all()
-    for row in rows:
-        c.execute(
-            delete(t.inbox).where(i.consumer == consumer, i.message == row.message, i.tenant == row.tenant)
-        )
+    if rows:
+        where = (i.consumer == consumer) & (i.message == bindparam("m")) & (i.tenant == bindparam("n"))
+        c.execute(delete(t.inbox).where(where), [{"m": row.message, "n": row.tenant} for row in rows])
     return len(rows)
 
 

@@ -6,7 +6,9 @@ message however often it is added; with another content it is refused.
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -24,6 +26,8 @@ __all__ = ["PARTS", "Message", "content_hash", "new_id", "part_of"]
 
 PARTS: Final = 64
 _TEXT_LIMIT: Final = 255
+_HEADERS_LIMIT: Final = 64 << 10  # bytes of all headers
+_LATEST: Final = 10 * 366 * 86_400.0
 _ENCODER: Final = msgspec.json.Encoder(decimal_format="string", order="deterministic")
 # Fields of the envelope that travel as headers, so that every broker and every consumer in another language sees them.
 _HEADERS: Final = {
@@ -64,14 +68,19 @@ class Message:
         object.__setattr__(self, "id", new_id() if given is None else str(given))
         for name in ("topic", "id", "tenant"):
             _check(name, getattr(self, name))
+        if self.id != self.id.strip() or self.tenant != self.tenant.strip():
+            raise InvalidKey(
+                f"id and tenant of a message must not begin or end with a space, as {self.id!r} or {self.tenant!r} does: MariaDB "
+                "does not tell it from the one without"
+            )
         for name in ("key", "type", "schema", *_HEADERS):
             value = getattr(self, name)
             if value is not None and name != "version":
                 _check(name, value)
-        if isinstance(self.due, datetime) and self.due.tzinfo is None:
-            raise ConfigurationError(
-                "due must be an aware datetime, such as datetime.now(UTC): a naive one could mean any zone"
-            )
+        version: Any = self.version
+        if version is not None and (not isinstance(version, int) or isinstance(version, bool)):
+            raise ConfigurationError(f"version is a number of the schema, not {self.version!r}")
+        _check_due(self.due)
         object.__setattr__(self, "headers", self._headers())
 
     def _headers(self) -> dict[str, str]:
@@ -83,10 +92,22 @@ class Message:
                     f"headers are strings: {name!r} is {type(value).__name__}; turn it into a str"
                 )
             headers[name] = value
+        try:
+            size = sum(len(name.encode()) + len(value.encode()) for name, value in headers.items())
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(f"headers must be text that UTF-8 can say: {error}") from error
+        if size > _HEADERS_LIMIT:
+            raise ConfigurationError(
+                f"the headers have {size} bytes, more than {_HEADERS_LIMIT}: put what is large into the body"
+            )
         for name, header in _HEADERS.items():
             value = getattr(self, name)
-            if value is not None:
-                headers.setdefault(header, str(value))
+            if value is None:
+                continue
+            if headers.setdefault(header, str(value)) != str(value):
+                raise ConfigurationError(
+                    f"{name}={value!r} and the header {header!r} say two things: leave one of them out"
+                )
         return headers
 
     @property
@@ -100,7 +121,12 @@ class Message:
         if self.raw:
             return bytes(self.body)
         try:
-            return _ENCODER.encode(_plain(self.body))
+            data = _ENCODER.encode(_plain(self.body))
+            if b"null" in data and not isinstance(
+                self.body, msgspec.Raw
+            ):  # JSON has no word for infinity, and would say this
+                _refuse_infinite(msgspec.to_builtins(_plain(self.body)))
+            return data
         except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise CodecError(
                 f"the body of message {self.id} ({self.topic}) cannot be written as JSON: {error}; "
@@ -130,11 +156,21 @@ class Message:
 
     @classmethod
     def from_cloudevent(cls, event: Mapping[str, Any], *, topic: str | None = None) -> Message:
-        """The message of a CloudEvent; `topic` is its type unless given."""
+        """The message of a CloudEvent; `topic` is its type unless given. `data_base64` is bytes."""
+        if missing := [name for name in ("id", "type") if not event.get(name)]:
+            raise ConfigurationError(f"a CloudEvent has {' and '.join(missing)}: this one has not")
+        body = event.get("data")
+        if (encoded := event.get("data_base64")) is not None:
+            if body is not None:
+                raise ConfigurationError("a CloudEvent has data or data_base64, not both")
+            try:
+                body = base64.b64decode(encoded, validate=True)
+            except ValueError as error:
+                raise CodecError(f"data_base64 of CloudEvent {event['id']} is not base64: {error}") from error
         headers = {n: str(event[n]) for n in ("traceparent", "tracestate") if event.get(n) is not None}
         return cls(
             topic=topic or event["type"],
-            body=event.get("data"),
+            body=body,
             key=event.get("partitionkey") or event.get("subject"),
             id=event["id"],
             type=event["type"],
@@ -168,6 +204,40 @@ def new_id() -> str:
 def _plain(body: Any) -> Any:
     dump = getattr(body, "model_dump", None)  # pydantic
     return dump(mode="json") if callable(dump) else body
+
+
+def _refuse_infinite(value: Any) -> None:
+    """ValueError for a float that JSON cannot say."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is no number of JSON")
+    if isinstance(value, dict):
+        for inner in value.values():
+            _refuse_infinite(inner)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for inner in value:
+            _refuse_infinite(inner)
+
+
+def _check_due(due: Any) -> None:
+    """An aware datetime, a timedelta, or seconds that are a number; within ten years."""
+    if due is None:
+        return
+    if isinstance(due, datetime):
+        if due.tzinfo is None:
+            raise ConfigurationError(
+                "due must be an aware datetime, such as datetime.now(UTC): a naive one could mean any zone"
+            )
+        seconds = due.timestamp() - time.time()
+    elif isinstance(due, timedelta):
+        seconds = due.total_seconds()
+    elif isinstance(due, int | float) and not isinstance(due, bool):
+        seconds = float(due)
+    else:
+        raise ConfigurationError(
+            f"due is an aware datetime, a timedelta or seconds from the commit, not {type(due).__name__}"
+        )
+    if not seconds < _LATEST:  # nor is it a number if it is NaN
+        raise ConfigurationError(f"due must be within ten years, not {due!r}")
 
 
 def _check(name: str, value: object) -> None:

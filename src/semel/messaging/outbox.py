@@ -6,6 +6,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +17,7 @@ from semel.messaging.collecting import collect, is_collectable
 from semel.messaging.database import Database, Resident
 from semel.messaging.events import NotAdded, RelayEvent, log_event, teller
 from semel.messaging.message import Message
-from semel.messaging.pages import Home
+from semel.messaging.pages import Home, Waiting
 from semel.messaging.redis import is_redis, open_adder
 from semel.messaging.writing import Prepared, TooLarge, prepare, write
 from semel.run import Run
@@ -27,6 +28,8 @@ from semel.within.ports import Port
 
 if TYPE_CHECKING:
     from semel.messaging.redis.adding import Adder
+    from semel.messaging.redis.arriving import Arrivals
+    from semel.messaging.redis.bodies import RedisKeeper
 
 _propagate: Any = None
 with contextlib.suppress(ModuleNotFoundError):  # tracing is optional
@@ -75,10 +78,14 @@ class Outbox(Resident):
         trace: Callable[[], Mapping[str, str]] | None = None,
         hooks: Collection[Callable[[RelayEvent], None]] = (log_event,),
     ) -> None:
-        if parts is not None and not 1 <= parts <= 1024:
+        if parts is not None and (type(parts) is not int or not 1 <= parts <= 1024):
             raise ConfigurationError(f"parts must be 1 to 1024, not {parts}")
         self.table = table
         kept = _seconds(retention)
+        if (kept is not None and not kept >= 0) or (max_body is not None and max_body < 1):
+            raise ConfigurationError(
+                f"retention must be 0 or more and max_body above 0, not {retention} and {max_body}: leave out what is to be as usual"
+            )
         self._adder: Adder | None = None
         self.home: Home
         if is_redis(where):
@@ -100,9 +107,15 @@ class Outbox(Resident):
         if notify and (not isinstance(self.home, Database) or self.home.dialect != "postgresql"):
             raise ConfigurationError("notify= is PostgreSQL's NOTIFY: leave it out for other databases")
         self._keeper: Keeper | None = None
-        if claim_check is not None:
+        self._claims: Keeper | RedisKeeper | None = None
+        if claim_check is not None and self._adder is not None:
+            longest = _seconds(claim_retention)
+            kept = _WEEK if longest is None else longest
+            self._claims = self._adder.keep_bodies(claim_check, over=claim_over, kept=kept)
+        elif claim_check is not None:
             self._keeper = Keeper(claim_check, self.database, table, over=claim_over, extra=self._kept_on)
-        self.max_body = max_body or (_MAX_BODY if self._keeper is None else _MAX_APART)
+            self._claims = self._keeper
+        self.max_body = max_body or (_MAX_BODY if self._claims is None else _MAX_APART)
         self._tenant = tenant
         self._trace = trace or _current_trace
         self._emit = teller(tuple(hooks))
@@ -171,11 +184,12 @@ class Outbox(Resident):
         message = given
         if not isinstance(message, Message):
             raise ConfigurationError(f"an outbox takes Message(topic, body, …), not {type(message).__name__}")
+        # Copies: the caller may add the same message elsewhere, for another tenant.
         if self._tenant is not None and message.tenant == "default":
-            object.__setattr__(message, "tenant", self._tenant)
+            message = replace(message, tenant=self._tenant)
         if "traceparent" not in message.headers and (trace := self._trace()):
-            object.__setattr__(message, "headers", {**message.headers, **trace})
-        over = None if self._keeper is None else self._keeper.over
+            message = replace(message, headers={**message.headers, **trace})
+        over = None if self._claims is None else self._claims.over
         return prepare(message, max_body=self.max_body, apart_over=over)
 
     def _refused(self, error: Exception, messages: Sequence[object]) -> None:
@@ -192,6 +206,10 @@ class Outbox(Resident):
                 f"this outbox lives in {self.home.where}, which has no tables: what was asked for needs one in a SQL database"
             )
         return self.home
+
+    def arrivals(self) -> Arrivals | None:
+        """Where batches of another outbox's relay arrive, in an outbox in Redis: for `OutboxSink`."""
+        return None if self._adder is None else self._adder.arrivals(self._prepare, self._tenant)
 
     def tag(self, key: str, *, tenant: str | None = None) -> str:
         """The hash tag, with its braces, of the slot that keeps the messages of a key: for the names of the Redis keys that
@@ -241,7 +259,7 @@ class Outbox(Resident):
     @property
     def bodies(self) -> BodyStore | None:
         """Where large bodies are kept, if they are."""
-        return None if self._keeper is None else self._keeper.store
+        return None if self._claims is None else self._claims.store
 
     async def sweep(self, *, grace: float | timedelta = _GRACE) -> int:
         """Remove bodies that are over, and those older than `grace` that no message refers to (their transaction was rolled
@@ -249,19 +267,35 @@ class Outbox(Resident):
 
         A body that is being referred to is never removed, whatever `grace` is.
         """
-        if self._keeper is None:
+        if self._claims is None:
             raise ConfigurationError(
                 "this outbox keeps no bodies elsewhere: give it claim_check=, as where they are added"
             )
         seconds = grace.total_seconds() if isinstance(grace, timedelta) else float(grace)
-        return await self._keeper.expire() + await self._keeper.sweep(seconds)
+        return await self._claims.expire() + await self._claims.sweep(seconds)
 
     async def tend(self, *, orphans: bool) -> None:
         """What a relay does now and then: bodies that are over, and, with `orphans`, those that never had a message."""
-        if self._keeper is not None:
-            await self._keeper.expire()
+        if self._claims is not None:
+            await self._claims.expire()
             if orphans:
-                await self._keeper.sweep(_GRACE)
+                await self._claims.sweep(_GRACE)
+
+    async def waiting(
+        self,
+        *,
+        topic: str | None = None,
+        tenant: str | None = None,
+        key: str | None = None,
+        id: str | None = None,  # noqa: A002
+        limit: int = 100,
+    ) -> list[Waiting]:
+        """Messages that wait, oldest first: all, or those of a topic, tenant, key or id. For people: it looks at every row."""
+        if limit < 1:
+            raise ConfigurationError(f"limit must be at least 1, not {limit}")
+        given = {"topic": topic, "tenant": tenant, "key": key, "id": id}
+        where = {name: value for name, value in given.items() if value is not None}
+        return await self.home.ledger("relay").read(lambda page: page.listed(limit, where))
 
     async def cautions(self) -> list[str]:
         """What in the live settings of an outbox's Redis lets it lose messages that it confirmed, with the remedy. SQL databases

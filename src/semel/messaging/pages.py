@@ -26,8 +26,10 @@ __all__ = [
     "Line",
     "Member",
     "Page",
+    "Shut",
     "State",
     "Superseded",
+    "Waiting",
     "Want",
     "line_of",
     "told",
@@ -86,12 +88,35 @@ def line_of(tenant: str, key: str | None, seq: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """A message in the outbox as people look at it: `due` is None where it may go at once, `size` that of its body."""
+
+    id: str
+    tenant: str
+    topic: str
+    key: str | None
+    created: float
+    due: float | None
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """A part as it stands: which epoch, whose."""
 
     part: int
     epoch: int
     owner: str | None
+
+
+class Shut(msgspec.Struct, frozen=True):
+    """Messages that stay where they are: of these topics, and of this tenant and key where they are given ("" is no key);
+    `part` is where, None everywhere."""
+
+    topics: frozenset[str]
+    tenant: str | None = None
+    key: str | None = None
+    part: int | None = None
 
 
 @dataclass(slots=True)
@@ -102,6 +127,7 @@ class Want:
     each: int
     total: int
     topics: Collection[str] = ()  # leave out: their sinks are paused, or nobody knows where they go
+    shut: Sequence[Shut] = ()  # leave out as well: their endpoints are away, or busy
     only_topics: Collection[str] = ()
     tenants: Collection[str] = ()
     open: dict[int, list[int]] = field(default_factory=dict)  # by part: under way already
@@ -209,6 +235,10 @@ class Page(Protocol):
 
     def oldest(self) -> float:
         """The age of the oldest message that is due, in seconds."""
+        ...
+
+    def listed(self, limit: int, where: Mapping[str, str]) -> list[Waiting]:
+        """Messages that wait, oldest first; `where` says which topic, tenant, key or id. It looks at every row."""
         ...
 
     def clean(self, retention: float, sink_safety: float) -> int:

@@ -9,7 +9,7 @@ import msgspec
 
 from semel.messaging.pages import Lane, Line, State, line_of, told
 from semel.messaging.pauses import delay
-from semel.messaging.routes import Router, Target
+from semel.messaging.routes import Router, Target, spelled
 from semel.messaging.sink import Rejected, Row
 
 __all__ = ["Outcome", "Part", "Shipment"]
@@ -56,6 +56,8 @@ class Part:
         self.leaving = False
         # Lanes whose batch may have been sent already, by us or by whom we took the part from.
         self._tried = {name for name, lane in state.lanes.items() if lane.open}
+        # Rows of the last look that have to wait behind a batch of their lane.
+        self.waiting: list[tuple[str, Row]] = []
         # A key has one line, and two lanes may reject two of its rows in turns: how often each failed, by line and row.
         self._attempts: dict[str, dict[int, int]] = {}
 
@@ -65,11 +67,24 @@ class Part:
         """Rows that are under way and must not be chosen again."""
         return sorted({seq for lane in self.state.lanes.values() for seq in lane.open})
 
+    def adopt(self, rows: dict[int, Row]) -> int:
+        """The rows of what its last owner left under way. How many are not there any more: somebody took them out. A batch of
+        which nothing is left is over, and its number used: the next one shows whether the sink has it."""
+        self.rows = rows
+        missing = [seq for seq in self.open if seq not in rows]
+        for name, lane in self.state.lanes.items() if missing else ():
+            lane.open = [seq for seq in lane.open if seq in rows]
+            if not lane.open:
+                self._tried.discard(name)
+        self.dirty = self.dirty or bool(missing)
+        return len(missing)
+
     def accept(self, rows: Sequence[Row], router: Router) -> set[str]:
         """Put chosen rows into the next batches. Returns topics that no route knows; their rows are left alone."""
         unknown: set[str] = set()
+        self.waiting = []
         frozen = {name for name, lane in self.state.lanes.items() if lane.open}
-        behind: set[str] = set()  # lines of which a row stays: what comes after it stays too
+        behind = self._stuck(router)  # lines of which a row stays: what comes after it stays too
         taken: set[tuple[str, str]] = set()
         for row in rows:
             if behind and line_of(row.tenant, row.key, row.seq) in behind:
@@ -91,10 +106,17 @@ class Part:
             # A batch that has a number never changes, and a sink tells the rows of one apart by their ids.
             if frozen.intersection(lanes) or names & taken:
                 behind.add(line_of(row.tenant, row.key, row.seq))
+                self.waiting += ((lane, row) for lane in lanes if lane in frozen)
                 continue
             taken |= names
             self._assign(row, lanes)
         return unknown
+
+    def _stuck(self, router: Router) -> set[str]:
+        """Lines with a row in a batch that no route of today can send: nothing of theirs may overtake it."""
+        lost = [lane for name, lane in self.state.lanes.items() if lane.open and router.by_lane(name) is None]
+        rows = [self.rows[seq] for lane in lost for seq in lane.open if seq in self.rows]
+        return {line_of(row.tenant, row.key, row.seq) for row in rows}
 
     def _assign(self, row: Row, lanes: Sequence[str]) -> None:
         self.state.owed.pop(row.seq, None)
@@ -119,6 +141,17 @@ class Part:
                 found.append(Shipment(self.number, self.epoch, name, lane.no, rows, router.by_lane(name)))
         return found
 
+    def is_open(self, name: str) -> bool:
+        """Whether the lane has a batch under way."""
+        return name in self.state.lanes and bool(self.state.lanes[name].open)
+
+    def leads_to(self, way: str, lane: str) -> bool:
+        """Whether a batch is under way to a lane, or to any of a way if it is ""."""
+        if lane:
+            return self.is_open(lane)
+        head = spelled(way)
+        return any(name.partition("/")[0] == head for name, known in self.state.lanes.items() if known.open)
+
     def was_tried(self, name: str) -> bool:
         """Whether the lane's batch may have been sent already."""
         return name in self._tried
@@ -136,12 +169,14 @@ class Part:
             return row
         return msgspec.structs.replace(row, attempts=line.attempts)
 
-    def delivered(self, shipment: Shipment, *, keep: bool) -> None:
-        """The sink has the batch."""
+    def delivered(self, shipment: Shipment, *, keep: bool, numbered: bool = True) -> None:
+        """The sink has the batch. Of one that keeps no numbers none are kept here: it may have endless lanes."""
         lane = self._close(shipment)
-        if keep:
+        if keep and numbered:
             self.outcome.kept.append((shipment.lane, lane.no, shipment.rows))
         lane.resend = []
+        if not numbered:
+            del self.state.lanes[shipment.lane]
         for row in shipment.rows:
             self._freed(row)
         self._sweep(shipment.rows)
@@ -154,12 +189,16 @@ class Part:
         if keeps:  # nothing of the batch was written: its number is still free
             lane.no -= 1
         parked = []
+        held: set[str] = set()
         for row in shipment.rows:
             if row.id in error.delivered:
                 self._freed(row)
                 continue
             self.state.owed.setdefault(row.seq, []).append(shipment.lane)
-            if row.id in error.reasons:
+            name = line_of(row.tenant, row.key, row.seq)
+            # Of a key's bad rows the first one counts: the others wait behind it, as those before it do not.
+            if row.id in error.reasons and name not in held:
+                held.add(name)
                 line = self._failed(row, error.reasons[row.id])
                 final = row.id in error.final or line.attempts >= attempts
                 if final:
@@ -169,6 +208,14 @@ class Part:
                 self.outcome.held.append((line, None if final else delay(backoff, line.attempts)))
         self._sweep(shipment.rows)
         return parked
+
+    def withdrawn(self, shipment: Shipment) -> None:
+        """The sink is away and keeps no numbers: the rows go back, so that the next batch may hold others as well."""
+        self._close(shipment)
+        del self.state.lanes[shipment.lane]
+        for row in shipment.rows:
+            self.state.owed.setdefault(row.seq, []).append(shipment.lane)
+        self._sweep(shipment.rows)
 
     def _freed(self, row: Row) -> None:
         if not self.lines:

@@ -75,7 +75,11 @@ def connection_of(target: Any) -> Any:
     raw = driver.pgconn
     fit = raw.transaction_status == _IDLE and raw.pipeline_status == _IDLE
     # prepare_threshold=None is how psycopg is told of a pooler behind which no prepared statement lasts.
-    return driver if fit and not driver.autocommit and driver.prepare_threshold is not None else None
+    if not fit or driver.autocommit or driver.prepare_threshold is None:
+        return None
+    if not target.in_transaction():
+        target.begin()  # BEGIN is sent past SQLAlchemy, whose commit() must know of it
+    return driver
 
 
 def _spoken(
@@ -100,8 +104,8 @@ def _spoken(
     yield from fetch(raw)
     raw.exit_pipeline_mode()
     failed = [result for result in results if result.status != _DONE]
-    if not failed:
-        known.add(name)
+    if not failed or (steps == 3 and len(results) > 1 and results[1].status == _DONE):
+        known.add(name)  # prepared, whatever came of the rest
     return failed[0] if failed else results[-1]
 
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import secrets
 import socket
 import time
-import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final, Self
 
 from sqlalchemy.exc import DBAPIError
@@ -24,22 +22,23 @@ from sqlalchemy.exc import DBAPIError
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.messaging.carrier import Carrier, Limits, Report
 from semel.messaging.database import Database
-from semel.messaging.events import Alarm, Backlog, RelayEvent, log_event, teller
+from semel.messaging.desk import give_up
+from semel.messaging.events import Alarm, Backlog, GivenUp, RelayEvent, log_event, teller
 from semel.messaging.hearing import hear
 from semel.messaging.listening import Listener
+from semel.messaging.message import Message
 from semel.messaging.outbox import Outbox
 from semel.messaging.pages import Ledger, Line, Member, Page
 from semel.messaging.parts import Part
 from semel.messaging.pauses import waited
-from semel.messaging.routes import Router, Target
+from semel.messaging.routes import Router
+from semel.messaging.teams import bind, check, check_scope, draw, team_of
+from semel.messaging.tidying import Tidying, patiently
 
 __all__ = ["Relay", "Report"]
 
 _POLL: Final = (0.005, 0.25)
-_CLEANING: Final = 10.0
-_LISTING: Final = 3600.0
 _TRIES: Final = 3  # of a sink that is away, before drain() gives it up
-_SHORTEST: Final = 0.05
 _PATIENCE: Final = 5.0
 
 
@@ -74,14 +73,15 @@ class Relay:
         fair: bool = True,
         hooks: Collection[Callable[[RelayEvent], None]] = (log_event,),
     ) -> None:
-        _check(lease=lease, batch=batch, max_attempts=max_attempts, loops=loops)
+        check(lease=lease, batch=batch, max_attempts=max_attempts, loops=loops)
+        check_scope(name, topics, tenants, sink_safety)
         for option, (least, most) in (("backoff", backoff), ("poll", poll)):
             if not 0 < least <= most:
                 raise ConfigurationError(f"{option} is (first, longest) in seconds, not {(least, most)}")
         self.outbox = outbox
         self.lease = float(lease)
         self.id = secrets.token_hex(8)
-        self.team = name or _team(topics, tenants)
+        self.team = name or team_of(topics, tenants)
         self._poll = poll
         self._listen = listen
         self._loops = loops
@@ -89,12 +89,13 @@ class Relay:
         limits = Limits(batch, max_attempts, backoff, float(sink_safety), tuple(topics), tuple(tenants), fair)
         self.router = Router(routes)
         self._ledger: Ledger = outbox.home.ledger(self.team)
-        self._carrier = Carrier(self._ledger, self.router, limits, self._emit)
+        self._carrier = Carrier(self._ledger, self.router, limits, self._emit, self._wake_up)
+        self._tidying = Tidying(outbox, self._ledger, self._carrier, self._emit)
         self._wakes: list[asyncio.Event] = []
         self._about = f"{socket.gethostname()}:{os.getpid()}"
         self._bound = False
         self._balancing = asyncio.Lock()
-        self._listed = -_LISTING  # when orphans were last looked for
+        self._busy = False
         self._heard: float | None = None  # when the database last took a heartbeat
 
     @property
@@ -104,7 +105,8 @@ class Relay:
 
     @property
     def horizon(self) -> float:
-        """How long after its first attempt a message may still be sent by itself, in seconds."""
+        """How long after its first attempt a message may still be sent by itself, in seconds, if nothing is away: a sink that
+        does not answer, and relays that do not run, are waited for without an end (`Windows.of(…, outage=)`)."""
         limits = self._carrier.limits
         first, most = limits.backoff
         delays = sum(min(most, first * 2 ** min(n, 40)) for n in range(limits.max_attempts - 1))
@@ -122,23 +124,46 @@ class Relay:
 
     @property
     def paused(self) -> list[str]:
-        """The routes whose sink is away."""
-        return sorted(self._carrier.pauses)
+        """The routes whose sink is away, with the endpoint if it is one of several; and those that something is under way to
+        but that are not there any more."""
+        return self._carrier.away.names + [
+            f"{lane} (no such route)" for lane in sorted(self._carrier.stranded)
+        ]
 
     # ---------------------------------------------------------------------------------------------- run
     async def run(self) -> None:
-        """Carry until cancelled. Then what is under way is finished, and the parts are given back."""
+        """Carry until cancelled. Then what is under way is finished, and the parts are given back.
+
+        A database that is away, at the start as well, is waited for. One that will not have us, or has no tables, is a
+        ConfigurationError at once.
+        """
+        with self._alone():
+            await self._run()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        if self._busy:
+            raise ConfigurationError(
+                "this relay runs already: it is one member of its team. Make another Relay for a second run() or drain()"
+            )
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         stopping = asyncio.Event()
         self._wakes = [asyncio.Event() for _ in range(self._loops)]
         waker = self.outbox.on_wake(lambda: loop.call_soon_threadsafe(self._wake_up))
         tasks: list[asyncio.Task[None]] = []
         try:
-            await self._start()
+            await patiently(self._start, self.outbox, self._emit)
             tasks = [loop.create_task(self._work(number, stopping)) for number in range(self._loops)]
             tasks += [
                 loop.create_task(self._heartbeats(stopping)),
-                loop.create_task(self._cleaning(stopping)),
+                loop.create_task(self._tidying.run(stopping)),
                 loop.create_task(hear(self.outbox, self._wake_up, self._emit, stopping)),
             ]
             if self.outbox.channel is not None:
@@ -182,16 +207,19 @@ class Relay:
         """
         self._carrier.report = Report()
         self._carrier.unknown.clear()
-        try:
-            await self._start()
-            await self._drain()
-        finally:
-            await asyncio.shield(self._stop())
+        self._carrier.away.try_again()
+        with self._alone():
+            try:
+                await self._start()
+                await self._drain()
+            finally:
+                await asyncio.shield(self._stop())
+            await self._tidying.once()
         report = self._carrier.report
         report.pending = await self._ledger.read(lambda page: page.pending())
         report.parked = len(await self.parked())
         report.unroutable = tuple(sorted(self._carrier.unknown))
-        report.unavailable = tuple(sorted(self._carrier.pauses))
+        report.unavailable = tuple(self.paused)
         return report
 
     async def _drain(self) -> None:
@@ -219,9 +247,13 @@ class Relay:
         """Rounds until nothing moves, and no sink that is away is worth another try."""
         carrier = self._carrier
         while True:
-            if await carrier.round(self._mine(number)):
+            mine = self._mine(number)
+            if await carrier.round(mine):
                 continue
-            waiting = [pause for pause in carrier.pauses.values() if pause.times < _TRIES]
+            if carrier.under_way(mine):
+                await carrier.landing(mine, all_of_them=False)
+                continue
+            waiting = [pause for pause in carrier.away.pauses if pause.times < _TRIES]
             if not waiting or not carrier.parts:
                 return
             left = min(pause.until for pause in waiting) - time.monotonic()
@@ -247,7 +279,7 @@ class Relay:
         await self._join()
         if not self._bound:
             for target in self.router.targets:
-                _bind(target, f"{self.outbox.home.identity[:16]}:{self.team}")
+                bind(target, f"{self.outbox.home.identity[:16]}:{self.team}")
                 if (attach := getattr(target.sink, "attach", None)) is not None:
                     attach(self.outbox.bodies)
             self._bound = True
@@ -269,11 +301,22 @@ class Relay:
             DBAPIError,
         ) as error:  # the lease ends by itself, and the manifest is written
             self._emit(Alarm("database", f"the parts could not be given back: {error}"))
-        carrier.parts.clear()
+        for part in list(carrier.parts.values()):
+            carrier.drop(part)
 
     async def aclose(self) -> None:
         """Close the sinks that were opened here."""
         await self.router.aclose()
+
+    def close(self) -> None:
+        """As `aclose`, as a plain call: not inside of a running event loop."""
+        self.router.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -287,6 +330,7 @@ class Relay:
             try:
                 await self._join()
                 await self._rebalance()
+                self._carrier.away.prune(self._carrier.parts.values())
             except (StoreUnavailable, DBAPIError) as error:
                 self._emit(Alarm("database", str(error)))
 
@@ -305,7 +349,7 @@ class Relay:
         for member in members:
             if member.part >= self.outbox.parts:
                 continue
-            mine = _draw(member.part, names) == self.id
+            mine = draw(member.part, names) == self.id
             held = self._carrier.parts.get(member.part)
             if held is not None and held.epoch != member.epoch:
                 self._carrier.overtaken(held)
@@ -325,8 +369,14 @@ class Relay:
         taken = {}
         for member, state in page.take(self.id, free):
             part = taken[member.part] = Part(member.part, member.epoch + 1, state)
-            if part.open:
-                part.rows = page.fetch(part.number, part.open)
+            if part.open and (gone := part.adopt(page.fetch(part.number, part.open))):
+                self._emit(
+                    Alarm(
+                        "rows-gone",
+                        f"{gone} messages that were under way in part {part.number} are not in the outbox any more: did somebody "
+                        "delete them, or does a relay of another name carry them too? They are not sent from here",
+                    )
+                )
         for line in page.lines(list(taken)):
             taken[line.part].lines[line.name] = line
         return list(taken.values())
@@ -349,9 +399,12 @@ class Relay:
                 idle = self._poll[0]
                 continue
             idle = self._poll[0] if await waited(wake, idle) else min(self._poll[1], idle * 1.5)
+        await self._carrier.landing(self._mine(number))
 
     async def _hand_over(self, number: int) -> None:
-        leaving = [part for part in self._mine(number) if part.leaving]
+        leaving = [
+            part for part in self._mine(number) if part.leaving and not self._carrier.under_way([part])
+        ]
         if not leaving:
             return
         try:
@@ -365,28 +418,6 @@ class Relay:
         for part in self._carrier.settle(page, leaving):
             page.release(part.number, part.epoch)
             self._carrier.drop(part)
-
-    async def _cleaning(self, stopping: asyncio.Event) -> None:
-        """Ids that were delivered a retention ago, and kept batches: a bounded number at a time."""
-        kept, safety = self.outbox.retention, self._carrier.limits.sink_safety
-        while True:
-            with contextlib.suppress(StoreUnavailable, DBAPIError):  # the next one does it
-                cleaned = True
-                while cleaned:
-                    cleaned = await self._ledger.run(lambda page: page.clean(kept, safety)) > 0
-                await self._tend()
-            if await waited(stopping, _CLEANING):
-                return
-
-    async def _tend(self) -> None:
-        """Bodies that are over. To look for orphans is to list all bodies: now and then, and by one relay of them all."""
-        due = 0 in self._carrier.parts and time.monotonic() > self._listed + _LISTING
-        if due:
-            self._listed = time.monotonic()
-        try:
-            await self.outbox.tend(orphans=due)
-        except StoreUnavailable as error:
-            self._emit(Alarm("bodies", f"large bodies that are over could not be removed: {error}"))
 
     # ------------------------------------------------------------------------------------ for operators
     async def backlog(self) -> Backlog:
@@ -417,6 +448,15 @@ class Relay:
         self._wake_up()
         return count
 
+    async def delete(self, ids: Collection[str]) -> list[Message]:
+        """Give parked messages up for good, and have them: what follows them under their keys flows on. Only a message at
+        the head of a parked key is taken out; the others are left alone, and are not in the answer."""
+        done = await give_up(self._ledger, ids)
+        for row in done.rows:
+            self._emit(GivenUp(row.tenant, row.key, row.topic, row.id))
+        self._wake_up()
+        return [row.message() for row in done.rows]
+
 
 def _waiting(page: Page) -> tuple[int, int, dict[str, int], float]:
     lines = page.lines()
@@ -438,48 +478,3 @@ def _release(page: Page, member: Member) -> None:
 
 def _lines(page: Page) -> list[Line]:
     return page.lines()
-
-
-_sources: Final[weakref.WeakKeyDictionary[Any, str]] = weakref.WeakKeyDictionary()
-
-
-def _bind(target: Target, source: str) -> None:
-    """Tell the sink who publishes. One sink object has one frontier: it serves one outbox and team."""
-    bind = getattr(target.sink, "bind", None)
-    said = f"{source}:{target.way}" if bind is not None else source
-    if target.sink.guarantee != "at-least-once":
-        known = _sources.setdefault(target.sink, said)
-        if known != said:
-            raise ConfigurationError(
-                f"the sink of route {target.name!r} is used by another outbox, relay name or route: their numbers would be "
-                "taken for each other. Give each its own sink object, or its URL"
-            )
-    if bind is not None:
-        bind(said)
-
-
-def _draw(part: int, names: list[str]) -> str:
-    """Rendezvous: every relay draws the same winner, and one that joins or leaves moves only its own share."""
-    return max(names, key=lambda name: hashlib.blake2b(f"{part}/{name}".encode(), digest_size=8).digest())
-
-
-def _team(topics: Collection[str], tenants: Collection[str]) -> str:
-    """Relays that look at different messages must not share a part's state."""
-    if topics or tenants:
-        raise ConfigurationError(
-            "a relay that is limited to topics or tenants needs a name= of its own, the same after every restart: what it has "
-            "under way is remembered under it, apart from what other relays have"
-        )
-    return "relay"
-
-
-def _check(*, lease: float, batch: int, max_attempts: int, loops: int) -> None:
-    if lease < _SHORTEST:
-        raise ConfigurationError(f"lease must be at least {_SHORTEST} seconds, not {lease}")
-    for name, value, most in (
-        ("batch", batch, 5000),
-        ("max_attempts", max_attempts, 10_000),
-        ("loops", loops, 16),
-    ):
-        if not 1 <= value <= most:
-            raise ConfigurationError(f"{name} must be 1 to {most}, not {value}")

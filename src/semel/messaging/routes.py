@@ -13,10 +13,13 @@ import msgspec
 from semel.errors import ConfigurationError
 from semel.messaging.sink import Row, Sink
 from semel.messaging.sinks import open_sink
+from semel.messaging.sinks.closing import close_now
+from semel.messaging.sinks.envelope import shortened
 
-__all__ = ["Route", "Router", "Target"]
+__all__ = ["Route", "Router", "Target", "spelled"]
 
 _TOPICS: Final = 10_000
+_LANE: Final = 400  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +54,25 @@ class Target:
     owned: bool
     way: str  # routes that lead to the same sink share their numbers: it may have one frontier for them all
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Which of topic, tenant and key its lanes are made of, if it says so."""
+        return tuple(getattr(self.sink, "splits", ()))
+
     def lane(self, row: Row) -> str:
         """Rows of one lane share a frontier at the sink."""
         split = getattr(self.sink, "lane", None)
-        inner = split(row) if split is not None else ""
-        head = _spelled(self.way)
-        return f"{head}/{inner}" if inner else head
+        inner = split(self._travelling(row)) if split is not None else ""
+        head = spelled(self.way)
+        # Kept in a column: what is longer ends in a hash of itself.
+        return shortened(f"{head}/{inner}", _LANE) if inner else head
+
+    def _travelling(self, row: Row) -> Row:
+        """As `shaped`: where a row goes is decided by what is sent. One that cannot be made is rejected when it is sent."""
+        try:
+            return self.shaped(row)
+        except Exception:  # noqa: BLE001 - the user's function
+            return row
 
     def shaped(self, row: Row) -> Row:
         """The row as it is sent."""
@@ -124,7 +140,13 @@ class Router:
     def by_lane(self, lane: str) -> Target | None:
         """The target of a lane that was named by an earlier run."""
         head = lane.partition("/")[0]
-        return next((target for target in self.targets if _spelled(target.way) == head), None)
+        return next((target for target in self.targets if spelled(target.way) == head), None)
+
+    def close(self) -> None:
+        """As `aclose`, from outside of an event loop."""
+        for target in self.targets:
+            if target.owned and hasattr(target.sink, "aclose"):
+                close_now(target.sink)
 
     async def aclose(self) -> None:
         """Close the sinks that were opened here."""
@@ -134,7 +156,7 @@ class Router:
                 await close()
 
 
-def _spelled(way: str) -> str:
+def spelled(way: str) -> str:
     """A way's name in front of a lane's: without the character that parts the two."""
     return way.replace("%", "%25").replace("/", "%2F")
 

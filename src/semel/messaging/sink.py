@@ -61,7 +61,9 @@ class Sink(Protocol):
     raises Fenced; a sink that cannot be reached SinkUnavailable; messages that it will not have Rejected.
 
     Optional: `bind(source)` is told once who publishes (frontiers of two outboxes must not meet), `lane(row)` splits a
-    part (rows of one lane share a frontier and travel in one call), `attach(bodies)` is told where bodies are that travel as
+    part (rows of one lane share a frontier and travel in one call), `splits` says which of "topic", "tenant" and "key" the lanes
+    are made of (then one endpoint can be away without the others, see SinkUnavailable), `numbered = False` that it makes nothing
+    of numbers (then a batch that it could not take may be made anew), `attach(bodies)` is told where bodies are that travel as
     references (None: nowhere), for sinks that hand bodies over, `aclose()`.
     """
 
@@ -84,12 +86,14 @@ class Fenced(SemelError):
 class SinkUnavailable(SemelError):
     """The sink did not answer. The relay pauses and tries again; no attempt is counted against a message.
 
-    `seconds` is how long the sink asked to be left alone, if it did.
+    `seconds` is how long the sink asked to be left alone, if it did. `endpoint` names for people which place is away, if it
+    is one of several that the sink's lanes lead to: the others go on.
     """
 
-    def __init__(self, message: str, *, seconds: float | None = None) -> None:
+    def __init__(self, message: str, *, seconds: float | None = None, endpoint: str | None = None) -> None:
         super().__init__(message)
         self.seconds = seconds
+        self.endpoint = endpoint
 
 
 class Rejected(SemelError):

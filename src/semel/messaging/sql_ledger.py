@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from semel.messaging import care, ledger
-from semel.messaging.pages import Line, Member, Page, State, Want
+from semel.messaging.pages import Line, Member, Page, State, Waiting, Want
 from semel.messaging.sink import Row
-from semel.messaging.tables import Tables
+from semel.messaging.tables import Tables, now
 
 if TYPE_CHECKING:
     from semel.messaging.database import Database
@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 # An id is known from when its message was added. Only where that was this long before its delivery it is written again.
 _LATE: Final = 60.0
+_ASKED: Final = 30.0  # seconds
 
 
 class SqlLedger:
@@ -31,6 +32,7 @@ class SqlLedger:
     def __init__(self, database: Database, team: str) -> None:
         self._database = database
         self._team = team
+        self._clock = _Clock()
 
     async def run(self, fn: Callable[Concatenate[Page, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._database.run(self._on_a_page, fn, args, kwargs)
@@ -39,18 +41,33 @@ class SqlLedger:
         return await self._database.read(self._on_a_page, fn, args, kwargs)
 
     def _on_a_page(self, connection: Connection, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
-        return fn(SqlPage(connection, self._database.tables, self._team), *args, **kwargs)
+        return fn(SqlPage(connection, self._database.tables, self._team, self._clock), *args, **kwargs)
+
+
+class _Clock:
+    """The database's clock, asked now and then: when a message was added is told by it, and ours may be wrong."""
+
+    def __init__(self) -> None:
+        self._asked, self._ahead = -_ASKED, 0.0
+
+    def now(self, c: Connection) -> float:
+        here = time.monotonic()
+        if here - self._asked > _ASKED:
+            self._ahead = float(c.execute(select(now(c.dialect.name))).scalar_one()) - here
+            self._asked = here
+        return here + self._ahead
 
 
 class SqlPage:
     """See `Page`."""
 
-    __slots__ = ("_c", "_t", "_team")
+    __slots__ = ("_c", "_clock", "_t", "_team")
 
-    def __init__(self, connection: Connection, tables: Tables, team: str) -> None:
+    def __init__(self, connection: Connection, tables: Tables, team: str, clock: _Clock) -> None:
         self._c = connection
         self._t = tables
         self._team = team
+        self._clock = clock
 
     def join(self, relay: str, lease: float, about: str, parts: int) -> None:
         ledger.join(self._c, self._t, self._team, relay, lease, about, parts)
@@ -90,7 +107,7 @@ class SqlPage:
 
     def remove(self, part: int, rows: Sequence[Row]) -> None:
         ledger.remove(self._c, self._t, {part: [row.seq for row in rows]})
-        late = time.time() - _LATE
+        late = self._clock.now(self._c) - _LATE
         ledger.refresh_ids(self._c, self._t, [row.seq for row in rows if row.created < late])
 
     def keep(self, part: int, lane: str, batch: int, rows: Sequence[Row]) -> None:
@@ -122,6 +139,9 @@ class SqlPage:
 
     def oldest(self) -> float:
         return care.oldest(self._c, self._t)
+
+    def listed(self, limit: int, where: Mapping[str, str]) -> list[Waiting]:
+        return care.listed(self._c, self._t, limit, where)
 
     def clean(self, retention: float, sink_safety: float) -> int:
         return care.clean(self._c, self._t, self._team, retention, sink_safety)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from semel.errors import ConfigurationError
 
@@ -27,9 +27,17 @@ class Windows:
     replay: float | timedelta = 0.0
 
     @classmethod
-    def of(cls, relay: Relay, *, redelivery: float | timedelta, replay: float | timedelta = 0.0) -> Windows:
-        """With the retry horizon of a relay: every attempt at its longest delay, and the batches it keeps."""
-        return cls(relay.horizon, redelivery, replay)
+    def of(
+        cls,
+        relay: Relay,
+        *,
+        redelivery: float | timedelta,
+        replay: float | timedelta = 0.0,
+        outage: float | timedelta = 0.0,
+    ) -> Windows:
+        """With the retry horizon of a relay: every attempt at its longest delay, and the batches it keeps. `outage` is for how
+        long its sink, its database or all relays may be away with a batch half sent; only an exact sink needs none."""
+        return cls(relay.horizon + _seconds(outage), redelivery, replay)
 
     @property
     def total(self) -> float:
@@ -37,9 +45,21 @@ class Windows:
         return _seconds(self.retries) + _seconds(self.redelivery) + _seconds(self.replay)
 
 
-def check_windows(retention: float, windows: Windows) -> None:
-    """ConfigurationError if an admission would be forgotten while a copy may still come."""
-    if retention >= windows.total:
+_USUAL: Final = (
+    521.0  # the horizon of a relay with its default options: the least that an inbox has to live with
+)
+
+
+def check_windows(retention: float, windows: Windows | None) -> None:
+    """ConfigurationError if an admission would be forgotten while a copy may still come. Without windows a relay with its
+    default options is assumed, and a broker that hands nothing out again."""
+    if windows is None and retention < _USUAL:
+        raise ConfigurationError(
+            f"the inbox remembers an admission for {retention:g} s, and a relay with its default options may send a message "
+            f"again for {_USUAL:g} s: it would be handled twice. Raise Inbox(retention=…), or say how late copies come: "
+            "Inbox(windows=Windows(retries=…, redelivery=…))"
+        )
+    if windows is None or retention >= windows.total:
         return
     terms = (
         f"outbox retries {_seconds(windows.retries):g} s + broker redelivery {_seconds(windows.redelivery):g} s + "

@@ -96,12 +96,13 @@ class Prepared:
         columns = self.columns
         self.part = columns["part"] = part_of(columns["tenant"], columns["key"], columns["id"], parts)
 
-    def refer(self, home: str) -> None:
+    def refer(self, home: str, mark: str = "") -> None:
         """Put the reference into the body's place, now that the outbox's identity is known. The hash stays the body's."""
-        if self.reference is not None:
+        known, columns = self.reference, self.columns
+        if known is not None and known.mark == mark:
             return
-        columns = self.columns
-        reference = self.reference = Reference.to(self.data, home=home, raw=bool(columns["raw"]))
+        raw = bool(columns["raw"]) if known is None else known.content == "raw"
+        reference = self.reference = Reference.to(self.data, home=home, raw=raw, mark=mark)
         headers = json.loads(columns["headers"]) | {HEADER: reference.header}
         columns["headers"] = json.dumps(headers, separators=(",", ":"), ensure_ascii=False)
         columns["body"], columns["raw"] = reference.body, 0

@@ -86,6 +86,7 @@ DUPLICATES: Final = _counter(
 PUBLISH_TIME: Final = _seconds("relay_publish", "route", "Publishing one batch.")
 DECLINED: Final = _counter("relay_declined", "route topic", "Messages that a sink did not take, each time.")
 PARKED: Final = _counter("relay_parked", "topic", "Keys that were parked.", by_tenant=True)
+GIVEN_UP: Final = _counter("relay_given_up", "topic", "Parked messages that an operator took out.")
 PAUSES: Final = _counter("relay_pauses", "route", "Times that a sink was left alone because it was away.")
 PAUSED: Final = _gauge("relay_paused", "route", "1 while a sink is away.")
 OVERTAKEN: Final = _counter("relay_overtaken", "", "Parts that another relay took while this one had them.")
@@ -187,6 +188,7 @@ READERS: Final[Mapping[str, Callable[[Any], Iterable[Reading]]]] = {
     "semel.messaging.events.SinkBack": lambda e: (Reading(PAUSED, 0, (e.name,)),),
     "semel.messaging.events.Declined": lambda e: (Reading(DECLINED, 1, (route_of(e.lane), e.topic)),),
     "semel.messaging.events.Parked": lambda e: (Reading(PARKED, 1, (e.topic,)),),
+    "semel.messaging.events.GivenUp": lambda e: (Reading(GIVEN_UP, 1, (e.topic,)),),
     "semel.messaging.events.Overtaken": lambda _: (Reading(OVERTAKEN, 1, ()),),
     "semel.messaging.events.Alarm": lambda e: (Reading(ALARMS, 1, (e.what,)),),
     "semel.messaging.events.Backlog": _backlog,
@@ -226,6 +228,8 @@ class Book:
         if reader is None:
             reader = self._readers[kind] = _reader_of(kind)
         found = [self._bounded(reading, event) for reading in reader(event)]
+        if reader in _WHOLE:
+            found = _summed(found)
         for series in _WHOLE.get(reader, ()):
             told = {reading.labels for reading in found if reading.series is series}
             found += [Reading(series, 0, old) for old in self._seen[series] - told]
@@ -238,9 +242,17 @@ class Book:
         seen = self._seen[series]
         if labels not in seen:
             if len(seen) >= self._most:
-                return Reading(series, value, (_OTHER,) * len(labels))
+                labels = (_OTHER,) * len(labels)
             seen.add(labels)
         return Reading(series, value, labels)
+
+
+def _summed(found: Iterable[Reading]) -> list[Reading]:
+    """One reading of each: several that are `other` are one together."""
+    values: dict[tuple[Series, tuple[str, ...]], float] = {}
+    for series, value, labels in found:
+        values[series, labels] = values.get((series, labels), 0) + value
+    return [Reading(series, value, labels) for (series, labels), value in values.items()]
 
 
 def _reader_of(kind: type) -> Callable[[Any], Iterable[Reading]]:

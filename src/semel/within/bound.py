@@ -7,9 +7,9 @@ its savepoint open: the function runs inside it, so that one ROLLBACK TO undoes 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, NoReturn
-from weakref import WeakValueDictionary
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final, NoReturn
+from weakref import ref
 
 import msgspec
 
@@ -50,7 +50,8 @@ _REMEMBERED: Final = 1024
 
 # Runs that are open now, by transaction and scope: a run that waits for itself would wait for ever. One that was left
 # without an end goes with its owner: it must not stand in the way of whoever has that connection, or its address, next.
-_open_runs: Final[WeakValueDictionary[tuple[int, bytes], Bound]] = WeakValueDictionary()
+_open_runs: Final[dict[tuple[int, bytes], ref[Bound]]] = {}
+_MANY_RUNS: Final = 4096
 
 
 class MissingTables(ConfigurationError):
@@ -85,6 +86,7 @@ class Bound:
         self._runtime = runtime
         self._places: dict[bytes, _Place] = {}
         self._words: Words | None = None
+        self._weak: ref[Bound] = ref(self)
 
     @property
     def colour(self) -> Colour:
@@ -105,19 +107,19 @@ class Bound:
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
         return [await self.claim_one(ask) for ask in asks]
 
-    async def claim_one(self, ask: Ask) -> Verdict:
+    def claim_one(self, ask: Ask) -> Coroutine[Any, Any, Verdict]:
         mark = (id(self.port.connection), ask.scope.hash)
-        if mark in _open_runs:
+        if (open_run := _open_runs.get(mark)) is not None and open_run() is not None:
             raise InProgress(
                 f"key {mask(ask.scope.key)} is run by this very transaction: a run cannot wait for itself"
             )
-        scripts = self.port.scripts
-        if scripts is not None:
-            # Its name is the attempt's, not the key's: where SAVEPOINT itself was refused, no older one must answer to it.
-            own = SqlSavepoint(scripts, f"semel_{ask.nonce[:8].hex()}")
-            return await self._decide(_Place(own, False, mark), ask, self._open(scripts, own.name, ask))
+        if (scripts := self.port.scripts) is not None:
+            return self._claim_by_script(scripts, ask, mark)
         if self.port.dialect != "mysql" or not self.port.mariadb:
-            return await self._claim_by_steps(ask, mark)
+            return self._claim_by_steps(ask, mark)
+        return self._claim_protected(ask, mark)
+
+    async def _claim_protected(self, ask: Ask, mark: tuple[int, bytes]) -> Verdict:
         # A MySQL driver that is cancelled in the middle of a statement takes its connection with it; these are short ones.
         try:
             return await self._runtime.protect(self._claim_by_steps(ask, mark))
@@ -142,36 +144,53 @@ class Bound:
         claim = records.claim(self.words, self.port, ask, self.patience)
         return await self._decide(_Place(point, began, mark), ask, claim)
 
+    async def _claim_by_script(self, scripts: Scripts, ask: Ask, mark: tuple[int, bytes]) -> Verdict:
+        """PostgreSQL: the savepoint and the claim of a new key in one round trip."""
+        # Its name is the attempt's, not the key's: where SAVEPOINT itself was refused, no older one must answer to it.
+        own = SqlSavepoint(scripts, f"semel_{ask.nonce[:8].hex()}")
+        place, words, now = _Place(own, False, mark), postgres_words(self.table), time.time()
+        try:
+            if await scripts.script(words.opening(own.name, ask, now, self.patience)) == 1:
+                self._won(place, ask.nonce)
+                return model.claim(None, ask, now)[0]
+        except BaseException as error:  # noqa: BLE001 - raised again, unless it says that the key is locked
+            return await self._refused(place, error)
+        return await self._decide(place, ask, records.claim(words, self.port, ask, self.patience, look=True))
+
+    def _won(self, place: _Place, nonce: bytes) -> None:
+        self._places[nonce] = place
+        if len(_open_runs) >= _MANY_RUNS:
+            for mark, owner in list(_open_runs.items()):
+                if owner() is None:
+                    _open_runs.pop(mark, None)
+        _open_runs[place.mark] = self._weak
+
     async def _decide(self, place: _Place, ask: Ask, claim: Awaitable[Verdict]) -> Verdict:
-        dialect = self.port.dialect
         try:
             verdict = await claim
             if type(verdict) is Won:
-                self._places[ask.nonce] = place
-                _open_runs[place.mark] = self
+                self._won(place, ask.nonce)
             elif type(verdict) is Replay and not place.began:
                 await place.point.release()
             else:
                 await self._leave(place)
-        except BaseException as error:
-            if is_outside_transaction(error, dialect):
-                raise _no_transaction() from error
-            if is_failed_transaction(error, dialect):
-                raise  # the caller's, before us: the savepoint itself was refused
-            await self._runtime.protect(self._leave_after(place, error))
-            if is_missing_table(error, dialect):
-                raise MissingTables(self.port, self.table) from error
-            if is_locked(error, dialect):
-                return _LOCKED
-            raise
+        except BaseException as error:  # noqa: BLE001 - raised again, unless it says that the key is locked
+            return await self._refused(place, error)
         return verdict
 
-    async def _open(self, scripts: Scripts, name: str, ask: Ask) -> Verdict:
-        """PostgreSQL: the savepoint and the claim of a new key in one round trip."""
-        words, now = postgres_words(self.table), time.time()
-        if await scripts.script(words.opening(name, ask, now, self.patience)) == 1:
-            return model.claim(None, ask, now)[0]
-        return await records.claim(words, self.port, ask, self.patience, look=True)
+    async def _refused(self, place: _Place, error: BaseException) -> Verdict:
+        """A claim ended in an error: leave the caller's transaction as it was. Raises, unless the key is locked."""
+        dialect = self.port.dialect
+        if is_outside_transaction(error, dialect):
+            raise _no_transaction() from error
+        if is_failed_transaction(error, dialect):
+            raise error  # the caller's, before us: the savepoint itself was refused
+        await self._runtime.protect(self._leave_after(place, error))
+        if is_missing_table(error, dialect):
+            raise MissingTables(self.port, self.table) from error
+        if is_locked(error, dialect):
+            return _LOCKED
+        raise error
 
     async def _begin(self) -> bool:
         """SQLite: take the write lock before the savepoint. A savepoint alone would be a transaction of its own."""

@@ -153,7 +153,7 @@ class PostgresWords:
             end.nonce,
             None if forever else end.retention,
             end.retention + end.tombstone if end.tombstone and not forever else None,
-            end.policy.value if end.policy else None,
+            end.policy._value_ if end.policy else None,  # `value` is a call
             end.marker or None,
             end.result or None,
             end.ref,

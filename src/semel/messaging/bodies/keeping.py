@@ -26,7 +26,7 @@ from semel.messaging.tables import Tables, now
 from semel.within.ports import Port
 from semel.within.records import query
 
-__all__ = ["Keeper", "Kept"]
+__all__ = ["Keeper", "Kept", "older"]
 
 _SHARED: Final = "SELECT pg_advisory_xact_lock_shared(k) FROM unnest($1::bigint[]) AS g (k)"
 _ALONE: Final = "SELECT g.n, pg_try_advisory_xact_lock(g.k) FROM unnest(CAST(:n AS text[]), CAST(:k AS bigint[])) AS g (n, k)"
@@ -124,7 +124,7 @@ class Keeper:
         database, count = self._database, 0
         await database.read(lambda _: None)  # the tables are there, and the home is known
         found = iter(self.store.stored(self.home))
-        while some := await asyncio.to_thread(_older, found, grace):
+        while some := await asyncio.to_thread(older, found, grace):
             # Most are referred to: those need no lock.
             unknown = sorted(some - await database.read(_referred, database.tables, some))
             for start in range(0, len(unknown), _GROUP):
@@ -153,8 +153,8 @@ class Keeper:
         return len(doomed)
 
 
-def _older(found: Iterator[Stored], grace: float) -> set[str]:
-    """The next hashes that are older; none at the end."""
+def older(found: Iterator[Stored], grace: float) -> set[str]:
+    """The next names (without their home) that are older; none at the end."""
     return set(islice((body.name.partition("/")[2] for body in found if body.age > grace), _LOOK))
 
 

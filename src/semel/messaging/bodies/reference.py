@@ -10,36 +10,32 @@ from typing import Final, Literal
 
 import msgspec
 
-from semel.errors import SemelError
+from semel.bodies import BodyDamaged, BodyMissing
 from semel.messaging.message import Message
 from semel.messaging.sink import Row
 
 __all__ = ["HEADER", "BodyDamaged", "BodyMissing", "Reference"]
 
 HEADER: Final = "claim-check"
-_FORM: Final = re.compile(r"([0-9a-z]{1,32})/([0-9a-f]{64}); size=(\d{1,18}); content=(json|raw)")
-
-
-class BodyMissing(SemelError):
-    """A message's body is not in its store. It was kept for less long than the message took, or this is another store."""
-
-
-class BodyDamaged(SemelError):
-    """What a store holds under a message's reference is not the body that was sent. It is never handed to a handler."""
+_FORM: Final = re.compile(
+    r"([0-9a-z]{1,32})/([0-9a-f]{64})([0-9a-f]{16})?; size=(\d{1,18}); content=(json|raw)"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A claim check. `home` is the outbox whose body it is: outboxes that share a store do not share its bodies."""
+    """A claim check. `home` is the outbox whose body it is: outboxes that share a store do not share its bodies. `mark` tells
+    bodies with the same content apart, where each message has a body of its own (an outbox in Redis)."""
 
     home: str
     sha256: str
     size: int
     content: Literal["json", "raw"]
+    mark: str = ""
 
     @classmethod
-    def to(cls, data: bytes, *, home: str, raw: bool) -> Reference:
-        return cls(home, hashlib.sha256(data).hexdigest(), len(data), "raw" if raw else "json")
+    def to(cls, data: bytes, *, home: str, raw: bool, mark: str = "") -> Reference:
+        return cls(home, hashlib.sha256(data).hexdigest(), len(data), "raw" if raw else "json", mark)
 
     @classmethod
     def of(cls, message: Message | Row) -> Reference | None:
@@ -52,12 +48,17 @@ class Reference:
             raise BodyDamaged(
                 f"message {message.id} ({message.topic}) has a {HEADER} header that is no reference to a body: {said[:100]!r}"
             )
-        return cls(found[1], found[2], int(found[3]), "raw" if found[4] == "raw" else "json")
+        return cls(found[1], found[2], int(found[4]), "raw" if found[5] == "raw" else "json", found[3] or "")
 
     @property
     def name(self) -> str:
         """What the body is called in its store."""
-        return f"{self.home}/{self.sha256}"
+        return f"{self.home}/{self.digest}"
+
+    @property
+    def digest(self) -> str:
+        """The same, without whose it is."""
+        return self.sha256 + self.mark
 
     @property
     def header(self) -> str:

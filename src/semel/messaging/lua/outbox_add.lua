@@ -1,9 +1,9 @@
 #!lua
 -- A message into the outbox, inside the caller's MULTI/EXEC. One slot. The first line makes it a write: a server that is full,
 -- cannot persist or has too few replicas refuses it when it is queued, and with it the whole transaction.
--- KEYS: meta, seq, stream, due, counts, tenants, id.
+-- KEYS: meta, seq, stream, due, counts, tenants, id; and that of its body, if that is kept elsewhere.
 -- ARGV: parts, hash, retention (ms), due after (ms, "" for none), due at (ms, "" for none), then id, tenant, topic, key, type,
---       schema, headers, body, raw ("" where there is none).
+--       schema, headers, body, raw ("" where there is none); and for how long its body is kept (ms) once it was delivered.
 -- Answers 1, or 0 if the id is known with this content. What can fail comes first: Lua does not roll back, nor does EXEC.
 local known = redis.call('GET', KEYS[7])
 if known then
@@ -13,6 +13,14 @@ end
 local meta = redis.call('GET', KEYS[1])
 if not meta or cjson.decode(meta).parts ~= tonumber(ARGV[1]) then
     return redis.error_reply('SEMELPARTS the outbox is not here, or divided into another number of parts')
+end
+-- A user who may not do all of it does nothing of it: refused in the middle it would leave half (Redis 7 can tell before).
+if redis.acl_check_cmd then
+    for _, verb in ipairs({{'INCR', 2}, {'SETNX', 2}, {'XADD', 3}, {'ZADD', 4}, {'HINCRBY', 5}, {'ZADD', 6}, {'SET', 7}}) do
+        if not redis.acl_check_cmd(verb[1], KEYS[verb[2]]) then
+            return redis.error_reply('NOPERM the outbox needs the right to ' .. verb[1] .. ' ' .. KEYS[verb[2]])
+        end
+    end
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
@@ -32,5 +40,6 @@ else
 end
 redis.call('HINCRBY', KEYS[5], ARGV[8], 1)
 redis.call('SET', KEYS[7], ARGV[2] .. ':' .. ARGV[3])
+if KEYS[8] then redis.call('SET', KEYS[8], ARGV[15]) end
 redis.pcall('SPUBLISH', KEYS[1], '')  -- a hint for relays that listen; they look now and then anyway
 return 1

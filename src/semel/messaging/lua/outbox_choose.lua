@@ -1,7 +1,7 @@
 -- Messages of a part that may be sent now, in their order. One slot.
 -- KEYS: stream, due, seq, lines of the team, tenants. ARGV: after (a number), how many, how many are looked at, how many bytes, filter
--- (JSON, sets are {name: true}: skip, only, tenants; open: numbers; lines: whether keys are held back; free: names of lines
--- that flow again; held: keys that are held back besides; both are on the page that is not written yet; of: one tenant only).
+-- (JSON, sets are {name: true}: skip, only, tenants; shut: names as `shut` below spells them; open: numbers; lines: whether keys are held back; free: names of lines
+-- that flow again; held: keys that are held back besides, from which number on; both are on the page that is not written yet; of: one tenant only).
 -- Answers {entries, next}: where to go on if the end was not reached, or "".
 -- Messages whose time has come are appended first: from then on they wait in line as if they were added now.
 -- `tenants` knows a number for each tenant before which it has no message. Looking for one tenant's begins there, and tells it
@@ -26,7 +26,7 @@ if filter.lines then
         local line = cjson.decode(lines[i + 1])
         if not (filter.free and filter.free[lines[i]]) and (not line['until'] or line['until'] * 1000 > now) then
             held = held or {}
-            held[line.key and ('k' .. #line.tenant .. ':' .. line.tenant .. line.key) or ('s' .. string.format('%d', line.seq))] = true
+            held[line.key and ('k' .. #line.tenant .. ':' .. line.tenant .. line.key) or ('s' .. string.format('%d', line.seq))] = line.seq
         end
     end
 end
@@ -48,6 +48,11 @@ local function told(ended)
     end
     return {found, ended and '' or after}
 end
+local function shut(f)
+    local topic, tenant = #f[6] .. ':' .. f[6], #f[4] .. ':' .. f[4]
+    return filter.shut[topic] or filter.shut['t' .. topic .. tenant] or filter.shut['k' .. topic .. f[8]]
+        or filter.shut['tk' .. topic .. tenant .. f[8]]
+end
 local count, seen, size = 16, 0, 0  -- of a page: few at first, then as many as bodies of their size allow
 while left > 0 and looks > 0 and bytes > 0 do
     local page = redis.call('XRANGE', KEYS[1], '(' .. after .. '-0', '+', 'COUNT', math.min(left + 50, looks, count))
@@ -61,8 +66,10 @@ while left > 0 and looks > 0 and bytes > 0 do
         local passes = not (filter.skip and filter.skip[f[6]]) and not (filter.only and not filter.only[f[6]])
             and not (filter.tenants and not filter.tenants[f[4]]) and not (filter.of and f[4] ~= filter.of) and not (filter.open and filter.open[seq])
         if passes and held then
-            passes = not held[f[8] ~= '' and ('k' .. #f[4] .. ':' .. f[4] .. f[8]) or ('s' .. seq)]
+            local from = held[f[8] ~= '' and ('k' .. #f[4] .. ':' .. f[4] .. f[8]) or ('s' .. seq)]
+            passes = not from or tonumber(seq) < from
         end
+        if passes and filter.shut then passes = not shut(f) end
         if passes then
             found[#found + 1] = entry
             left, bytes = left - 1, bytes - #f[16]

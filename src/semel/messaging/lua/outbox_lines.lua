@@ -9,7 +9,7 @@ for i, key in ipairs(KEYS) do
         local all = redis.call('HGETALL', key)
         for j = 1, #all, 2 do
             local line = cjson.decode(all[j + 1])
-            if (not filter.key or filter.key == line.key) and (not filter.tenant or filter.tenant == line.tenant)
+            if not line['until'] and (not filter.key or filter.key == line.key) and (not filter.tenant or filter.tenant == line.tenant)
                 and (not filter.id or filter.id == line.id) then
                 line['until'], line.attempts, count = 0, 0, count + 1
                 redis.call('HSET', key, all[j], cjson.encode(line))

@@ -19,7 +19,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError, WatchError
 
 from semel.errors import ConfigurationError, SemelError
-from semel.messaging.message import part_of
+from semel.messaging.message import Message, part_of
+from semel.messaging.redis.arriving import Arrivals
+from semel.messaging.redis.bodies import RedisKeeper
 from semel.messaging.redis.keys import ADD
 from semel.messaging.writing import Prepared, conflict, prepared
 from semel.runtime import run_sync
@@ -52,6 +54,12 @@ class Adder:
         self._retention = int(retention * 1000)
         self.told = wake
         self._refused = refused
+        self._keeper: RedisKeeper | None = None
+
+    def keep_bodies(self, given: Any, *, over: int, kept: float) -> RedisKeeper:
+        """From now on bodies of more than `over` bytes are kept elsewhere, for `kept` seconds at least."""
+        self._keeper = RedisKeeper(given, self.home, over=over, kept=max(kept, self._retention / 1000))
+        return self._keeper
 
     def add(self, pipe: Any, items: Sequence[Prepared]) -> None:
         """Queue the messages. ConfigurationError for what is no transaction."""
@@ -67,6 +75,17 @@ class Adder:
         if not is_shut(pipe):  # within() looks by itself
             _hook(pipe, cluster=cluster)
 
+    def arrivals(self, prepare: Callable[[Message], Prepared], tenant: str | None) -> Arrivals:
+        """Where batches of another outbox's relay arrive."""
+        return Arrivals(
+            self.home,
+            retention=self._retention,
+            keeper=self._keeper,
+            prepare=prepare,
+            tenant=tenant,
+            told=self.told,
+        )
+
     def tag(self, tenant: str, key: str) -> str:
         """The hash tag of the slot that keeps the messages of a key."""
         self.home.look()
@@ -78,13 +97,16 @@ class Adder:
         fields = (
             columns[name] for name in ("id", "tenant", "topic", "key", "type", "schema", "headers", "body")
         )
+        reference = item.reference
+        body = () if reference is None else (names.body(part, reference.digest),)
+        kept = () if reference is None or self._keeper is None else (self._keeper.kept,)
         return (
-            verb, text, 7,
+            verb, text, 7 + len(body),
             names.meta(part), names.seq(part), names.stream(part), names.due(part), names.counts(part), names.tenants(part),
-            names.id(part, columns["tenant"], columns["id"]),
+            names.id(part, columns["tenant"], columns["id"]), *body,
             self.home.parts, item.hash.hex(), self._retention,
             "" if after is None else repr(after * 1000), "" if at is None else repr(at * 1000),
-            *("" if value is None else value for value in fields), columns["raw"],
+            *("" if value is None else value for value in fields), columns["raw"], *kept,
         )  # fmt: skip
 
     async def slot_of(self, pipe: Any, item: Prepared, slot: int | None) -> int:
@@ -113,12 +135,27 @@ class Adder:
         names = self.home.names
         keys = [names.id(item.part, *reversed(item.identity)) for item in unique]
         meta = names.meta(unique[0].part)
-        await waited(pipe.immediate_execute_command("WATCH", meta, *keys))
+        apart = self._keeper.name(items) if self._keeper is not None else []
+        bodies = [
+            names.body(item.part, item.reference.digest) for item in apart if item.reference is not None
+        ]
+        await waited(pipe.immediate_execute_command("WATCH", meta, *keys, *bodies))
         said, *known = await waited(pipe.immediate_execute_command("MGET", meta, *keys))
         self._check_meta(said)
         for item, value in zip(unique, known, strict=True):
             if value is not None and _text(value)[:64] != item.hash.hex():
                 raise conflict(item)
+        fresh = [item for item, value in zip(unique, known, strict=True) if value is None]
+        await self._put(pipe, [item for item in fresh if item.apart])
+
+    async def _put(self, pipe: Any, items: Sequence[Prepared]) -> None:
+        """Store the bodies of messages that are new."""
+        if self._keeper is None or not items:
+            return
+        if _is_async(pipe):
+            await self.home.aside(lambda: self._keeper.put(items))  # type: ignore[union-attr]
+        else:
+            self._keeper.put(items)
 
     async def _looked(self, pipe: Any) -> None:
         if self.home.ready:
@@ -164,10 +201,16 @@ class Adder:
         )
 
     def _check_meta(self, said: Any) -> None:
-        if said is None or msgspec.json.decode(_text(said))["identity"] != self.home.identity:
+        meta = {} if said is None else msgspec.json.decode(_text(said))
+        if meta.get("identity") != self.home.identity:
             raise ConfigurationError(
                 f"the pipeline talks to another Redis server or database than the outbox in {self.home.where}: make it from "
                 "a client of the same one; nothing was applied"
+            )
+        if meta["parts"] != self.home.parts:
+            raise ConfigurationError(
+                f"the outbox in {self.home.where} was divided into {meta['parts']} parts since this program looked, and it knows "
+                f"{self.home.parts}: make it anew, with the same parts= everywhere; nothing was applied"
             )
 
     def _spelled(self, commands: Commands) -> Commands:

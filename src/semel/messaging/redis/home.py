@@ -25,7 +25,7 @@ from semel.messaging.redis.ledger import RedisLedger
 from semel.runtime import run_sync
 from semel.stores.redis import facts
 from semel.stores.redis.address import Target, read_target
-from semel.stores.redis.calls import Call, Link, Script, Unwatch
+from semel.stores.redis.calls import Call, Lane, Link, Script, Unwatch
 from semel.stores.redis.errors import ServerError
 from semel.stores.redis.threads import ThreadLink
 
@@ -59,16 +59,21 @@ class RedisHome:
         self._may_create = create
         self._where = f"{target.kind} Redis at {', '.join(map(str, target.seeds))}"
         self._prefix = prefix
-        self._link: Link = ThreadLink(
-            target,
-            timeout=_TIMEOUT,
-            connect_timeout=float(target.settings.get("socket_connect_timeout") or _TIMEOUT / 2),
-            max_connections=32,
-            ping_every=5.0,
-        )
+        self._target = target
+        self._link = self._new_link()
         self._ready = False
         self._reset()
         _forked.add(self)
+
+    def _new_link(self) -> Link:
+        """Nothing connects before first use."""
+        return ThreadLink(
+            self._target,
+            timeout=_TIMEOUT,
+            connect_timeout=float(self._target.settings.get("socket_connect_timeout") or _TIMEOUT / 2),
+            max_connections=32,
+            ping_every=5.0,
+        )
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
@@ -78,6 +83,11 @@ class RedisHome:
     def where(self) -> str:
         """The server for people; never with a password."""
         return self._where
+
+    @property
+    def parts_known(self) -> bool:
+        """Whether the number of parts was given, or read."""
+        return self._parts_given or self._ready
 
     @property
     def ready(self) -> bool:
@@ -113,10 +123,17 @@ class RedisHome:
         ]  # an EXEC cannot wait for replicas
 
     # ------------------------------------------------------------------------------------------- calls
-    def call(self, script: Script, keys: Sequence[bytes], args: Sequence[bytes | str | int] = ()) -> Any:
+    def call(
+        self,
+        script: Script,
+        keys: Sequence[bytes],
+        args: Sequence[bytes | str | int] = (),
+        *,
+        lane: Lane = Lane.MAIN,
+    ) -> Any:
         """Run a script; it may be sent twice, and knows. StoreUnavailable when Redis does not answer."""
         try:
-            return run_sync(self._link.call(script, keys, args))
+            return run_sync(self._link.call(script, keys, args, lane=lane))
         except ServerError as error:
             raise self._refused(error) from error
 
@@ -169,7 +186,8 @@ class RedisHome:
 
     def _adopt(self, make: bool) -> None:
         fresh = msgspec.json.encode(_Meta(_VERSION, uuid.uuid4().hex, self.parts)) if make else b""
-        wanted = str(self.parts) if self._parts_given else ""
+        # In a Cluster every part counts its own messages: whether one was ever added, no single script could tell.
+        wanted = str(self.parts) if self._parts_given and not self.names.cluster else ""
         found = self.call(META, (self.names.home, self.names.home_seq), (fresh, wanted))
         if not found:
             raise ConfigurationError(
@@ -196,12 +214,13 @@ class RedisHome:
 
     # ------------------------------------------------------------------------------------------- close
     def close(self) -> None:
-        """Close what was opened here; a client that was handed in is left alone."""
+        """Close what was opened here; a client that was handed in is left alone. What is asked later connects anew."""
         with self._lock:
             threads, self._threads = self._threads, None
         if threads is not None:
             threads.shutdown(wait=True)
-        self._link.close()
+        link, self._link = self._link, self._new_link()
+        link.close()
 
 
 def _target(given: Any) -> Target:

@@ -18,7 +18,7 @@ from semel.errors import ConfigurationError
 from semel.stores.redis.calls import Script
 
 __all__ = [
-    "ADD", "CHOOSE", "CLEAN", "COMMIT", "COUNTS", "FETCH", "LINES", "META", "PARTS", "PEEK", "RELAYS", "TAKE", "Names",
+    "ADD", "ARRIVE", "BODIES", "CHOOSE", "CLEAN", "COMMIT", "COUNTS", "FETCH", "LINES", "LIST", "META", "PARTS", "PEEK", "RELAYS", "TAKE", "Names",
 ]  # fmt: skip
 
 _PREFIX: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
@@ -29,12 +29,15 @@ def _script(name: str) -> Script:
 
 
 ADD: Final = _script("outbox_add")
+ARRIVE: Final = _script("outbox_arrive")
+BODIES: Final = _script("outbox_bodies")
 CHOOSE: Final = _script("outbox_choose")
 CLEAN: Final = _script("outbox_clean")
 COMMIT: Final = _script("outbox_commit")
 COUNTS: Final = _script("outbox_counts")
 FETCH: Final = _script("outbox_fetch")
 LINES: Final = _script("outbox_lines")
+LIST: Final = _script("outbox_list")
 META: Final = _script("outbox_meta")
 PARTS: Final = _script("outbox_parts")
 PEEK: Final = _script("outbox_peek")
@@ -94,6 +97,15 @@ class Names:
     def id(self, part: int, tenant: str, identity: str) -> bytes:
         said = f"{len(tenant)}:{tenant}{identity}".encode()
         return f"{self.tag(part)}:id:{hashlib.blake2b(said, digest_size=16).hexdigest()}".encode()
+
+    def body(self, part: int, digest: str) -> bytes:
+        return f"{self.tag(part)}:body:{digest}".encode()
+
+    def arrivals(self, part: int, sender: str) -> bytes:
+        return f"{self.tag(part)}:arrivals:{sender}".encode()
+
+    def bodies_over(self, part: int) -> bytes:
+        return f"{self.tag(part)}:bodies-over".encode()
 
     # ----------------------------------------------------------------------------------------- of a part
     def stream(self, part: int) -> bytes:

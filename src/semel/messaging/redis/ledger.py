@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
 
-from semel.messaging.pages import Line, Member, Page, State, Superseded, Want
+from semel.messaging.pages import Line, Member, Page, State, Superseded, Waiting, Want
+from semel.messaging.redis.bodies import body_of
 from semel.messaging.redis.keys import CHOOSE, CLEAN, COMMIT, COUNTS, FETCH, LINES, PARTS, PEEK, RELAYS, TAKE
+from semel.messaging.redis.listing import waiting_in
 from semel.messaging.redis.spelling import (
     Changes,
     batch_name,
@@ -86,13 +88,15 @@ class RedisPage:
         names, team = self._names, self._team
         keys = [
             names.part(part, team), names.stream(part), names.lines(part, team), names.kept(part, team),
-            names.kept_times(part, team), names.counts(part), names.tenants(part),
+            names.kept_times(part, team), names.counts(part), names.tenants(part), names.bodies_over(part),
         ]  # fmt: skip
         keys += [names.id(part, row.tenant, row.id) for row in changes.removed]
+        bodies = [body_of(row) if row.headers else "" for row in changes.removed]
+        keys += [names.body(part, digest) for digest in bodies if digest]
         args: list[Any] = [os.urandom(16), changes.epoch, changes.state, changes.new_epoch or b""]
         args += (b"1" if changes.free else b"", len(changes.removed))
-        for row in changes.removed:
-            args += (row.seq, row.topic)
+        for row, digest in zip(changes.removed, bodies, strict=True):
+            args += (row.seq, row.topic, digest)
         args.append(len(changes.held))
         for line, after in changes.held.values():
             args += (line.name, packed_line(line), b"" if after is None else repr(after))
@@ -315,6 +319,10 @@ class RedisPage:
 
     def oldest(self) -> float:
         return max([age for _, age in self._ages(self._all, told=True)] + [0]) / 1000
+
+    def listed(self, limit: int, where: Mapping[str, str]) -> list[Waiting]:
+        found = [each for part in self._all for each in waiting_in(self._home, part, limit, where)]
+        return sorted(found, key=lambda each: each.created)[:limit]
 
     def clean(self, retention: float, sink_safety: float) -> int:
         """Ids end by themselves, a retention after their message was delivered: with the retention that it was added with."""

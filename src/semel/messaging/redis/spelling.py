@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from semel.messaging.pages import Line, Want
+from semel.messaging.pages import Line, Shut, Want
 from semel.messaging.sink import Row
 
 __all__ = ["Changes", "batch_name", "batch_of", "line_from", "packed_filter", "packed_line", "row_of"]
@@ -109,15 +109,24 @@ def packed_filter(want: Want, part: int, changes: Changes | None, *, of: str | N
         "only": want.only_topics,
         "tenants": want.tenants,
         "open": {str(seq) for seq in (*want.open.get(part, ()), *(row.seq for row in removed))},
+        "shut": {name for shut in want.shut if shut.part in {None, part} for name in _shut(shut)},
         "free": changes.flows if changes is not None else (),
-        "held": {_key(line) for line, _ in changes.held.values()} if changes is not None else (),
     }
     said: dict[str, Any] = {
         name: dict.fromkeys(sorted(given), True) for name, given in named.items() if given
     }
+    if changes is not None and changes.held:
+        said["held"] = {_key(line): line.seq for line, _ in changes.held.values()}
     if of is not None:
         said["of"] = of
     return msgspec.json.encode({**said, "lines": want.lines})
+
+
+def _shut(shut: Shut) -> list[str]:
+    """Names of what is left out as the script that chooses spells them: topic, then the tenant or the key, or both."""
+    tenant = "" if shut.tenant is None else f"{len(shut.tenant.encode())}:{shut.tenant}"
+    kind = ("" if shut.tenant is None else "t") + ("" if shut.key is None else "k")
+    return [f"{kind}{len(topic.encode())}:{topic}{tenant}{shut.key or ''}" for topic in sorted(shut.topics)]
 
 
 def row_of(entry: Any) -> Row:

@@ -22,6 +22,7 @@ import msgspec
 from semel.errors import ConfigurationError
 from semel.messaging.sink import Fenced, Guarantee, Rejected, Row, SinkUnavailable
 from semel.messaging.sinks.address import Address, needs
+from semel.messaging.sinks.closing import Closing
 from semel.messaging.sinks.envelope import ID, filled, to_headers
 
 try:
@@ -72,7 +73,7 @@ class _Owner:
     marker: _Marker
 
 
-class KafkaSink:
+class KafkaSink(Closing):
     """Writes to a topic. `settings` are librdkafka's own (`security.protocol`, `sasl.username`, …), kept as given."""
 
     guarantee: Guarantee = "at-least-once"  # what is shown; exact is what the transactions are for
@@ -261,12 +262,6 @@ class KafkaSink:
         producers, self._producers = self._producers, {}
         for owner in producers.values():
             await asyncio.to_thread(owner.producer.flush, self._timeout)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
 
 def _sorted_out(rows: Sequence[Row]) -> tuple[dict[str, str], list[Row]]:

@@ -24,6 +24,7 @@ from semel.errors import ConfigurationError
 from semel.messaging.pauses import unless
 from semel.messaging.sink import Fenced, Guarantee, Rejected, Row, SinkUnavailable
 from semel.messaging.sinks.address import Address, needs
+from semel.messaging.sinks.closing import Closing
 from semel.messaging.sinks.envelope import ID, filled, to_lines
 
 try:
@@ -61,7 +62,7 @@ class _Found(NamedTuple):
     seq: int
 
 
-class NatsSink:
+class NatsSink(Closing):
     """Publishes into a stream, which is made when it is not there (`create=no` leaves that to you).
 
     `window` is the duplicate window of a stream that is made here, in seconds. `timeout` bounds each call.
@@ -123,8 +124,7 @@ class NatsSink:
         try:
             async with asyncio.timeout(self._timeout):
                 client = await self._connected()
-                letters = self._letters(client, rows)  # raises Rejected before anything is written
-                return await unless(self._gone, self._publish(client, part, _Marker(epoch, batch), letters))
+                return await unless(self._gone, self._publish(client, part, _Marker(epoch, batch), rows))
         except AuthorizationError as error:
             await self._forget()
             raise self._refused(error) from error
@@ -133,9 +133,12 @@ class NatsSink:
             reason = str(error) or type(error).__name__
             raise SinkUnavailable(f"NATS at {self._address.name} did not take the batch: {reason}") from error
 
-    async def _publish(self, client: Client, part: int, next_one: _Marker, letters: Sequence[_Letter]) -> int:
+    async def _publish(self, client: Client, part: int, next_one: _Marker, rows: Sequence[Row]) -> int:
         found = await self._own(client, part, next_one.epoch)
         if found.marker.batch == next_one.batch - 1:
+            letters = self._letters(
+                client, rows
+            )  # raises Rejected before anything is written, and never what is in
             await self._send(client, letters)
             await self._mark(client, part, next_one, found.seq)
         return found.marker.batch
@@ -211,6 +214,9 @@ class NatsSink:
             size = len(row.body) + sum(len(name) + len(value) + 4 for name, value in lines.items()) + 12
             if size > limit:
                 refused[row.id] = f"{size} bytes are more than NATS takes here ({limit})"
+            subjects = (self._config.subjects if self._config is not None else None) or ()
+            if subjects and not any(_takes(pattern, subject) for pattern in subjects):
+                refused[row.id] = f"the stream {self.stream!r} has no subject for {subject[:100]!r}"
             letters.append(_Letter(subject, lines, row.body))
         if refused:
             raise Rejected(refused, final=refused.keys())
@@ -348,12 +354,6 @@ class NatsSink:
         if self._loop is asyncio.get_running_loop():
             await self._forget()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
 
 def _acknowledged(message: Any, stream: str) -> None:
     if message.headers and message.headers.get("Status") == "503":
@@ -371,7 +371,20 @@ def _token(source: str) -> str:
 
 
 def _subject(value: str) -> str:
-    return _UNFIT.sub("_", value).strip(".") or "_"
+    return ".".join(token or "_" for token in _UNFIT.sub("_", value).strip(".").split("."))
+
+
+def _takes(pattern: str, subject: str) -> bool:
+    """Whether a subject of a stream is one of a pattern."""
+    if pattern == subject:
+        return True
+    tokens, words = subject.split("."), pattern.split(".")
+    for place, word in enumerate(words):
+        if word == ">":
+            return len(tokens) > place
+        if place >= len(tokens) or word not in {"*", tokens[place]}:
+            return False
+    return len(tokens) == len(words)
 
 
 def _covers(pattern: str, wanted: str) -> bool:

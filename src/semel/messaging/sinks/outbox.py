@@ -1,10 +1,11 @@
-"""Another semel outbox: exact. Messages and the number of their batch are written in one transaction of its database.
+"""Another semel outbox: exact. Messages and the number of their batch are written in one transaction of its database, or in
+one script if it is in Redis.
 
 `Relay(outbox, {"orders": OutboxSink(Outbox("postgresql+psycopg://…"))})`, or the URL `outbox+postgresql+psycopg://…` (with
 `?table=` if it is not `semel`). A message keeps its id, key, headers and body. One that the other outbox knows already is not
 added again; one whose id it knows with another content is rejected.
 
-The numbers are kept in a table beside the outbox, `semel_outbox_arrivals`.
+The numbers are kept in a table beside the outbox, `semel_outbox_arrivals`, or in a key beside it.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from semel.errors import ConfigurationError, InvalidKey, KeyMismatch, SemelError, StoreUnavailable
 from semel.messaging.bodies import HEADER, BodyStore, inlined
+from semel.messaging.database import Database
 from semel.messaging.message import Message
 from semel.messaging.outbox import Outbox
 from semel.messaging.sink import Fenced, Guarantee, Rejected, Row, SinkUnavailable
+from semel.messaging.sinks.closing import Closing
 from semel.messaging.sinks.envelope import shortened
 from semel.runtime import run_sync
 
@@ -41,14 +44,16 @@ __all__ = ["OutboxSink"]
 _PREFIX: Final = "outbox+"
 
 
-class OutboxSink:
+class OutboxSink(Closing):
     """Adds to `outbox`, an `Outbox` of another database (or of other tables in the same one), which is not closed here."""
 
     guarantee: Guarantee = "exact"
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self._database = outbox.database  # an outbox in Redis has none, and is refused
+        self._arrivals = outbox.arrivals()
+        if self._arrivals is not None and self._arrivals.is_divided:
+            self.lane = self._arrivals.lane
         self._owned = False
         self._source = "semel"
         schema, _, prefix = outbox.table.rpartition(".")
@@ -63,6 +68,7 @@ class OutboxSink:
             mysql_engine="InnoDB",
         )
         self._bodies: BodyStore | None = None
+        self._from = ""
         self._made = False
         self._making = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -81,6 +87,7 @@ class OutboxSink:
     def bind(self, source: str) -> None:
         """Who publishes: two outboxes that write to a third have numbers of their own."""
         self._source = shortened(source, 120)
+        self._from = source.partition(":")[0]
 
     def attach(self, bodies: BodyStore | None) -> None:
         """Where bodies are that travel as references. The other outbox gets the body, and keeps it as it likes."""
@@ -88,13 +95,16 @@ class OutboxSink:
 
     async def publish(self, part: int, epoch: int, batch: int, rows: Sequence[Row]) -> int | None:
         """Add the rows under their number; the number that was there."""
-        database = self._database
         if any(HEADER in row.headers for row in rows):
             rows = await asyncio.to_thread(self._inlined, rows)
         try:
             if not self._made:
-                await self._make()
-            return await database.run(self._publish, part, epoch, batch, rows)
+                await self._look()
+            if self._arrivals is not None:
+                return await self._arrivals.publish(
+                    self._source, part, epoch, batch, _messages(self._outbox, rows)
+                )
+            return await self._database.run(self._publish, part, epoch, batch, rows)
         except KeyMismatch as error:
             reasons = await self._conflicts(rows)
             if not reasons:  # whoever was in the way is gone: the next attempt will show
@@ -103,7 +113,7 @@ class OutboxSink:
         except (StoreUnavailable, DBAPIError) as error:
             reason = str(error).splitlines()[0]
             raise SinkUnavailable(
-                f"the outbox in {database.where} did not take the batch: {reason}"
+                f"the outbox in {self._outbox.home.where} did not take the batch: {reason}"
             ) from error
 
     def _inlined(self, rows: Sequence[Row]) -> list[Row]:
@@ -118,6 +128,24 @@ class OutboxSink:
         if reasons:
             raise Rejected(reasons)
         return found
+
+    @property
+    def _database(self) -> Database:
+        return self._outbox.database
+
+    async def _look(self) -> None:
+        """Before the first batch: an outbox that is relayed into itself knows every id, would add nothing, and be emptied."""
+        if self._arrivals is None:
+            await self._make()
+        else:
+            await self._outbox.home.ledger("relay").read(lambda page: page.alive())
+        if self._from and self._outbox.home.identity.startswith(self._from):
+            self._made = False
+            raise ConfigurationError(
+                f"the outbox in {self._outbox.home.where} would be relayed into itself: give the route another outbox, or another "
+                "table"
+            )
+        self._made = True
 
     async def _make(self) -> None:
         """The table of numbers, on a transaction of its own."""
@@ -135,8 +163,8 @@ class OutboxSink:
 
     def _publish(self, connection: Connection, part: int, epoch: int, batch: int, rows: Sequence[Row]) -> int:
         found = self._own(connection, part, epoch)
-        messages = _messages(self._outbox, rows)
         if found == batch - 1:
+            messages = _messages(self._outbox, rows)
             run_sync(self._outbox.insert(connection, *messages))
             connection.execute(update(self._table).where(*self._place(part)).values(batch=batch))
         return found
@@ -184,12 +212,6 @@ class OutboxSink:
         """Close the outbox if it was opened here, by URL."""
         if self._owned:
             self._outbox.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
 
 class _TakenBack(Exception):  # ends a transaction that only looked

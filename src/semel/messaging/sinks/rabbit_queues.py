@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Final, Self
 from urllib.parse import quote
 
 from semel.errors import ConfigurationError
 from semel.messaging.sink import Guarantee, Rejected, Row, SinkUnavailable
 from semel.messaging.sinks.address import Address, needs
+from semel.messaging.sinks.closing import Closing
 from semel.messaging.sinks.envelope import filled, in_order, to_headers, waves
 
 try:
@@ -30,8 +31,12 @@ except ModuleNotFoundError as missing:  # pragma: no cover - needs an environmen
 
 __all__ = ["RabbitQueueSink"]
 
+_SHORT: Final = 255  # bytes of what AMQP calls a short string
+_NAME: Final = 128
+_BROKEN: Final = (AMQPError, OSError, TimeoutError, RuntimeError)  # the connection's fault, not a message's
 
-class RabbitQueueSink:
+
+class RabbitQueueSink(Closing):
     """Publishes to an exchange, which must be there; `timeout` bounds each call."""
 
     guarantee: Guarantee = "at-least-once"
@@ -64,12 +69,15 @@ class RabbitQueueSink:
         del part, epoch, batch  # the broker keeps no numbers
         delivered: set[str] = set()
         reasons: dict[str, str] = {}
+        final: frozenset[str] = frozenset()
         stopped: set[tuple[str, str]] = set()
         try:
             async with asyncio.timeout(self._timeout):
                 door = await self._connected()
+                reasons |= self._unfit(rows, stopped)
+                final = frozenset(reasons)
                 for wave in waves(rows):
-                    todo = in_order(wave, stopped)
+                    todo = [row for row in in_order(wave, stopped) if row.id not in reasons]
                     results = await asyncio.gather(
                         *(self._send(door, row) for row in todo), return_exceptions=True
                     )
@@ -90,10 +98,27 @@ class RabbitQueueSink:
                     f"RabbitMQ at {self._address.name} did not take it: {reason}"
                 ) from error
             # What was confirmed is told first, so that it is not sent again; the next call meets the outage.
-            raise Rejected(reasons, delivered=delivered) from error
+            raise Rejected(reasons, delivered=delivered, final=final) from error
         if reasons:
-            raise Rejected(reasons, delivered=delivered)
+            raise Rejected(reasons, delivered=delivered, final=final)
         return None
+
+    def _unfit(self, rows: Sequence[Row], stopped: set[tuple[str, str]]) -> dict[str, str]:
+        """What AMQP has no room for; what follows under their keys waits."""
+        reasons: dict[str, str] = {}
+        for row in rows:
+            if row.key is not None and (row.tenant, row.key) in stopped:
+                continue
+            names = {"id": row.id, "type": row.type or "", "routing key": filled(self._routing_key, row)}
+            long = [name for name, value in names.items() if len(value.encode()) > _SHORT]
+            long += [f"header {name[:40]!r}" for name in to_headers(row) if len(name.encode()) > _NAME]
+            if long:
+                reasons[row.id] = (
+                    f"too long for AMQP, which takes {_SHORT} bytes ({_NAME} of a header's name): {', '.join(long)}"
+                )
+                if row.key is not None:
+                    stopped.add((row.tenant, row.key))
+        return reasons
 
     async def _send(self, door: AbstractExchange, row: Row) -> None:
         headers: HeadersType = {**to_headers(row)}
@@ -166,12 +191,6 @@ class RabbitQueueSink:
         if self._loop is asyncio.get_running_loop():
             await self._forget()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
 
 def _note(
     rows: Sequence[Row],
@@ -186,10 +205,13 @@ def _note(
         if not isinstance(result, BaseException):
             delivered.add(row.id)
             continue
-        if not isinstance(result, DeliveryError):
+        if isinstance(result, DeliveryError):
+            reasons[row.id] = _why(result)
+        elif isinstance(result, _BROKEN) or not isinstance(result, Exception):
             broken = result
             continue
-        reasons[row.id] = _why(result)
+        else:
+            reasons[row.id] = f"it cannot be sent: {result!r}"
         if row.key is not None:
             stopped.add((row.tenant, row.key))
     if broken is not None:

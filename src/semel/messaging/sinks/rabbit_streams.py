@@ -25,6 +25,7 @@ from semel.errors import ConfigurationError
 from semel.messaging.pauses import unless
 from semel.messaging.sink import Fenced, Guarantee, Rejected, Row, SinkUnavailable
 from semel.messaging.sinks.address import Address, needs
+from semel.messaging.sinks.closing import Closing
 from semel.messaging.sinks.envelope import filled, shortened, to_headers
 
 try:
@@ -45,6 +46,7 @@ _Properties: Final[Any] = vars(amqp)["Properties"]  # a module that asks type ch
 _BITS: Final = 20  # of a publishing id: which entry of the batch; the rest is the batch's number
 _OVERHEAD: Final = 64  # of a frame and its one entry, at most
 _PRODUCERS: Final = 255
+_NAME: Final = 255  # bytes of a stream's name
 _NO_BODY: Final = b"\x00\x53\x75\xa0\x00"  # AMQP 1.0: a section of data, of no bytes
 _FAILURES: Final = (
     OSError,
@@ -62,7 +64,7 @@ _REFUSALS: Final = (
 )
 
 
-class RabbitStreamSink:
+class RabbitStreamSink(Closing):
     """Appends to a stream, which is made when it is not there (`create=no` leaves that to you).
 
     `timeout` bounds each call. `max_age` (such as "7D") and `max_bytes` are the retention of a stream that is made here.
@@ -119,12 +121,16 @@ class RabbitStreamSink:
     async def publish(self, part: int, epoch: int, batch: int, rows: Sequence[Row]) -> int | None:
         """Append the rows under their number; the number that was there."""
         stream = filled(self.stream, rows[0])
+        if len(stream.encode()) > _NAME:
+            why = f"a stream's name has at most {_NAME} bytes, and theirs has {len(stream.encode())}: {stream[:60]!r}…"
+            raise Rejected({row.id: why for row in rows}, final={row.id for row in rows})
         try:
             async with asyncio.timeout(self._timeout):
                 link, publisher = await self._place(stream, part)
-                entries = _entries(rows, link.room, batch)  # raises Rejected before anything is written
                 found = await link.unless_gone(self._check(link, stream, part, epoch))
                 if found == batch - 1:
+                    # Raises Rejected before anything is written, and never what is in.
+                    entries = _entries(rows, link.room, batch)
                     await link.unless_gone(link.write(publisher, entries))
                 return found
         except _REFUSALS as error:
@@ -230,12 +236,6 @@ class RabbitStreamSink:
         if self._loop is asyncio.get_running_loop():
             self._forget()
             await asyncio.gather(*self._closing, return_exceptions=True)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
 
 class _Link:

@@ -18,6 +18,7 @@ import msgspec
 
 from semel.errors import ConfigurationError
 from semel.messaging.sink import Fenced, Guarantee, Row, SinkUnavailable
+from semel.messaging.sinks.closing import Closing
 
 try:
     from redis import asyncio as aioredis
@@ -44,7 +45,7 @@ _EVICTS: Final = "allkeys-"
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
-class RedisStreamSink:
+class RedisStreamSink(Closing):
     """Appends to a stream. `where` is a URL or a redis.asyncio client (Redis or RedisCluster), which is never closed here."""
 
     guarantee: Guarantee = "exact"
@@ -53,6 +54,7 @@ class RedisStreamSink:
         self, where: Any, stream: str = "{topic}", *, timeout: float = 5.0, maxlen: int | None = None
     ) -> None:
         self.stream = stream
+        self.splits = tuple(name for name in ("topic", "tenant") if f"{{{name}}}" in stream)
         self._where = where
         self._timeout = timeout
         self._maxlen = b"" if maxlen is None else str(maxlen).encode()
@@ -112,7 +114,10 @@ class RedisStreamSink:
         except (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError) as error:
             raise SinkUnavailable(f"Redis at {self._name()} did not answer: {error}") from error
         except ResponseError as error:
-            raise SinkUnavailable(f"Redis at {self._name()} refused the batch: {error}") from error
+            raise SinkUnavailable(
+                f"Redis at {self._name()} refused the batch: {error}",
+                endpoint=f"stream {stream}" if "WRONGTYPE" in str(error) else None,  # others may be well
+            ) from error
         except RedisError as error:
             raise SinkUnavailable(f"Redis at {self._name()} failed: {error!r}") from error
         if found == -1:
@@ -181,12 +186,6 @@ class RedisStreamSink:
         client, self._client = self._client, None
         if client is not None and self._owned:
             await client.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
 
 def _refuse_retries(client: Any) -> None:

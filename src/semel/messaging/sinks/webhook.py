@@ -11,7 +11,9 @@ can tell a repetition), `webhook-timestamp` and `webhook-signature`.
 | 410 | the endpoint is gone for good: it is disabled, its messages wait |
 | any other | this message is rejected, the rest of its key waits |
 
-Five rejections by 5xx in a row, without a success, are an outage too: the endpoint is left alone for a while.
+An endpoint that is away for one message only, and takes those of other keys when it is tried again, rejects that message.
+Five rejections by 5xx in a row, without a success, are an outage too: the endpoint is left alone for a while. With `{topic}`,
+`{tenant}` or `{key}` in the URL each filled-in URL is an endpoint: one that is away stops what goes there, and nothing else.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 from semel.errors import ConfigurationError
 from semel.messaging.sink import Guarantee, Rejected, Row, SinkUnavailable
 from semel.messaging.sinks.address import needs
+from semel.messaging.sinks.closing import Closing
 from semel.messaging.sinks.envelope import filled, in_order, to_lines, waves
 
 try:
@@ -46,6 +49,11 @@ _AWAY: Final = {429, 502, 503, 504}
 _GONE: Final = 410
 _ANSWER: Final = 64 << 10  # read so much of an answer, to use its connection again
 _IN_A_ROW: Final = 5
+_OTHERS: Final = (
+    2  # keys that are tried besides, to see whether it is the endpoint that is away or a message that is bad
+)
+_ENDPOINTS: Final = 10_000  # that are remembered although nothing is wrong with them
+_KEPT: Final = 100  # connections that are kept open, to all endpoints together
 _COOL_DOWN: Final = (30.0, 600.0)
 _LONGEST: Final = 86_400.0
 _SECRET: Final = "whsec_"  # noqa: S105  # the prefix, not a secret
@@ -59,26 +67,39 @@ def sign(secret: str, *, id: str, timestamp: int, body: bytes) -> str:  # noqa: 
 
 @dataclass(slots=True)
 class _Circuit:
-    """What is known about one endpoint."""
+    """What is known about one endpoint. `slots` are the requests that it may have at a time, of all parts together."""
 
+    url: str
+    slots: asyncio.Semaphore
     failures: int = 0
     until: float = 0.0
     cool_down: float = _COOL_DOWN[0]
     gone: bool = False
+    outages: int = 0  # so far: who waited for a slot while one began does not knock
+    away: bool = False
 
-    def check(self, url: str, now: float) -> None:
-        where = _shown(url)
+    def check(self, now: float) -> None:
         if self.gone:
-            raise SinkUnavailable(
-                f"{where} answered 410 Gone and is disabled; its messages wait. Correct or remove its route, or call "
-                "enable() on the sink",
+            raise self.unavailable(
+                "answered 410 Gone and is disabled; its messages wait. Correct or remove its route, or call enable() on the sink",
                 seconds=3600,
             )
         if now < self.until:
-            raise SinkUnavailable(f"{where} failed {self.failures} times in a row", seconds=self.until - now)
+            raise self.unavailable(f"failed {self.failures} times in a row", seconds=self.until - now)
+
+    def unavailable(self, why: str, *, seconds: float | None = None) -> SinkUnavailable:
+        where = _shown(self.url)
+        return SinkUnavailable(f"{where} {why}", seconds=seconds, endpoint=where)
+
+    @property
+    def well(self) -> bool:
+        return not (self.failures or self.gone or self.away or self.slots.locked())
+
+    def missed(self) -> None:
+        self.outages, self.away = self.outages + 1, True
 
     def worked(self) -> None:
-        self.failures, self.until, self.cool_down = 0, 0.0, _COOL_DOWN[0]
+        self.failures, self.until, self.cool_down, self.away = 0, 0.0, _COOL_DOWN[0], False
 
     def failed(self, now: float) -> None:
         self.failures += 1
@@ -96,14 +117,15 @@ _OURS: Final = frozenset(
 )  # fmt: skip
 
 
-class WebhookSink:
+class WebhookSink(Closing):
     """Posts each message. `secrets` are `whsec_…` keys; with several the request carries a signature of each (rotation).
 
-    `concurrency` messages of different keys are under way at a time. `client` is an `httpx.AsyncClient` of your own, which is
+    `concurrency` messages of different keys are under way at a time, to each endpoint. `client` is an `httpx.AsyncClient` of your own, which is
     not closed here. Redirects are not followed.
     """
 
     guarantee: Guarantee = "at-least-once"
+    numbered = False
 
     def __init__(
         self,
@@ -127,7 +149,9 @@ class WebhookSink:
         self._client = client
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._slots_of: asyncio.AbstractEventLoop | None = None
         self._circuits: dict[str, _Circuit] = {}
+        self.splits = tuple(name for name in ("topic", "tenant", "key") if f"{{{name}}}" in url)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -154,24 +178,38 @@ class WebhookSink:
     async def publish(self, part: int, epoch: int, batch: int, rows: Sequence[Row]) -> int | None:
         """Post the rows. Rejected names those that the endpoint refused, and what it took."""
         del part, epoch, batch  # it keeps no numbers: ids tell repetitions apart
-        url = filled(self._url, rows[0], escape=_escaped)
-        circuit = self._circuits.setdefault(url, _Circuit())
-        circuit.check(url, time.monotonic())
-        call = _Call(delivered=set(), reasons={}, stopped=set())
+        circuit = self._circuit(filled(self._url, rows[0], escape=_escaped))
+        circuit.check(time.monotonic())
+        call = _Call(delivered=set(), reasons={}, stopped=set(), doubts=[], probing=circuit.away)
         for wave in waves(rows):
             todo = in_order(wave, call.stopped)
             while todo:
-                many = self._concurrency if circuit.failures == 0 else 1
+                many = 1 if circuit.failures or circuit.away else self._concurrency
                 some, todo = todo[:many], todo[many:]
-                results = await asyncio.gather(*(self._post(url, row) for row in some))
+                results = await asyncio.gather(*(self._post(circuit, row) for row in some))
                 away = call.note(some, results, circuit)
                 if away is not None:
                     call.end(away)
+        if call.doubts:
+            call.end(call.doubts[-1][1])
         if call.reasons:
             raise Rejected(call.reasons, delivered=call.delivered)
         return None
 
-    async def _post(self, url: str, row: Row) -> httpx.Response | str | SinkUnavailable:
+    def _circuit(self, url: str) -> _Circuit:
+        loop = asyncio.get_running_loop()
+        if self._slots_of is not loop:
+            self._slots_of = loop
+            for circuit in self._circuits.values():
+                circuit.slots = asyncio.Semaphore(self._concurrency)
+        known = self._circuits.get(url)
+        if known is None:
+            if len(self._circuits) >= _ENDPOINTS:
+                self._circuits = {name: one for name, one in self._circuits.items() if not one.well}
+            known = self._circuits[url] = _Circuit(url, asyncio.Semaphore(self._concurrency))
+        return known
+
+    async def _post(self, circuit: _Circuit, row: Row) -> httpx.Response | str | SinkUnavailable:
         """The answer; text if the message cannot even be sent; SinkUnavailable if nobody answered."""
         lines = to_lines(row)
         if isinstance(lines, str):
@@ -187,8 +225,18 @@ class WebhookSink:
         if self._secrets:
             signed = {"id": lines["webhook-id"], "timestamp": now, "body": row.body}
             lines["webhook-signature"] = " ".join(sign(secret, **signed) for secret in self._secrets)  # type: ignore[arg-type]
+        before = circuit.outages
+        async with circuit.slots:
+            if circuit.outages != before:
+                return circuit.unavailable("did not answer those before")
+            return await self._answer(circuit, row, lines)
+
+    async def _answer(
+        self, circuit: _Circuit, row: Row, lines: dict[str, str]
+    ) -> httpx.Response | str | SinkUnavailable:
+        client = self._connected()
         try:
-            async with self._connected().stream("POST", url, content=row.body, headers=lines) as answer:
+            async with client.stream("POST", circuit.url, content=row.body, headers=lines) as answer:
                 read = 0
                 async for chunk in answer.aiter_raw():
                     read += len(chunk)
@@ -198,8 +246,8 @@ class WebhookSink:
         except httpx.LocalProtocolError as error:
             return f"it cannot be sent: {error}"
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            reason = str(error) or type(error).__name__
-            return SinkUnavailable(f"{_shown(url)} did not answer: {reason}")
+            circuit.missed()
+            return circuit.unavailable(f"did not answer: {str(error) or type(error).__name__}")
 
     # -------------------------------------------------------------------------------------- connection
     def _connected(self) -> httpx.AsyncClient:
@@ -209,7 +257,8 @@ class WebhookSink:
             self._client = httpx.AsyncClient(
                 timeout=self._timeout,
                 follow_redirects=False,
-                limits=httpx.Limits(max_connections=self._concurrency),
+                # How many an endpoint has is bounded by its slots: with a bound here one that hangs would have them all.
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=_KEPT),
                 headers={"user-agent": "semel"},
             )
         return self._client
@@ -220,12 +269,6 @@ class WebhookSink:
             client, self._client = self._client, None
             await client.aclose()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
 
 @dataclass(slots=True)
 class _Call:
@@ -234,6 +277,10 @@ class _Call:
     delivered: set[str]
     reasons: dict[str, str]
     stopped: set[tuple[str, str]]
+    doubts: list[
+        tuple[Row, SinkUnavailable]
+    ]  # those that met an outage, while it is not clear whose fault that is
+    probing: bool  # the endpoint was away already
 
     def note(self, rows: Sequence[Row], results: Sequence[Any], circuit: _Circuit) -> SinkUnavailable | None:
         """Sort the answers; returns what ends the call, if anything does."""
@@ -241,26 +288,41 @@ class _Call:
         now = time.monotonic()
         for row, result in zip(rows, results, strict=True):
             if isinstance(result, SinkUnavailable):
-                away = result
+                away = self._doubt(row, result)
             elif isinstance(result, str):
                 self._reject(row, result)
             elif result.is_success:
                 circuit.worked()
                 self.delivered.add(row.id)
+                self._settle()
             elif result.status_code in _AWAY:
-                away = SinkUnavailable(_told(result), seconds=_retry_after(result))
+                circuit.missed()
+                away = self._doubt(row, circuit.unavailable(_told(result), seconds=_retry_after(result)))
             elif result.status_code == _GONE:
                 circuit.gone = True
             else:
-                self._reject(row, _told(result))
+                self._reject(row, f"{_shown(circuit.url)} {_told(result)}")
                 if result.is_server_error:
                     circuit.failed(now)
         if away is None and (circuit.gone or circuit.until > now):
             try:
-                circuit.check(str(_url_of(results)), now)
+                circuit.check(now)
             except SinkUnavailable as error:
                 return error
         return away
+
+    def _doubt(self, row: Row, error: SinkUnavailable) -> SinkUnavailable | None:
+        """An outage, or a message that the endpoint falls over: where it was away before, another key is tried to tell."""
+        self.doubts.append((row, error))
+        if row.key is not None:
+            self.stopped.add((row.tenant, row.key))
+        return None if self.probing and len(self.doubts) <= _OTHERS else error
+
+    def _settle(self) -> None:
+        """It takes others: then those that it did not take are to blame."""
+        for row, error in self.doubts if self.probing else ():
+            self._reject(row, f"{error}, and takes others")
+        self.doubts.clear()
 
     def _reject(self, row: Row, reason: str) -> None:
         self.reasons[row.id] = reason
@@ -274,12 +336,8 @@ class _Call:
         raise Rejected(self.reasons, delivered=self.delivered) from away
 
 
-def _url_of(results: Sequence[Any]) -> Any:
-    return next((result.request.url for result in results if isinstance(result, httpx.Response)), "")
-
-
 def _told(answer: httpx.Response) -> str:
-    return f"{_shown(str(answer.request.url))} answered {answer.status_code} {answer.reason_phrase}".rstrip()
+    return f"answered {answer.status_code} {answer.reason_phrase}".rstrip()
 
 
 def _shown(url: str) -> str:

@@ -11,6 +11,7 @@ import msgspec
 
 from semel.errors import ConfigurationError
 from semel.messaging.message import Message
+from semel.messaging.pages import told
 
 __all__ = ["PROBLEM", "Delivery", "Source", "malformed", "message_of", "open_source"]
 
@@ -76,7 +77,7 @@ def open_source(url: str, *, group: str) -> Source:
 
 def malformed(data: bytes, *, topic: str, problem: Exception | str) -> Message:
     """What a broker handed out and nobody can read as a message: for the dead letters, with the reason."""
-    return Message(topic or "malformed", data, headers={PROBLEM: str(problem)[:2000]})
+    return Message(topic or "malformed", data, headers={PROBLEM: told(str(problem))})
 
 
 def message_of(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from math import inf
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from semel.errors import CodecError, ConfigurationError
 from semel.keys import Scope
 from semel.model import Ask, Event, Failure, Kind, Policy, Record, Renewal, Settle, State
+from semel.posting import Brief
 from semel.stores import rows
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "WIDTH",
     "Change",
     "ask_args",
+    "brief_of",
     "change_args",
     "end_args",
     "is_plain",
@@ -228,6 +231,32 @@ def _shown(text: str | None) -> str | None:
 
 
 # -------------------------------------------------------------------------------------------------- results
+
+
+# Where the columns of a record are that a `Brief` looks at, in a row of claim_one.
+_STATE, _ATTEMPTS, _POLICY, _PRINT, _EXPIRES, _RESULT = (
+    4 + rows.COLUMNS.index(name)
+    for name in ("state", "attempts", "policy", "fingerprint", "expires", "result")
+)
+_seldom = itemgetter(
+    *(4 + rows.COLUMNS.index(name) for name in ("marker", "ref", "error_type", "labels", "steps"))
+)
+_NONE_OF_THEM: Final = (None,) * 5
+_KNOWN_POLICIES: Final = frozenset(policy.value for policy in Policy)
+
+
+def brief_of(row: Sequence[Any], ask: Ask) -> Brief | None:
+    """A plain outcome that this ask replays, of a row of claim_one; None: what it is, `record_of` and the model say."""
+    expires, stored = row[_EXPIRES], row[_PRINT]
+    if (
+        row[_STATE] != "done"
+        or (expires is not None and expires <= row[0])
+        or (stored and ask.fingerprint and stored != ask.fingerprint)
+        or _seldom(row) != _NONE_OF_THEM
+        or row[_POLICY] not in _KNOWN_POLICIES
+    ):
+        return None
+    return Brief(row[_ATTEMPTS], row[_RESULT] or b"", 0)
 
 
 def record_of(row: Sequence[Any]) -> tuple[Record, bool]:

@@ -36,6 +36,7 @@ from semel.stores.postgres import url as postgres_url
 from semel.stores.postgres.errors import Locked, Lost, Trouble
 from semel.stores.postgres.facts import facts_of
 from semel.stores.postgres.link import Row, Source
+from semel.stores.postgres.poster import PostgresPoster
 from semel.stores.postgres.sql import (
     WIDTH,
     Change,
@@ -56,7 +57,6 @@ __all__ = ["PostgresStore", "adopt", "open_url", "schema_sql"]
 
 _BULK: Final = 1 << 16  # a result this large travels alone: nothing small waits behind it
 _PURGE: Final = 1000  # rows a purge statement removes at most
-_LOCKED: Final = Busy(0.05, 0)
 _NOTHING: Final[Row] = (0.0, None, None, None)  # neither inserted nor there: somebody was faster
 _OUTCOMES: Final = frozenset({State.DONE, State.EXPIRED})
 
@@ -102,6 +102,8 @@ def _borrow(client: Any, colour: Colour) -> Source:
 class PostgresStore:
     """See `Store`. `_skew` shifts the store's clock, in seconds: for tests that let time pass."""
 
+    LOCKED: Final = Busy(0.05, 0)
+
     def __init__(self, source: Source, settings: Settings, *, pool: int = 10, listens: bool = True) -> None:
         if settings.acks:
             raise ConfigurationError(
@@ -136,28 +138,34 @@ class PostgresStore:
             # One key, one statement, as few steps as can be; what that does not decide is decided below.
             ask = asks[0]
             try:
-                verdict = await self._claim_one(ask, deadline)
+                row = (await self._talk.run("claim_one", (self._skew, *ask_args(ask)), deadline))[0]
+                verdict = model.claim(None, ask, row[0])[0] if row[1] else self.judged(row, ask)
             except Locked:
-                return [_LOCKED]
+                return [self.LOCKED]
             except (Trouble, CodecError, ValueError):
                 verdict = None
             if verdict is not None:
                 return [verdict]
         return await in_turns(asks, self._claim, deadline, self._where)
 
-    async def _claim_one(self, ask: Ask, deadline: float) -> Verdict | None:
-        """The verdict on one key where nothing but its insertion is to be written; None: not decided."""
-        row = (await self._talk.run("claim_one", (self._skew, *ask_args(ask)), deadline))[0]
-        if row[1]:
-            return model.claim(None, ask, row[0])[0]
+    def judged(self, row: Row, ask: Ask) -> Verdict | None:
+        """The verdict by a row of claim_one that was there, where nothing is to be written; None: not decided."""
         if row[2] is None:
             return None
         verdict, changed = _judge(row, ask, row[0])
         return verdict if changed is None and (row[3] or ask.scope.hash not in self._talk.watchers) else None
 
+    async def claim_late(self, ask: Ask, deadline: float) -> list[Verdict | Exception]:
+        """What a first try (see `poster`) did not decide."""
+        return await in_turns((ask,), self._claim, deadline, self._where)
+
+    def poster(self) -> PostgresPoster | None:
+        """The quick way, for the flow of one event loop."""
+        return PostgresPoster(self) if self.colour == "async" else None
+
     async def _claim(self, asks: list[Ask], deadline: float) -> list[Verdict | Exception]:
         """Each scope once, in order."""
-        verdicts: list[Verdict | Exception] = [_LOCKED] * len(asks)
+        verdicts: list[Verdict | Exception] = [self.LOCKED] * len(asks)
         todo = list(range(len(asks)))
         while todo:
             try:
@@ -169,7 +177,7 @@ class PostgresStore:
             lost = await self._decide_claims(asks, todo, rows, verdicts, deadline)
             if _is_over(deadline):
                 for at in lost:
-                    verdicts[at] = _LOCKED
+                    verdicts[at] = self.LOCKED
                 return verdicts
             todo = lost
         return verdicts
@@ -207,7 +215,7 @@ class PostgresStore:
         if changes:
             for at, written in zip(changes, await self._swap(list(changes.values()), deadline), strict=True):
                 if written is None:
-                    verdicts[at] = _LOCKED
+                    verdicts[at] = self.LOCKED
                 elif not written:
                     lost.append(at)
         return sorted(lost)
@@ -226,6 +234,10 @@ class PostgresStore:
         finally:
             for end in ends:
                 self._talk.watchers.wake(end.scope.hash)
+
+    async def settle_late(self, end: Settle, deadline: float) -> list[Answer | Exception]:
+        """As `claim_late`."""
+        return await in_turns((end,), self._settle, deadline, self._where)
 
     async def _settle(self, ends: list[Settle], deadline: float) -> list[Answer | Exception]:
         done = await self._settle_plainly(ends, deadline)

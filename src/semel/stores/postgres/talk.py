@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from semel.errors import ConfigurationError, StoreUnavailable
@@ -89,6 +89,25 @@ class Talk:
                 home.pool.give_now(link)
                 return rows
         return await self._run(name, args, deadline, tries, may_be_lost=may_be_lost)
+
+    def post(self, name: str, args: Sequence[Any]) -> Coroutine[Any, Any, Sequence[Row]] | None:
+        """The rows of a statement that is sent once, on a link that is warm and idle now; None: there is none, see `run`.
+
+        It is awaited at once. Raises as `run` does, and Clash and Lost: then it may be sent again.
+        """
+        home = self.homes.found()
+        if home is None or not self._ready or self._unreplicated or (link := home.pool.take_now()) is None:
+            return None
+        return self._posted(home, link, self._sql[name], args)
+
+    async def _posted(self, home: _Home, link: Link, sql: str, args: Sequence[Any]) -> Sequence[Row]:
+        try:
+            rows = await link.fetch(sql, args, self._settings.timeout)
+        except BaseException as error:
+            await self._may_go_on(home, link, error, 0)
+            raise
+        home.pool.give_now(link)
+        return rows
 
     async def _run(
         self, name: str, args: Sequence[Any], deadline: float, tries: int, *, may_be_lost: bool

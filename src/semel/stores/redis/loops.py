@@ -16,11 +16,11 @@ from redis import exceptions as driver
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.forks import survive_fork
 from semel.running import clock_of, runs_here
+from semel.stores.posted import Posted
 from semel.stores.redis.address import Endpoint, Target, connection
 from semel.stores.redis.calls import Arg, Call, Lane, Script, Unwatch
 from semel.stores.redis.courier import Courier, Parcel, Trouble, pack
 from semel.stores.redis.errors import NotSent, Overdue, ServerError
-from semel.stores.redis.posted import Posted
 from semel.stores.redis.watch_loops import LoopWatcher
 from semel.stores.redis.wire import Wire, forget
 

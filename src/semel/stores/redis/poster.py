@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from semel.model import Answer, Ask, Settle, Verdict
 from semel.posting import Brief
+from semel.stores.posted import Posted
 from semel.stores.redis.errors import NotSent, Overdue, ServerError
-from semel.stores.redis.posted import Posted
 from semel.stores.redis.record import LARGE_SIZE, Large, answer, short_verdict, verdict
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ import hiredis
 from redis import exceptions as driver
 
 from semel.errors import StoreUnavailable
+from semel.stores.posted import Posted, resume
 from semel.stores.redis.errors import Full, Lost, NotSent, Overdue, ServerError
-from semel.stores.redis.posted import Posted
 
 __all__ = ["Wire", "forget", "transport_of"]
 
@@ -168,20 +168,8 @@ class Wire(asyncio.Protocol):
         except (IndexError, hiredis.HiredisError) as error:
             # A reply nobody asked for, or no Redis protocol: order can no longer be trusted.
             self.lose(driver.InvalidResponse(f"Redis sent what cannot be matched to a call: {error}"))
-        if woken:
-            self._wake()
-
-    def _wake(self) -> None:
-        """Resume all whose replies have come, after the last of them was read: what they do next may be anything."""
-        woken = self._woken
-        try:
-            while woken:
-                one = woken.popleft()
-                if one.wakeup is not None:
-                    one.context.run(one.wakeup, one)
-        finally:
-            if woken:  # one of them ends the program: the others have their turn all the same
-                self._loop.call_soon(self._wake)
+        if woken:  # after the last of them was read
+            resume(woken, self._loop)
 
     # ------------------------------------------------------------------------------------- time
     def _arm(self, due: float) -> None:

@@ -43,7 +43,9 @@ CREATE INDEX IF NOT EXISTS "{table}_expiry" ON "{table}" (max(expires, coalesce(
 CREATE INDEX IF NOT EXISTS "{table}_bodies" ON "{table}" (expires)
     WHERE tombstone IS NOT NULL AND expires > 0;
 
-CREATE INDEX IF NOT EXISTS "{table}_places" ON "{table}" (tenant, operation, state);
+-- Runs are left out here as well: a claim would write what its settle has to move. They are found among the open ones.
+CREATE INDEX IF NOT EXISTS "{table}_places" ON "{table}" (tenant, operation, state)
+    WHERE state <> 'running';
 
 -- What needs attention, and leases that ran out, without reading what is done.
 CREATE INDEX IF NOT EXISTS "{table}_open" ON "{table}" (state, lease_until)

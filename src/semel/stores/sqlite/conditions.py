@@ -12,6 +12,9 @@ __all__ = ["BODIES", "ENDED", "LAPSED", "condition"]
 
 # What a purge looks at; each one holds the condition of an index word for word, or SQLite would not use it.
 OPEN: Final = "state IN ('running', 'unknown', 'failed')"
+SETTLED: Final = "state <> 'running'"
+# Says nothing of the state, but each half of it leads to an index.
+_EITHER: Final = f"(({SETTLED} AND tenant = :tenant) OR ({OPEN} AND state = 'running'))"
 ENDED: Final = "expires IS NOT NULL AND state <> 'running' AND max(expires, coalesce(tombstone, 0)) <= :now"
 LAPSED: Final = f"{OPEN} AND state = 'running' AND lease_until <= :now AND expires <= :now"
 BODIES: Final = (
@@ -30,6 +33,7 @@ _SEEN_AS: Final = {
     State.RELEASED: "(state = 'released' AND (expires IS NULL OR expires > :now))",
     State.EXPIRED: "(state IN ('done', 'failed') AND expires <= :now AND tombstone > :now)",
 }
+_RUNS: Final = frozenset({State.RUNNING, State.UNKNOWN})  # what a row that says "running" may read as
 
 
 def condition(query: Query, now: float) -> tuple[str, dict[str, Any]]:
@@ -54,6 +58,8 @@ def condition(query: Query, now: float) -> tuple[str, dict[str, Any]]:
     if query.abandoned or states <= ATTENTION:
         terms.append(OPEN)
         by_index = True
+    elif query.tenant is not None:
+        terms.append(SETTLED if states.isdisjoint(_RUNS) else _EITHER)
     terms += [f"{name} = :{name}" for name in ("ref", "tenant", "operation") if values[name] is not None]
     # The plus keeps SQLite from walking the whole table in id order where an index leads straight to the few rows.
     number = "+id" if by_index else "id"

@@ -1,7 +1,7 @@
 """What the tasks of one event loop want of the store in one tick: looked up by one statement, written by one job.
 
 Each task has an answer of its own to wait for, so a job that is written in two commits answers the first half early,
-and nothing but the futures themselves stands between the writer and those who wait.
+and who waits is resumed by the very callback that brings the answers.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import asyncio
 import sqlite3
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from semel.model import Answer, Ask, Kind, Settle, Verdict
+from semel.model import Ask, Kind, Settle, Verdict
+from semel.stores.posted import Posted, resume
 from semel.stores.sqlite.errors import explained, is_busy, overdue
 from semel.stores.sqlite.file import DatabaseFile
 from semel.stores.sqlite.records import Records
@@ -24,7 +26,7 @@ __all__ = ["Desk"]
 
 MOST: Final = 128
 """Items of one job at most: the writer never cuts a job in two."""
-Waiting = list["asyncio.Future[Any]"]
+Waiting = list[Posted]
 
 
 class Desk:
@@ -42,19 +44,20 @@ class Desk:
         self._ends: list[Settle] = []
         self._enders: Waiting = []
 
-    def claim(self, ask: Ask, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Verdict | Exception]:
+    def claim(self, ask: Ask, loop: asyncio.AbstractEventLoop) -> Posted:
+        """What is awaited for its verdict, or an exception as a value."""
         if not self._asks:
             loop.call_soon(self._look, loop)
         self._asks.append(ask)
-        self._askers.append(future := loop.create_future())
-        return future
+        self._askers.append(posted := Posted(loop))
+        return posted
 
-    def settle(self, end: Settle, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Answer | Exception]:
+    def settle(self, end: Settle, loop: asyncio.AbstractEventLoop) -> Posted:
         if not self._ends:
             loop.call_soon(self._settle, loop)
         self._ends.append(end)
-        self._enders.append(future := loop.create_future())
-        return future
+        self._enders.append(posted := Posted(loop))
+        return posted
 
     # ------------------------------------------------------------------------------- at the end of the tick
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -98,9 +101,9 @@ class Desk:
         loop: asyncio.AbstractEventLoop,
         verdicts: Sequence[Verdict | None],
     ) -> None:
-        """Answer what needs no write; the writer decides the rest."""
-        if any(verdicts):
-            _answer(waiting, verdicts)
+        """Answer what needs no write; the writer decides the rest, and begins with it meanwhile."""
+        everybody = waiting
+        if decided := any(verdicts):
             undecided = [at for at, verdict in enumerate(verdicts) if verdict is None]
             asks, waiting = [asks[at] for at in undecided], [waiting[at] for at in undecided]
         records = self._records
@@ -111,6 +114,8 @@ class Desk:
             loop,
             lambda items: Job(records.claim, items, deadline, None, records.claim_all, alike=True),
         )
+        if decided:
+            _answer(everybody, verdicts, loop)
 
     def _settle(self, loop: asyncio.AbstractEventLoop) -> None:
         ends, self._ends = self._ends, []
@@ -143,7 +148,7 @@ class Desk:
         for at in range(0, len(items), MOST):
             job, those = made(items[at : at + MOST]), waiting[at : at + MOST]
             timer = loop.call_later(deadline - time.monotonic(), _give_up, those, self._file.path)
-            job.answer_in(loop, partial(_written, those, timer))
+            job.answer_in(loop, partial(_written, those, timer, loop))
             try:
                 self._file.writer.submit(job)
             except Exception as error:  # noqa: BLE001 - no thread could be started: those who wait must know
@@ -151,24 +156,27 @@ class Desk:
                 _fail(those, error)
 
 
-def _written(waiting: Waiting, timer: asyncio.TimerHandle, job: Job) -> None:
+def _written(waiting: Waiting, timer: asyncio.TimerHandle, loop: asyncio.AbstractEventLoop, job: Job) -> None:
     timer.cancel()
     if job.error is not None:
         _fail(waiting, job.error)
     else:
-        _answer(waiting, job.answers)
+        _answer(waiting, job.answers, loop)
 
 
-def _answer(waiting: Waiting, answers: Sequence[Any]) -> None:
-    for future, answer in zip(waiting, answers, strict=True):
-        if answer is not None and not future.done():
-            future.set_result(answer)
+def _answer(waiting: Waiting, answers: Sequence[Any], loop: asyncio.AbstractEventLoop) -> None:
+    answered: deque[Posted] = deque()
+    for posted, answer in zip(waiting, answers, strict=True):
+        if answer is not None and not posted.over:
+            posted.value, posted.over = answer, True
+            answered.append(posted)
+    resume(answered, loop)
 
 
 def _fail(waiting: Waiting, error: BaseException) -> None:
-    for future in waiting:
-        if not future.done():
-            future.set_exception(error)
+    for posted in waiting:
+        if not posted.over:
+            posted.set_exception(error)
 
 
 def _give_up(waiting: Waiting, path: str) -> None:

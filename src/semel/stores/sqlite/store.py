@@ -25,6 +25,7 @@ from semel.stores.sqlite.desk import Desk
 from semel.stores.sqlite.errors import explain, is_busy
 from semel.stores.sqlite.facts import read_facts
 from semel.stores.sqlite.file import DatabaseFile
+from semel.stores.sqlite.poster import SqlitePoster
 from semel.stores.sqlite.records import Records
 from semel.stores.sqlite.schema import check_table, ensure_schema, schema_sql
 from semel.stores.sqlite.writer import Job
@@ -183,6 +184,10 @@ class SqliteStore:
                 await guard.aclose()
 
     # ---------------------------------------------------------------------------------- two colours
+    def poster(self) -> SqlitePoster | None:
+        """The quick way, for the flow of one event loop; threads write by themselves."""
+        return SqlitePoster(self) if self.colour == "async" else None
+
     def _desk(self) -> tuple[Desk, asyncio.AbstractEventLoop]:
         """Where the calls of the running loop are gathered."""
         loop = asyncio.get_running_loop()

@@ -15,7 +15,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
@@ -314,7 +314,7 @@ def _serve(home: weakref.ref[Connections], writer: Writer, waiting: queue.Simple
 
 
 def _answer(jobs: Iterable[Job]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = defaultdict(list)
+    by_loop: dict[asyncio.AbstractEventLoop, deque[Callable[[], None]]] = defaultdict(deque)
     for job in jobs:
         if job.after is not None and job.error is None:
             try:
@@ -328,14 +328,18 @@ def _answer(jobs: Iterable[Job]) -> None:
             by_loop[loop].append(partial(reply, job))
     for loop, replies in by_loop.items():
         try:
-            loop.call_soon_threadsafe(_reply, replies)
+            loop.call_soon_threadsafe(_reply, replies, loop)
         except RuntimeError:  # the loop was closed meanwhile: nobody waits there any more
             continue
 
 
-def _reply(replies: Iterable[Callable[[], None]]) -> None:
-    for reply in replies:
-        reply()
+def _reply(replies: deque[Callable[[], None]], loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        while replies:
+            replies.popleft()()
+    finally:
+        if replies:  # somebody who was answered ends the program: the others are answered all the same
+            loop.call_soon(_reply, replies, loop)
 
 
 def _give_up(future: asyncio.Future[None], path: str) -> None:

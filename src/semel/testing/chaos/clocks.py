@@ -47,7 +47,7 @@ def forward(stage: Stage) -> None:
     server = _clocked(stage)
     line = Line.of(str(stage.folder)).make()
     victim = stage.start("victim", **FORWARD.plan)  # its next heartbeat is far
-    stage.bit = line.asked(victim.pid, timeout=PATIENCE)
+    stage.bit = line.asked(victim.over(), timeout=PATIENCE)
     server.jump(120)
     stage.send("heir", **FORWARD.plan).wait()
     if stage.bit:
@@ -62,7 +62,7 @@ def back(stage: Stage) -> None:
     server = _clocked(stage)
     line = Line.of(str(stage.folder)).make()
     victim = stage.start("victim", **BACK.plan)
-    asked = line.asked(victim.pid, timeout=PATIENCE)
+    asked = line.asked(victim.over(), timeout=PATIENCE)
     victim.end()
     server.jump(-3600)
     stage.send("early", wait=1.5).wait()

@@ -108,7 +108,7 @@ def wanted(cell: Cell) -> tuple[str, ...]:
 
 def attempt(plan: Plan) -> None:
     """In a forked worker: one caller, from the opening of its face to its end. As an errand: one of many of a process."""
-    if plan.role in _LASTING and not plan.settings and not plan.cell.lane:
+    if _stays(plan) and not plan.settings and not plan.cell.lane:
         _last(plan)
         return
     body = _attempt(plan)
@@ -118,15 +118,21 @@ def attempt(plan: Plan) -> None:
         asyncio.run(body)
 
 
-_LASTING = ("heir", "judge", "person")
-"""Whom nothing befalls: where their server stays, so do their face and its connections, as in a service's other workers."""
+_LASTING = ("heir", "judge", "person", "owner")
+_STOPPED = ("zombie", "overlap", "overruled")
+"""Where nobody breaks their server, those whom nothing befalls keep their face and its connections, as a service's workers do;
+and so do those who are stopped for a while. Who was cancelled or interrupted ends his face, which waits for what he has begun."""
 _faces: dict[tuple[str, str, float], Any] = {}
 _runners: list[asyncio.Runner] = []
 
 
+def _stays(plan: Plan) -> bool:
+    return plan.role in _LASTING or (plan.role == "victim" and plan.cell.fault in _STOPPED)
+
+
 def _last(plan: Plan) -> None:
     if plan.cell.colour == "sync":
-        run_sync(Worker(plan).act(_lasting(plan)))
+        run_sync(_act(Worker(plan), _lasting(plan)))
         return
     if not _runners:
         _runners.append(asyncio.Runner())
@@ -134,7 +140,7 @@ def _last(plan: Plan) -> None:
 
 
 async def _last_async(plan: Plan) -> None:
-    await Worker(plan).act(_lasting(plan))
+    await _act(Worker(plan), _lasting(plan))
 
 
 def _lasting(plan: Plan) -> Any:
@@ -156,6 +162,14 @@ async def _attempt(plan: Plan) -> None:
         attach_clock(clock)
     once = _opened(plan, settings)
     try:
+        await _act(worker, once)
+    finally:
+        await wait(once.close())
+
+
+async def _act(worker: Worker, once: Any) -> None:
+    plan = worker.plan
+    try:
         if plan.role == "victim":
             await worker.prepare(once)
             task = asyncio.current_task() if plan.cell.colour == "async" else None
@@ -163,7 +177,6 @@ async def _attempt(plan: Plan) -> None:
         await worker.act(once)
     finally:
         traps.disarm()
-        await wait(once.close())
 
 
 class Worker:

@@ -25,7 +25,7 @@ from semel.testing.chaos.places import Places, Private
 from semel.testing.chaos.signals import GO, Line
 from semel.testing.chaos.verdicts import Result, compare, counts, heir_of, judge, recovery, settled
 from semel.testing.chaos.wires import ProxiedCluster, Wire
-from semel.testing.chaos.workers import PATIENCE, Errand, Helper, Worker
+from semel.testing.chaos.workers import PATIENCE, Errand, Forked, Helper, Worker
 
 __all__ = ["PATIENCE", "Job", "Stage", "Worker", "run"]
 
@@ -44,6 +44,22 @@ class Job(msgspec.Struct, kw_only=True):
     """Its time of recovery counts: it runs when the machine is not kept busy by other schedules."""
 
 
+# Whose worker goes on afterwards: it may be the victim of the next schedule, as a service's worker lives on.
+_OUTLIVED: Final = {
+    "zombie", "overlap", "overruled", "cancel", "interrupt", "reset-before", "reset-after", "stall",
+    "poison", "late-commit", "rollback", "late-copy",
+}  # fmt: skip
+
+
+def _outlived(cell: Cell) -> bool:
+    """Whether the process of a victim of this cell lives on, and is the only one of its schedule."""
+    if cell.lane:
+        return cell.fault in {"failover", "store-kill"} and cell.point.startswith("acked.")
+    if (cell.store, cell.part) == ("sqlite", "messaging"):
+        return False  # a consumer cleans up when it begins: at once if it is warm, and then it may be stopped in it, with the lock
+    return cell.fault in _OUTLIVED
+
+
 class Stage:
     """One schedule's workers, files and server. Schedules of parts are functions of a stage."""
 
@@ -53,7 +69,7 @@ class Stage:
         self.places = places
         self.ledger = Ledger(str(folder))
         self.folder = folder
-        self.workers: list[Worker | Errand] = []
+        self.workers: list[Worker] = []
         self.key = f"{job.number}-{os.urandom(4).hex()}"
         self.bit = False
         self.line: Line | None = None
@@ -63,18 +79,27 @@ class Stage:
         self.url = places.url(self.cell)
 
     def start(self, role: str, **changes: Any) -> Worker:
-        """Fork one. It may be broken."""
-        worker = Worker(self.plan(role, **changes))
+        """One that may be broken: forked, unless it outlives what befalls it."""
+        if role == "victim" and self._helped and _outlived(self.cell):
+            return self._errand(role, "victim", changes)
+        return self._took(Forked(self.plan(role, **changes)))
+
+    def send(self, role: str, **changes: Any) -> Worker:
+        """One whom nothing befalls: it need not be a process of its own, unless its clock is."""
+        if not self._helped:
+            return self.start(role, **changes)
+        return self._errand(role, "helper", changes)
+
+    @property
+    def _helped(self) -> bool:
+        return part_of(self.cell).helped and not self.settings
+
+    def _errand(self, role: str, helper: str, changes: dict[str, Any]) -> Worker:
+        return self._took(Errand(self.plan(role, **changes), self.places.helper(Helper, helper)))
+
+    def _took(self, worker: Worker) -> Worker:
         self.workers.append(worker)
         return worker
-
-    def send(self, role: str, **changes: Any) -> Worker | Errand:
-        """One whom nothing befalls: it need not be a process of its own, unless its clock is."""
-        if self.settings or not part_of(self.cell).helped:
-            return self.start(role, **changes)
-        errand = Errand(self.plan(role, **changes), self.places.helper(Helper))
-        self.workers.append(errand)
-        return errand
 
     def plan(self, role: str, **changes: Any) -> Plan:
         plan = Plan(
@@ -92,7 +117,7 @@ class Stage:
         """Start the victim, and wait until it stands at its point."""
         self.line = Line.of(str(self.folder)).make()
         self.victim = self.start("victim", **changes)
-        self.bit = self.line.asked(self.victim.pid, timeout=PATIENCE)
+        self.bit = self.line.asked(self.victim.over(), timeout=PATIENCE)
 
     def reply(self) -> None:
         """Let a victim that stands go on."""
@@ -184,7 +209,7 @@ def _overruled(stage: Stage) -> None:
 
 def _waited(stage: Stage) -> None:
     """The victim is one who waits for a key that an owner runs."""
-    owner = stage.start("owner", **PARKED.plan)  # it lives: nothing here waits for a lease to end
+    owner = stage.send("owner", **PARKED.plan)  # it lives: nothing here waits for a lease to end
     _until(lambda: bool(stage.ledger.effects()), owner)
     victim = stage.start("victim", **PARKED.plan)
     stopping = stage.cell.fault == "zombie"
@@ -199,7 +224,7 @@ def _waited(stage: Stage) -> None:
     stage.send("judge").wait()
 
 
-def _until(condition: Callable[[], bool], worker: Worker | Errand) -> bool:
+def _until(condition: Callable[[], bool], worker: Worker) -> bool:
     """Wait for what a worker will have done; False when it has ended without it."""
     until = time.monotonic() + PATIENCE
     while not condition():
@@ -218,8 +243,9 @@ def _on_the_wire(stage: Stage) -> None:
         stage.url = place.url
         _broken(stage, place.wire)
     else:
-        with Wire(stage.places.address(stage.cell), resp=stage.cell.store == "redis") as wire:
-            _broken(stage, wire, url=stage.places.through(stage.cell, wire.ports[0]))
+        name, address = stage.cell.store, stage.places.address(stage.cell)
+        wire: Wire = stage.places.hold(f"wire to {name}", lambda: Wire(address, resp=name == "redis"))
+        _broken(stage, wire, url=stage.places.through(stage.cell, wire.ports[0]))
     stage.send("heir", last=True).wait()
 
 

@@ -25,6 +25,7 @@ from semel.testing.chaos.harness import PARKED, QUIETER, WIRE
 from semel.testing.chaos.http_sites import FOLDER, SCHEDULE, USER, prepare
 from semel.testing.chaos.signals import GO, HOLD, Line
 from semel.testing.chaos.wires import Wire
+from semel.testing.chaos.workers import Forked
 
 __all__ = ["ORDERS"]
 
@@ -100,7 +101,7 @@ class _Kept:
         # Nothing happens to it: its own lease is none that could end on a busy machine.
         lease = PARKED.options["lease"]
         self.port, self._worker = _forked(
-            lambda settings: Worker(stage.plan("heir", settings=settings, lease=lease)), {}
+            lambda settings: Forked(stage.plan("heir", settings=settings, lease=lease)), {}
         )
 
     def rest(self) -> None:
@@ -252,7 +253,7 @@ def _left(stage: Stage) -> None:
     line = Line.of(str(stage.folder)).make()
     victim = scene.serve("victim", lease=6.0)
     visit = scene.visit()
-    if line.asked(victim.pid, timeout=PATIENCE):
+    if line.asked(victim.over(), timeout=PATIENCE):
         visit.abort()
         line.reply()
         stage.bit = True
@@ -277,7 +278,7 @@ def _cut(stage: Stage) -> None:
         scene.visit("-warm").read()  # faults on the wire count from an open, used connection
         scene.tell("arm")
         visit = scene.visit()
-        if line.asked(victim.pid, timeout=PATIENCE):
+        if line.asked(victim.over(), timeout=PATIENCE):
             wire.arm(stage.cell.fault)
             line.reply()
         scene.told("victim", visit.read())

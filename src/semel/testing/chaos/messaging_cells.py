@@ -24,9 +24,11 @@ from semel.testing.chaos.messaging_sinks import BROKERS, LOOSE, SINKS
 from semel.testing.chaos.messaging_verdicts import judged, wanted
 from semel.testing.chaos.messaging_work import attempt
 
-__all__ = ["DATABASES", "WINDOWS", "messaging_cells"]
+__all__ = ["DATABASES", "REDIS", "WINDOWS", "messaging_cells"]
 
 DATABASES: Final = ("postgres", "mariadb", "sqlite")
+REDIS: Final = "redis"
+"""An outbox may be in Redis, too; an inbox is in a database."""
 WINDOWS: Final = {
     "MW1": "*/outbox/kill@commit.done",
     "MW2": "*/outbox/rollback@*",
@@ -63,7 +65,10 @@ _TWICE: Final[_Pair] = (Verdict.DOUBLED, Heir.RAN)
 
 _ASYNC: Final = "a relay is async only; who writes its messages is broken in both colours (outbox)"
 _ONE: Final = "a sink does the same with a batch whatever database it comes from: it is broken on postgres"
-_SQL: Final = "messaging keeps its tables in an SQL database"
+_SQL: Final = "an inbox keeps its admissions in an SQL database, in the transaction of its handler"
+_PARTS: Final = (
+    "every script is about one part, which is on one node: as on redis (tests/messaging run it on a cluster)"
+)
 _NEVER: Final = {
     "overlap": "a relay that wakes beside its heir is refused by the sink's own numbers, while it works or after: zombie",
     "cancel": "a relay that is cancelled ends its round and gives its parts back (tests/messaging)",
@@ -86,9 +91,13 @@ def messaging_cells() -> Iterator[Cell]:
             yield from _writers(store, colour)
             for kind in _SOURCES:
                 yield from _consumers(store, colour, kind)
-    for store in ("redis", "cluster", "memory"):
-        for mode in (*(f"relay-{kind}" for kind in SINKS), "outbox", *(f"inbox-{kind}" for kind in _SOURCES)):
-            yield _cell(store, "async", mode, "any", "any", None, _SQL)
+    yield from _in_redis()
+    for mode in (*(f"relay-{kind}" for kind in SINKS), "outbox"):
+        yield _cell("cluster", "async", mode, "any", "any", None, _PARTS)
+        yield _cell("memory", "async", mode, "any", "any", None, "a store in memory has no outbox")
+    for store in (REDIS, "cluster", "memory"):
+        for kind in _SOURCES:
+            yield _cell(store, "async", f"inbox-{kind}", "any", "any", None, _SQL)
 
 
 def _cell(
@@ -103,7 +112,9 @@ def _cell(
         return msgspec.structs.replace(cell, reason=reason)
     broker = BROKERS.get(kind or "redis", "")
     lane = ""
-    if fault == "store-kill":
+    if fault == "torn-log" and (point.startswith("plan.") or mode == "outbox"):
+        lane = f"{store} outbox {fault}"
+    elif fault == "store-kill":
         lane = f"{store} messages {fault}"
     elif fault in {"broker-kill", "torn-log"}:
         lane = f"{broker} messages {fault}"
@@ -148,8 +159,7 @@ def _struck(store: str, kind: str) -> Iterator[_Row]:
     loose = kind in LOOSE
     again = _TWICE if loose else _KNOWN
     for point in (*_FIRST, *(_SECOND if kind in _THOROUGH else ())):
-        sent = point in {"relay.published", "relay.published#2", "relay.chosen#2"}
-        yield "kill", point, again if sent else _RAN, ""
+        yield "kill", point, _after(point, again, loose=loose), ""
     yield "zombie", "relay.planned", _TWICE if loose else _RAN, ""
     yield "zombie", "relay.published", again, ""
     race = "whether it or its heir sends first when its locks are free is a race" if loose else ""
@@ -172,6 +182,14 @@ def _struck(store: str, kind: str) -> Iterator[_Row]:
         else "a refusal is the relay's own affair, the same for every sink: redis, handler"
     )
     yield "poison", "head", None if shy else _ONCE, shy
+
+
+def _after(point: str, again: _Pair, *, loose: bool) -> _Pair:
+    """What a relay's heir finds when it was killed there."""
+    if point in {"relay.published", "relay.published#2", "relay.chosen#2"}:
+        return again
+    # The second plan of a part does not wait for another part's first batch that takes long: that may be in, unnoted.
+    return _ONCE if point == "relay.planned#2" and not loose else _RAN
 
 
 _TORN: Final[dict[str, _Pair]] = {"acked.kept": _ONCE, "acked.gone": (Verdict.LOST, Heir.ANY)}
@@ -296,6 +314,76 @@ def _consumers(store: str, colour: str, kind: str) -> Iterator[Cell]:
             None,
             "the admission is a row of the transaction: as in mode tx",
         )
+
+
+# ----------------------------------------------------------------------------------- an outbox in Redis
+
+
+def _in_redis() -> Iterator[Cell]:
+    for kind in SINKS:
+        mode = f"relay-{kind}"
+        yield _cell(REDIS, "sync", mode, "any", "any", None, _ASYNC)
+        if kind not in _THOROUGH:
+            yield _cell(REDIS, "async", mode, "any", "any", None, _ONE)
+            continue
+        for fault, point, end, reason in _struck_in_redis(kind):
+            yield _cell(REDIS, "async", mode, fault, point, end, reason)
+        for fault, reason in _NEVER.items():
+            yield _cell(REDIS, "async", mode, fault, "any", None, reason)
+    for colour in core.COLOURS:
+        yield from _pipelines(colour)
+
+
+def _struck_in_redis(kind: str) -> Iterator[_Row]:
+    """As `_struck`, without locks and with a connection that repeats what is known when it comes twice."""
+    loose = kind in LOOSE
+    again = _TWICE if loose else _KNOWN
+    for point in (*_FIRST, *_SECOND):
+        yield "kill", point, _after(point, again, loose=loose), ""
+    yield "zombie", "relay.chosen", _RAN, ""
+    yield "zombie", "relay.planned", _TWICE if loose else _RAN, ""
+    yield "zombie", "relay.published", again, ""
+    for fault in ("reset-before", "reset-after"):
+        network = "a function has no network" if kind == "handler" else ""
+        yield fault, "relay.planned#2", None if network else _ONCE, network
+        for point in ("relay.chosen", "relay.chosen#2"):
+            yield fault, point, _RAN, ""  # it is written the second time, and known if it was written before
+    yield "store-kill", "relay.chosen#2", _RAN, ""
+    yield "store-kill", "relay.planned", _RAN, ""
+    yield "torn-log", "plan.tail", again, ""
+    if kind == "redis":
+        for point in ("relay.planned", "relay.published"):
+            yield "broker-kill", point, _RAN, ""
+        for point in ("cut.tail", "cut.half", "cut.batch"):
+            yield "torn-log", point, _ONCE, ""
+        for point, end in _TORN.items():
+            yield "torn-log", point, end, ""
+    else:
+        yield "broker-kill", "any", None, "a function has no broker"
+    yield "poison", "head", _ONCE, ""
+
+
+def _pipelines(colour: str) -> Iterator[Cell]:
+    """An application's EXEC: record, entry and message."""
+
+    def cell(fault: str, point: str, end: _Pair | None, reason: str = "") -> Cell:
+        return _cell(REDIS, colour, "outbox", fault, point, end, reason)
+
+    for point in ("run.returned", "settle.sent"):
+        yield cell("kill", point, _RAN)
+    for point in ("settle.stored", "commit.done"):
+        yield cell("kill", point, _KNOWN)
+    yield cell("kill", "outbox.written", None, "messages are written by the EXEC itself (settle.sent)")
+    for fault in ("reset-before", "reset-after"):
+        yield cell(fault, "settle.sent", _ONCE)
+    yield cell("rollback", "transaction", _ONCE)
+    yield cell("rollback", "savepoint", None, "a pipeline has no savepoints")
+    yield cell("late-commit", "any", None, "numbers are given by the EXEC itself: none is late")
+    same = "" if colour == "sync" else "the log is the server's, whoever wrote the EXEC: sync"
+    for point in ("cut.tail", "cut.half"):
+        yield cell("torn-log", point, None if same else _RAN, same)
+    for fault in ("zombie", "cancel", "interrupt", "store-kill", "power-loss", "failover", "disk-full"):
+        yield cell(fault, "any", None, "its messages are commands of the EXEC: as in mode tx")
 
 
 _DRIVERS: Final = (

@@ -130,8 +130,8 @@ class _Consumer:
         inbox = Inbox(where, consumer=scene.plan.key, table=TABLES, hooks=(self._told,))
         with scene.outbox() as outbox:
             self._register(inbox, outbox)
-            await inbox.database.run(lambda _: None)
-            await outbox.database.run(lambda _: None)
+            await inbox.database.read(lambda _: None)  # whoever was stopped may hold SQLite's lock
+            await outbox.database.read(lambda _: None)
             if scene.role == "victim":
                 traps.arm(scene.plan, scene.ledger)
             await self._run(inbox)
@@ -198,7 +198,7 @@ async def _late_copy(scene: Scene) -> None:
     """A copy of a message comes when its admission may have been forgotten: it is kept, or it is not, or that is refused."""
     options: dict[str, Any] = {"consumer": scene.plan.key, "table": TABLES}
     if scene.cell.point == "forgotten":
-        inbox = Inbox(scene.plan.url, retention=0.01, **options)
+        inbox = Inbox(scene.plan.url, retention=0.01, windows=Windows(retries=0, redelivery=0), **options)
     elif scene.cell.point == "kept":
         inbox = Inbox(scene.plan.url, retention=3600, **options)
     else:

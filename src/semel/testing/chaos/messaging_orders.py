@@ -31,7 +31,7 @@ __all__ = ["ORDERS"]
 
 _STRUCK: Final = "a2"
 """The message that a consumer is broken over: the second one of its key."""
-_TO_THE_DATABASE: Final = ("relay.chosen", "outbox.written")
+_TO_THE_DATABASE: Final = ("relay.chosen", "outbox.written", "settle.sent")
 """Points after which the next request goes to the database: its commit."""
 
 
@@ -48,7 +48,7 @@ class _Scene:
             stage.url = coloured(url, store, self.cell.colour)
         else:
             stage.url = stage.places.shared(store, self.cell.colour)
-        if store == "sqlite":
+        if store in {"sqlite", "redis"}:
             stage.places.hold(f"tables of {stage.url}", lambda: _Made(stage.url))
         self.said: dict[str, Any] = dict(zip(("broker", "read"), self._broker(server), strict=True))
 
@@ -107,18 +107,19 @@ class _Scene:
         return any(each.by == PAUSED for each in self.stage.ledger.answers())
 
     def lease(self) -> float:
-        """A heartbeat that is stopped inside a write holds its locks: let none be due before the point."""
-        return float(STILL.options["lease"])
+        """A heartbeat that is stopped inside a write holds its locks: let none be due before the point. Redis has none."""
+        setting = RELAYED if self.cell.store == "redis" else STILL
+        return float(setting.options["lease"])
 
 
 class _Made:
-    """A SQLite file's tables, made once per driver."""
+    """The tables of a SQLite file, or an outbox in Redis, made once per driver."""
 
     def __init__(self, url: str) -> None:
         make_tables(url)
 
     def close(self) -> None:
-        """They end with their file."""
+        """They end with their file or server."""
 
 
 def _killed(stage: Stage) -> None:
@@ -137,7 +138,8 @@ def _rose(stage: Stage) -> None:
     scene.write()
     victim = scene.victim(lease=scene.lease())
     stage.bit = os.WIFSTOPPED(victim.wait(stopped=True))
-    together = stage.cell.heir is Heir.BUSY or stage.cell.point in _INSIDE
+    locks = stage.cell.point in _INSIDE and stage.cell.store != "redis"
+    together = stage.cell.heir is Heir.BUSY or locks
     heir = scene.heir([_STRUCK] if together else ())
     if not together:
         heir.wait()
@@ -173,9 +175,8 @@ def _cut(stage: Stage) -> None:
     scene.write()
     to_database = stage.cell.point.partition("#")[0] in _TO_THE_DATABASE
     target = urlsplit(stage.url if to_database else scene.said["broker"])
-    with Wire(
-        (str(target.hostname), target.port or 0), resp=not to_database and scene.kind == "redis"
-    ) as wire:
+    speaks = stage.cell.store if to_database else scene.kind
+    with Wire((str(target.hostname), target.port or 0), resp=speaks == "redis") as wire:
         through = target._replace(
             netloc=target.netloc.replace(f":{target.port}", f":{wire.ports[0]}")
         ).geturl()
@@ -260,6 +261,9 @@ def _torn(stage: Stage) -> None:
     (sink_safety) or were not.
     """
     server: Any = stage.places.hold(stage.cell.lane, lambda: services.redis(appendonly="always"))
+    if stage.cell.mode == "outbox" or stage.cell.point.startswith("plan."):
+        _torn_outbox(stage, server)
+        return
     scene = _Scene(stage, server=server)
     scene.write()
     (log,) = server.folder.glob("**/*.incr.aof")
@@ -278,6 +282,26 @@ def _torn(stage: Stage) -> None:
     stage.bit = len(whole) > before
     more = {"also": ["a4", "b4"]} if acked else {}
     scene.send("heir", said={**said, **more}).wait()
+    scene.judge()
+
+
+def _torn_outbox(stage: Stage, server: Any) -> None:
+    """It is the outbox's own Redis that dies in the middle of its last transaction: an application's EXEC (`cut.…`), or a
+    relay's note of what it has delivered and what comes next (`plan.…`)."""
+    scene = _Scene(stage, url=str(server.url))
+    scene.write()
+    last = "commit.done" if scene.mode == "outbox" else "relay.planned#2"
+    killed = msgspec.structs.replace(stage.cell, fault="kill", point=last)
+    status = scene.start("victim", cell=killed, lease=RELAYED.options["lease"]).wait()
+    server.kill()
+    (log,) = server.folder.glob("**/*.incr.aof")
+    whole = log.read_bytes()
+    begins = whole.rindex(b"\r\nMULTI\r\n")
+    keep = len(whole) - 3 if stage.cell.point.endswith(".tail") else (begins + len(whole)) // 2
+    log.write_bytes(whole[:keep])
+    server.start()
+    stage.bit = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    scene.heir().wait()
     scene.judge()
 
 

@@ -71,6 +71,7 @@ class Scene:
         self.mode, _, kind = self.cell.mode.partition("-")
         self.kind = kind or "redis"
         self.place = plan.folder.rpartition("/")[2] if kind == "webhook" else plan.key
+        self.in_redis = self.cell.store == "redis"
         self.alarms: list[str] = []
 
     @contextlib.contextmanager

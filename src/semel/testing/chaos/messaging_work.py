@@ -12,7 +12,8 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from semel.messaging import Message
-from semel.testing.chaos import traps
+from semel.runtime import run_sync
+from semel.testing.chaos import messaging_redis, traps
 from semel.testing.chaos.cells import Plan
 from semel.testing.chaos.messaging_clients import consume, order
 from semel.testing.chaos.messaging_scene import INSERT, Scene
@@ -42,13 +43,26 @@ def attempt(plan: Plan) -> None:
         case ("relay", _) | (_, "relay"):
             asyncio.run(_carry(scene))
         case _, "outbox":
-            order(scene)
+            _order(scene)
         case _:
             asyncio.run(consume(scene))
 
 
+def _order(scene: Scene) -> None:
+    if not scene.in_redis:
+        order(scene)
+    elif scene.cell.colour == "sync":
+        run_sync(messaging_redis.order(scene))
+    else:
+        asyncio.run(messaging_redis.order(scene))
+
+
 async def _fill(scene: Scene, names: Sequence[str]) -> None:
     """A row and a message of each key in a transaction; under `inbox` they are carried to the broker as well."""
+    if scene.in_redis:
+        with scene.outbox() as outbox:
+            messaging_redis.fill(scene, outbox, names)
+        return
     with scene.outbox() as outbox, scene.engine() as engine:
         for _, some in groupby(names, key=lambda name: name[1:]):
             with Session(engine) as session, session.begin():
@@ -69,7 +83,10 @@ async def _carry(scene: Scene) -> None:
     try:
         with scene.outbox() as outbox:
             async with scene.relay(outbox) as relay:
-                await outbox.database.run(lambda _: None)
+                if scene.in_redis:
+                    await messaging_redis.known(outbox)
+                else:
+                    await outbox.database.run(lambda _: None)
                 if scene.role == "victim":
                     traps.arm(scene.plan, scene.ledger)
                 report = await relay.drain()
@@ -107,7 +124,7 @@ async def _judge(scene: Scene) -> None:
             if body != body_of(int(name[1:])):
                 raise ValueError(f"{name} has arrived with {body!r}")
             scene.ledger.effect(name, ARRIVED)
-    waiting = _look(scene)
+    waiting = await messaging_redis.look(scene) if scene.in_redis else _look(scene)
     if held or (waiting and scene.mode != "inbox"):
         scene.ledger.error("judge", "Left", f"held back: {held}, in the outbox: {waiting}")
     else:

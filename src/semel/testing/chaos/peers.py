@@ -225,7 +225,7 @@ class _Schedule:
             self._server.settle()
             self._server.disk.cut()
         victim = self._start("victim")
-        if not line.asked(victim.pid, timeout=_PATIENCE):
+        if not line.asked(os.pidfd_open(victim.pid), timeout=_PATIENCE):
             raise TimeoutError("its victim did not come to its point")
         if self.case.fault == "store-kill":
             self._server.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,12 @@ def shared_servers(stores: set[str], folder: Path) -> Iterator[Addresses]:
     """Start what the chosen cells need; a program that is missing raises ServerMissing with its remedy."""
     with contextlib.ExitStack() as stack:
         found = Addresses(folder=str(folder))
-        for store in sorted(stores - {"sqlite", "memory", "outbox"}):
-            server: Any = stack.enter_context(_open(store))
+        wanted = sorted(stores - {"sqlite", "memory", "outbox"})
+        with ThreadPoolExecutor(
+            len(wanted) or 1
+        ) as threads:  # most of the time each of them waits for itself
+            servers = list(threads.map(lambda store: stack.enter_context(_open(store)), wanted))
+        for store, server in zip(wanted, servers, strict=True):
             if isinstance(server, services.NatsServer | services.RabbitServer):
                 found.add_broker(server)
                 continue
@@ -206,11 +211,11 @@ class Places:
             self._held[name] = make()
         return self._held[name]
 
-    def helper(self, make: Callable[[], Any]) -> Any:
-        """The process that runs this driver's errands; another one when it had to be ended."""
-        if "helper" in self._held and not self._held["helper"].alive:
-            del self._held["helper"]
-        return self.hold("helper", make)
+    def helper(self, make: Callable[[], Any], name: str = "helper") -> Any:
+        """A process that runs this driver's errands; another one when it had to be ended."""
+        if name in self._held and not self._held[name].alive:
+            del self._held[name]
+        return self.hold(name, make)
 
     def address(self, cell: Cell) -> tuple[str, int]:
         place = self._urls[cell.store].partition("://")[2].rpartition("@")[2].partition("/")[0]

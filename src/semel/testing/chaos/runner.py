@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -20,6 +19,7 @@ from semel.testing.chaos.driver import Job
 from semel.testing.chaos.frames import receive, send
 from semel.testing.chaos.goals import WELL, late, unreached, well
 from semel.testing.chaos.harness import EVERY
+from semel.testing.chaos.homes import Homes, estimate
 from semel.testing.chaos.places import Addresses, shared_servers
 from semel.testing.chaos.preloads import compiled, no_compiler
 from semel.testing.chaos.verdicts import Result
@@ -30,8 +30,7 @@ __all__ = ["Report", "explore", "jobs_for", "recovery_jobs"]
 LEASE: float = EVERY.options["lease"]
 LEASES = (0.06, 0.25, 0.5, 1.0)
 _RECOVERED = ("retry", "kill", "run.started")
-DRIVERS = 10
-LANE_DRIVERS = 5
+DRIVERS = 15
 TIMED_DRIVERS = 8  # they sleep for a lease most of the time
 
 
@@ -82,9 +81,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 def jobs_for(cells: Iterable[Cell], *, repeat: int = 1) -> list[Job]:
     """Each cell `repeat` times, slow ones first in each round; a run that is cut short has seen as many cells as it can."""
-    chosen = sorted(
-        (cell for cell in cells if cell.applies), key=lambda cell: (cell.fault != "stall", _mixed(cell))
-    )
+    chosen = sorted((cell for cell in cells if cell.applies), key=lambda cell: -estimate(cell))
     return [Job(cell=cell, number=number, lease=LEASE) for number in range(repeat) for cell in chosen]
 
 
@@ -97,11 +94,6 @@ def recovery_jobs(cells: Iterable[Cell], *, repeat: int = 1) -> list[Job]:
         for lease in LEASES
         for cell in chosen
     ]
-
-
-def _mixed(cell: Cell) -> str:
-    """Neighbours in time use different stores: none of them is asked by all drivers at once."""
-    return f"{cell.mode}{cell.fault}{cell.point}{cell.store}"
 
 
 def explore(
@@ -123,10 +115,10 @@ def explore(
         with shared_servers(needed, folder) as addresses:
             report.versions = addresses.versions
             chosen = sorted({job.cell.part for job in jobs})
-            with _drivers(addresses, drivers + LANE_DRIVERS, mutants, chosen) as lines:
+            with _drivers(addresses, drivers, mutants, chosen) as lines:
                 run = _Run(report, len(jobs), began, seconds, progress)
-                run.play(_shared_out([job for job in jobs if not job.timed], lines, drivers))
-                run.play(_shared_out([job for job in jobs if job.timed], lines, min(drivers, TIMED_DRIVERS)))
+                run.play([job for job in jobs if not job.timed], lines)
+                run.play([job for job in jobs if job.timed], lines[:TIMED_DRIVERS])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     seen = {each.cell for each in report.results}
@@ -161,33 +153,6 @@ def _drivers(
         zygote.wait()
 
 
-_Queue = deque[list[Job]]
-
-
-def _shared_out(
-    jobs: Sequence[Job], lines: Sequence[socket.socket], drivers: int
-) -> dict[socket.socket, _Queue]:
-    """Which jobs each driver takes from: one queue for all, but each lane belongs to one of the last drivers.
-
-    Cells of a lane that are played in a batch go out together, each of them once in a batch.
-    """
-    common: _Queue = deque([job] for job in jobs if not job.cell.lane)
-    queues = dict.fromkeys(lines[:drivers], common)
-    lanes: dict[str, dict[tuple[int, str], list[Job]]] = {}
-    for job in jobs:
-        if job.cell.lane:
-            batch = (job.number, "" if job.cell.batch else job.cell.name)
-            lanes.setdefault(job.cell.lane, {}).setdefault(batch, []).append(job)
-    own: dict[socket.socket, _Queue] = {line: deque() for line in lines[-LANE_DRIVERS:]}
-    for lane in sorted(lanes.values(), key=_weight, reverse=True):
-        min(own.values(), key=lambda queue: sum(map(len, queue))).extend(lane.values())
-    return queues | own
-
-
-def _weight(lane: dict[tuple[int, str], list[Job]]) -> int:
-    return sum(map(len, lane.values()))
-
-
 class _Run:
     """Hands out jobs until there are none, and gathers what comes back."""
 
@@ -204,8 +169,9 @@ class _Run:
         self._until = began + (float("inf") if seconds is None else seconds)
         self._progress = progress
 
-    def play(self, queues: dict[socket.socket, _Queue]) -> None:
-        busy = {line for line in queues if self._feed(line, queues[line])}
+    def play(self, jobs: Sequence[Job], lines: Sequence[socket.socket]) -> None:
+        homes = Homes(jobs)
+        busy = {line for line in lines if self._feed(line, homes)}
         while busy:
             ready, _, _ = select.select(list(busy), [], [])
             for line in ready:
@@ -215,14 +181,14 @@ class _Run:
                     continue
                 for result in msgspec.json.decode(text, type=list[Result]):
                     self._got(result)
-                if not self._feed(line, queues[line]):
+                if not self._feed(line, homes):
                     busy.discard(line)
 
-    def _feed(self, line: socket.socket, queue: _Queue) -> bool:
-        if not queue or time.monotonic() > self._until:
-            return False
-        send(line, msgspec.json.encode(queue.popleft()))
-        return True
+    def _feed(self, line: socket.socket, homes: Homes) -> bool:
+        batch = homes.next(line) if time.monotonic() <= self._until else None
+        if batch is not None:
+            send(line, msgspec.json.encode(batch))
+        return batch is not None
 
     def _got(self, result: Result) -> None:
         self._report.results.append(result)

@@ -37,10 +37,9 @@ class Line:
         with self._reply.open("rb") as pipe:
             pipe.read()
 
-    def asked(self, pid: int, *, timeout: float) -> bool:
-        """Wait for the worker's question; False when it ended without one."""
+    def asked(self, ended: int, *, timeout: float) -> bool:
+        """Wait for the worker's question; False when it ended without one: then `ended`, which is closed here, can be read."""
         handle = os.open(self._question, os.O_RDONLY | os.O_NONBLOCK)
-        ended = os.pidfd_open(pid)
         until = time.monotonic() + timeout
         try:
             while (left := until - time.monotonic()) > 0:

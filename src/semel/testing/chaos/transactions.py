@@ -220,4 +220,6 @@ def _redis(url: str, colour: str) -> Any:
         ]  # one of them may be down
         return kind(startup_nodes=[node(host, int(port)) for host, _, port in places])
     kind = redis.Redis if colour == "sync" else redis.asyncio.Redis
-    return kind.from_url(url, retry=retry)
+    return kind.from_url(
+        url, retry=retry, driver_info=None
+    )  # it would read its own version from a file each time

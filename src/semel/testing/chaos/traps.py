@@ -26,6 +26,7 @@ def arm(plan: Plan, ledger: Ledger, *, task: asyncio.Task[object] | None = None)
     name, _, number = plan.cell.point.partition("#")
     left = int(number or 1)
     strike = _striker(plan, ledger, task)
+    woken.clear()  # a process may be the victim of many schedules
     ready = name != "renew.sent"  # a heartbeat that comes before the effect is let pass
 
     def listener(reached: str) -> None:

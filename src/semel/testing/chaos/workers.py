@@ -1,4 +1,4 @@
-"""Processes of a schedule: forked for it when they meet a fault, kept from one to the next when nothing happens to them."""
+"""Processes of a schedule: forked for it when they die of it, kept from one to the next when they outlive it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -20,14 +22,41 @@ from semel.testing.chaos.cells import Plan, part_of
 from semel.testing.chaos.frames import receive, send
 from semel.testing.chaos.ledger import Ledger
 
-__all__ = ["PATIENCE", "Errand", "Helper", "Worker"]
+__all__ = ["PATIENCE", "Errand", "Forked", "Helper", "Worker"]
 
 PATIENCE = 30.0
 _DIE_WITH_PARENT = 1
+_STOPPED = (signal.SIGSTOP << 8) | 0x7F  # what waitpid says
 
 
-class Worker:
-    """A forked attempt."""
+class Worker(ABC):
+    """One attempt, in a process."""
+
+    plan: Plan
+    pid: int
+
+    @abstractmethod
+    def wait(self, *, stopped: bool = False, seconds: float = PATIENCE) -> int:
+        """Its status when it ended (or, with `stopped`, stopped). Raises TimeoutError."""
+
+    @abstractmethod
+    def ended(self) -> bool:
+        """Whether it is over; it may still be waited for."""
+
+    @abstractmethod
+    def over(self) -> int:
+        """A new descriptor that can be read from when it is over."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Kill what is not over."""
+
+    def wake(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+
+class Forked(Worker):
+    """In a process of its own."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -36,17 +65,15 @@ class Worker:
             _work(plan)
 
     def wait(self, *, stopped: bool = False, seconds: float = PATIENCE) -> int:
-        """Its status when it ended (or, with `stopped`, stopped). Raises TimeoutError."""
         with _deadline(seconds, f"the {self.plan.role} of {self.plan.cell.name}"):
             _, status = os.waitpid(self.pid, os.WUNTRACED if stopped else 0)
         return status
 
     def ended(self) -> bool:
-        """Whether it is over; it may still be waited for."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
-    def wake(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+    def over(self) -> int:
+        return os.pidfd_open(self.pid)
 
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -95,9 +122,10 @@ def _deadline(seconds: float, what: str) -> Iterator[None]:
 
 class Helper:
     """One process that is everybody whom no fault meets: the next caller, the judge, the person. It does one errand at a time.
+    Another one is every victim that outlives what befalls it.
 
     It lives as long as its driver, as other workers of a service do, and keeps its faces. A fork and a face for each errand
-    would be half of the cost of a schedule.
+    would be most of the cost of a schedule.
     """
 
     def __init__(self) -> None:
@@ -122,17 +150,19 @@ class Helper:
         self.pid = 0
 
 
-class Errand:
-    """What a helper does for a schedule, with the words of a worker."""
+class Errand(Worker):
+    """What a helper does for a schedule. Its status is 0 when it is done."""
 
     def __init__(self, plan: Plan, helper: Helper) -> None:
         self.plan = plan
+        self.pid = helper.pid
         self._helper = helper
         self._done = False
         send(helper.line, msgspec.json.encode(plan))
 
-    def wait(self, *, seconds: float = PATIENCE) -> int:
-        """0 when it is done. Raises TimeoutError."""
+    def wait(self, *, stopped: bool = False, seconds: float = PATIENCE) -> int:
+        if stopped and (status := self._stopped(seconds)):
+            return status
         if not self._done:
             with _deadline(seconds, f"the {self.plan.role} of {self.plan.cell.name}"):
                 if receive(self._helper.line) is None:
@@ -140,8 +170,24 @@ class Errand:
             self._done = True
         return 0
 
+    def _stopped(self, seconds: float) -> int:
+        """The status of a stopped process; 0 when it is done without."""
+        until = time.monotonic() + seconds
+        while not self.ended():
+            if os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG) is not None:
+                return _STOPPED
+            if time.monotonic() > until:
+                raise TimeoutError(
+                    f"the {self.plan.role} of {self.plan.cell.name} did not stop within {seconds:g} s"
+                )
+            time.sleep(0.002)
+        return 0
+
     def ended(self) -> bool:
         return self._done or bool(select.select([self._helper.line], [], [], 0)[0])
+
+    def over(self) -> int:
+        return os.dup(self._helper.line.fileno())
 
     def end(self) -> None:
         """One that is not done takes its helper with it."""

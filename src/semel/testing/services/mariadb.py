@@ -108,6 +108,8 @@ class MariaServer(Server):
             database=database,
             connect_timeout=5,
             autocommit=True,
+            # Asked for TLS or not, PyMySQL reads the machine's authorities for each connection, 30 ms, if it may.
+            ssl_disabled="ssl-cert" not in self.config,
         )
 
     def follow(self, primary: MariaServer, *, semi_sync: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The reply to one posted call, awaited by one task, woken together with all others whose replies came in the same read.
+"""The answer to one call, awaited by one task, woken together with all others whose answers came at the same time.
 
 An `asyncio.Future` wakes its task through the loop: a handle, a context, a place in the queue, a turn, and on asyncio's own
 loop all of them in Python. That is a tenth of what a replay costs altogether. A task waits for whatever keeps the
@@ -9,19 +9,20 @@ future as far as one awaiting task needs it, and it resumes the task itself.
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop, CancelledError
+from collections import deque
 from collections.abc import Callable, Generator
 from contextvars import Context
 from typing import Any
 
 import msgspec
 
-__all__ = ["Posted"]
+__all__ = ["Posted", "resume"]
 
 _NOWHERE = Context()
 
 
 class Posted(msgspec.Struct, eq=False):
-    """To be awaited at once, by nobody but its caller. Cancelled, it keeps its place: the reply is thrown away."""
+    """To be awaited at once, by nobody but its caller. Cancelled, it keeps its place: the answer is thrown away."""
 
     _loop: AbstractEventLoop
     _asyncio_future_blocking: bool = False
@@ -29,7 +30,7 @@ class Posted(msgspec.Struct, eq=False):
     value: Any = None
     _error: BaseException | None = None
     wakeup: Callable[[Any], object] | None = None
-    """Resumes the task that waits, when it is run in its `context`: for the connection, when it has read what it can."""
+    """Resumes the task that waits, when it is run in its `context`: see `resume`."""
     context: Context = _NOWHERE
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -40,7 +41,7 @@ class Posted(msgspec.Struct, eq=False):
             raise self._error
         return self.value
 
-    # -------------------------------------------------------------------------- what the connection asks of any future
+    # ------------------------------------------------------------------------------- what whoever answers asks of any future
     def done(self) -> bool:
         return self.over
 
@@ -76,3 +77,15 @@ class Posted(msgspec.Struct, eq=False):
             return False
         self.set_exception(CancelledError() if msg is None else CancelledError(msg))
         return True
+
+
+def resume(answered: deque[Posted], loop: AbstractEventLoop) -> None:
+    """Resume all who wait for these, from a callback of the loop: what they do next may be anything."""
+    try:
+        while answered:
+            one = answered.popleft()
+            if one.wakeup is not None:
+                one.context.run(one.wakeup, one)
+    finally:
+        if answered:  # one of them ends the program: the others have their turn all the same
+            loop.call_soon(resume, answered, loop)

@@ -1,0 +1,46 @@
+"""What resolvers said of a request, whoever asked them: HTTP and gRPC, in both colours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from semel.errors import ConfigurationError, InvalidKey
+from semel.keys import check_tenant
+
+__all__ = ["plain", "principal_of", "tenant_of"]
+
+
+def plain(resolver: Callable[[Any], Any], value: Any, *, where: str) -> Any:
+    """A value that nobody has to await. Raises ConfigurationError for any other one.
+
+    A function that merely calls a coroutine function looks plain at start-up, and a coroutine is true for everybody.
+    """
+    if hasattr(value, "__await__"):
+        if (close := getattr(value, "close", None)) is not None:
+            close()
+        name = getattr(resolver, "__qualname__", resolver)
+        raise ConfigurationError(f"{name} is async, and {where}: give a plain function")
+    return value
+
+
+def principal_of(value: Any) -> str:
+    """An id as text. An object's own text may be its address, which is another one at every request."""
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, str | int | UUID):
+        raise ConfigurationError(
+            f"principal= returned a {type(value).__name__}: return the sender's id, a str, int or UUID"
+        )
+    return str(value)
+
+
+def tenant_of(value: Any) -> str | None:
+    """The tenant; None: the face's own."""
+    if value is None:
+        return None
+    try:
+        return check_tenant(value)
+    except InvalidKey as error:
+        raise ConfigurationError(f"tenant= returned what is no tenant: {error}") from error

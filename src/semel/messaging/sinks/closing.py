@@ -1,0 +1,67 @@
+"""Both ways to close what a sink opened: awaited, or as a plain call from outside of its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Self
+
+from semel.errors import ConfigurationError
+
+__all__ = ["Closing", "close_now"]
+
+_PATIENCE: Final = 10.0
+
+
+class Closing:
+    """`close()` and `with` for what has an `aclose()`. `_loop` is the event loop that its connections belong to."""
+
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    async def aclose(self) -> None:
+        """Close what was opened here."""
+
+    def close(self) -> None:
+        """As `aclose`, as a plain call: not inside of a running event loop."""
+        close_now(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def close_now(sink: Any) -> None:
+    """Close a sink from outside of the loop that it was used in: there if that still runs, in another thread or not at all. With
+    a loop that was closed its connections are over."""
+    if _is_running():
+        raise ConfigurationError(
+            "a plain close() would stop the event loop it is called in: `await …aclose()`, or `async with`"
+        )
+    close: Callable[[], Awaitable[None]] = sink.aclose
+    loop: asyncio.AbstractEventLoop | None = getattr(sink, "_loop", None)
+    if loop is None:
+        asyncio.run(_awaited(close))
+    elif loop.is_running():
+        asyncio.run_coroutine_threadsafe(_awaited(close), loop).result(_PATIENCE)
+    elif not loop.is_closed():
+        loop.run_until_complete(_awaited(close))
+
+
+async def _awaited(close: Callable[[], Awaitable[None]]) -> None:
+    await close()
+
+
+def _is_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

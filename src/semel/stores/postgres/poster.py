@@ -1,0 +1,102 @@
+# ruff: noqa: SLF001 - the other half of PostgresStore
+"""The quick way to PostgreSQL: one claim or settle, one statement on a warm link, with one coroutine between flow and driver.
+
+See `semel.posting`. What the statement does not decide by itself, or what goes wrong with its link, goes on where
+`PostgresStore` takes its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from semel import model
+from semel.errors import CodecError
+from semel.model import Answer, Ask, Settle, Verdict
+from semel.posting import Brief
+from semel.stores.postgres.errors import Locked, Trouble
+from semel.stores.postgres.link import Row
+from semel.stores.postgres.sql import ask_args, brief_of, end_args, is_plain
+
+if TYPE_CHECKING:
+    from semel.stores.postgres.store import PostgresStore
+
+__all__ = ["PostgresPoster"]
+
+_ONCE_MORE: Final = (Trouble, CodecError, ValueError)
+"""What the long way may still make good, or tells in its own words."""
+
+
+class PostgresPoster:
+    """See `Poster`. Belongs to one event loop, as its links do."""
+
+    __slots__ = ("_store", "_talk")
+
+    def __init__(self, store: PostgresStore) -> None:
+        self._store = store
+        self._talk = store._talk
+
+    def claim(self, ask: Ask, now: float) -> Coroutine[Any, Any, Sequence[Row]] | None:
+        del now
+        try:
+            args = (self._store._skew, *ask_args(ask))
+        except (CodecError, ValueError):
+            return None
+        return self._talk.post("claim_one", args)
+
+    def claimed(self, ask: Ask, reply: Any, *, whole: bool = True) -> Verdict | Brief | None:
+        if isinstance(reply, Exception):
+            return self._store.LOCKED if isinstance(reply, Locked) else None
+        row = reply[0]
+        if row[1]:
+            return model.claim(None, ask, row[0])[0]
+        if not whole and (brief := brief_of(row, ask)) is not None:
+            return brief
+        return self._store.judged(row, ask)
+
+    async def reclaim(self, ask: Ask, reply: Any, asked: float) -> Verdict:
+        self._raise_final(reply)
+        verdict = (await self._store.claim_late(ask, self._deadline(asked)))[0]
+        if isinstance(verdict, Exception):
+            raise verdict
+        return verdict
+
+    def unclaimed(self, ask: Ask) -> None:
+        """A link that was left in the middle of its statement has been dropped."""
+
+    def settle(self, end: Settle, now: float) -> Coroutine[Any, Any, Sequence[Row]] | None:
+        del now
+        if not is_plain(end):
+            return None
+        try:
+            args = (self._store._skew, *end_args(end))
+        except (CodecError, ValueError):
+            return None
+        return self._talk.post("settle_one", args)
+
+    def settled(self, end: Settle, reply: Any, asked: float) -> Answer | None:
+        del asked
+        if isinstance(reply, Exception) or not reply:
+            return None
+        self._talk.watchers.wake(end.scope.hash)
+        return Answer.OK
+
+    async def resettle(self, end: Settle, reply: Any, asked: float) -> Answer:
+        try:
+            self._raise_final(reply)
+            answer = (await self._store.settle_late(end, self._deadline(asked)))[0]
+        finally:
+            self._talk.watchers.wake(end.scope.hash)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    @staticmethod
+    def _raise_final(reply: Any) -> None:
+        if isinstance(reply, Exception) and not isinstance(reply, _ONCE_MORE):
+            raise reply
+
+    def _deadline(self, asked: float) -> float:
+        """The time that the first try has left."""
+        return self._talk.deadline() - (asyncio.get_running_loop().time() - asked)

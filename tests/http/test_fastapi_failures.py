@@ -1,0 +1,130 @@
+"""A decorated function that raises, where failures are kept: what was sent first is what every repetition gets (H11, H15)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from semel import AsyncSemel
+from semel.http.fastapi import idempotent
+
+KINDS: tuple[dict[str, Any], ...] = ({"profile": "stripe-v1"}, {"effects": "opaque"})
+
+
+async def _never(_: Request, error: Exception) -> Response:
+    raise RuntimeError("the handler fails too") from error
+
+
+class Shop:
+    """An application whose one route always raises."""
+
+    def __init__(self, **options: Any) -> None:
+        self.ran = self.asked = 0
+        self.once = AsyncSemel("memory://")
+        self.app = FastAPI()
+        self.options = options
+
+    def fail(self, **route: Any) -> None:
+        @self.app.post("/pay", **route)
+        @idempotent(once=self.once, principal=lambda _: "ada", **self.options)
+        async def pay() -> None:
+            self.ran += 1
+            raise ValueError(f"attempt {self.ran}")
+
+    async def answer(self, request: Request, error: Exception) -> Response:
+        self.asked += 1
+        return JSONResponse({"error": str(error), "number": self.asked}, 500, {"content-language": "en"})
+
+    def post(self, times: int = 2, app: Any = None, path: str = "/pay") -> list[httpx.Response]:
+        async def run() -> list[httpx.Response]:
+            transport = httpx.ASGITransport(app or self.app, raise_app_exceptions=False)
+            async with self.once, httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+                return [await client.post(path, headers={"Idempotency-Key": "k"}) for _ in range(times)]
+
+        return asyncio.run(run())
+
+
+def same(first: httpx.Response, again: httpx.Response) -> bool:
+    return (first.status_code, first.content, first.headers["content-type"]) == (
+        again.status_code,
+        again.content,
+        again.headers["content-type"],
+    )
+
+
+@pytest.mark.parametrize("options", KINDS)
+@pytest.mark.parametrize("name", [500, Exception])
+def test_h11_the_applications_own_500_is_replayed(options: dict[str, Any], name: Any) -> None:
+    shop = Shop(**options)
+    shop.app.add_exception_handler(name, shop.answer)
+    shop.fail()
+    first, again = shop.post()
+    assert first.json() == {"error": "attempt 1", "number": 1}
+    assert same(first, again)
+    assert again.headers["content-language"] == "en"
+    marker = "idempotent-replayed" if "profile" in options else "idempotency-replayed"
+    assert [answer.headers[marker] for answer in (first, again)] == ["false", "true"]
+    assert (shop.ran, shop.asked) == (1, 1)
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_h11_without_a_handler_the_plain_500_is_replayed(options: dict[str, Any]) -> None:
+    shop = Shop(**options)
+    shop.fail()
+    first, again = shop.post()
+    assert (same(first, again), first.text, shop.ran) == (True, "Internal Server Error", 1)
+
+
+def test_h11_a_plain_function_may_be_the_handler() -> None:
+    shop = Shop(profile="stripe-v1")
+    shop.app.add_exception_handler(500, lambda _, error: PlainTextResponse(f"sorry: {error}", 500))
+    shop.fail()
+    first, again = shop.post()
+    assert (same(first, again), first.text, shop.ran) == (True, "sorry: attempt 1", 1)
+
+
+def test_h11_an_error_that_a_dependency_swallows_is_answered_alike() -> None:
+    async def careless() -> AsyncIterator[None]:
+        with suppress(ValueError):
+            yield
+
+    shop = Shop(profile="stripe-v1")
+    shop.app.add_exception_handler(500, shop.answer)
+    shop.fail(dependencies=[Depends(careless)])
+    first, again = shop.post()
+    assert (same(first, again), first.status_code, shop.ran, shop.asked) == (True, 500, 1, 1)
+
+
+def test_h11_a_mounted_application_answers_for_itself() -> None:
+    outer, shop = FastAPI(), Shop(profile="stripe-v1")
+    outer.add_exception_handler(500, lambda *_: PlainTextResponse("not I", 500))
+    outer.mount("/shop", shop.app)
+    shop.app.add_exception_handler(500, shop.answer)
+    shop.fail()
+    first, again = shop.post(app=outer, path="/shop/pay")
+    assert first.json()["number"] == 1
+    assert (same(first, again), shop.ran) == (True, 1)
+
+
+def test_h15_a_handler_that_fails_too_does_not_have_the_function_run_again() -> None:
+    shop = Shop(profile="stripe-v1")
+    shop.app.add_exception_handler(500, _never)
+    shop.fail()
+    first, again = shop.post()
+    assert (first.status_code, again.status_code, shop.ran) == (500, 500, 1)
+
+
+def test_h15_where_failures_are_not_kept_the_handler_is_asked_each_time() -> None:
+    shop = Shop()
+    shop.app.add_exception_handler(500, shop.answer)
+    shop.fail()
+    answers = shop.post()
+    assert [answer.json()["number"] for answer in answers] == [1, 2]
+    assert shop.ran == 2
