@@ -17,6 +17,7 @@ from semel import AsyncSemel, ConfigurationError, OutcomeUnknown
 from semel.messaging import Inbox, Message, Outbox, Relay
 from semel.messaging.consumer import Consumer
 from semel.messaging.events import DeadLettered, RelayEvent
+from semel.messaging.sources.redis import RedisStreamSource
 from semel.testing import services
 from tests.messaging.conftest import Home, awaited
 
@@ -357,3 +358,23 @@ def test_shared_stream_two_groups(tmp_path: Any) -> None:
         inbox.close()
     engine.dispose()
     outbox.close()
+
+
+@awaited
+async def test_a_group_that_was_lost_begins_at_the_beginning_whatever_start_says(
+    redis_server: services.RedisServer,
+) -> None:
+    stream = f"s{uuid.uuid4().hex}"
+    client = redis.Redis.from_url(redis_server.url)
+    source = RedisStreamSource.from_url(f"{redis_server.url}?stream={stream}&start=$", group="g")
+    entry: dict[Any, Any] = {"topic": "t", "headers": "{}", "data": "1"}
+    client.xadd(stream, {**entry, "id": "before"})
+    assert await source.receive(10) == []
+    client.delete(stream)
+    client.xadd(stream, {**entry, "id": "after"})
+    found: list[Any] = []
+    while not found:
+        found = list(await source.receive(10))
+    assert [each.message.id for each in found] == ["after"]
+    await source.aclose()
+    client.close()

@@ -37,7 +37,7 @@ _UNDOES: Final = {1213, 1020}  # a deadlock; a record that has changed since the
 
 _sessions: Final[weakref.WeakKeyDictionary[Session, _Collected]] = weakref.WeakKeyDictionary()
 _connections: Final[weakref.WeakKeyDictionary[Connection, _Collected]] = weakref.WeakKeyDictionary()
-# Sessions that have something to write, by id. Taken as a whole (`list` of a dict's values is one step): threads add to it.
+# Sessions that have something to write, by id. Copied before it is gone through: threads add to it.
 _waiting: Final[dict[int, weakref.ref[Session]]] = {}
 
 
@@ -202,7 +202,7 @@ def _connection_commits(connection: Connection) -> None:
     if found is None and not _waiting:
         return
     try:
-        for name, reference in list(_waiting.items()) if _waiting else ():
+        for name, reference in _waiting.copy().items():
             _add_late(name, reference(), connection)
         if found is not None:
             found.flush(connection, connection.get_transaction())

@@ -185,7 +185,7 @@ READERS: Final[Mapping[str, Callable[[Any], Iterable[Reading]]]] = {
         Reading(PAUSES, 1, (e.name,)),
         Reading(PAUSED, 1, (e.name,)),
     ),
-    "semel.messaging.events.SinkBack": lambda e: (Reading(PAUSED, 0, (e.name,)),),
+    "semel.messaging.events.SinkBack": lambda e: (Reading(PAUSED, int(e.left > 0), (e.name,)),),
     "semel.messaging.events.Declined": lambda e: (Reading(DECLINED, 1, (route_of(e.lane), e.topic)),),
     "semel.messaging.events.Parked": lambda e: (Reading(PARKED, 1, (e.topic,)),),
     "semel.messaging.events.GivenUp": lambda e: (Reading(GIVEN_UP, 1, (e.topic,)),),

@@ -106,8 +106,10 @@ class RedisStreamSource:
                 self._looked = loop.time()
             return await self._read(limit)
         except ResponseError as error:
-            if "NOGROUP" in str(error):  # the stream was deleted or lost: begin it again
-                self._made = False
+            if "NOGROUP" in str(error):
+                # The stream was deleted or lost. From its beginning, whatever `start` is: what came before we look again would
+                # be left out, and what was handled before is found out as a duplicate.
+                self._made, self._start = False, "0"
                 return []
             raise StoreUnavailable(f"Redis refused to read stream {self.stream!r}: {error}") from error
         except (RedisError, OSError, TimeoutError) as error:

@@ -25,9 +25,10 @@ from sqlalchemy import Engine, create_engine, text
 from semel.messaging import Inbox, Message, Outbox, Relay, Report, Route
 from semel.messaging.events import Alarm, Overtaken, RelayEvent, SinkPaused
 from semel.messaging.message import part_of
+from semel.messaging.sinks import open_sink
 from semel.testing.chaos.cells import Plan
 from semel.testing.chaos.ledger import Ledger
-from semel.testing.chaos.messaging_sinks import ARRIVED, sink_url
+from semel.testing.chaos.messaging_sinks import ARRIVED, LOOSE, OnTheWire, sink_url
 from semel.testing.chaos.messaging_verdicts import PAUSED
 from semel.testing.chaos.places import PARTS, TABLES
 from semel.testing.chaos.transactions import TABLE
@@ -73,6 +74,7 @@ class Scene:
         self.place = plan.folder.rpartition("/")[2] if kind == "webhook" else plan.key
         self.in_redis = self.cell.store == "redis"
         self.alarms: list[str] = []
+        self.wire: OnTheWire | None = None
 
     @contextlib.contextmanager
     def outbox(self) -> Iterator[Outbox]:
@@ -142,6 +144,9 @@ class Scene:
         if self.kind == "handler":
             return handle
         url = sink_url(self.kind, self.said["broker"], self.place)
+        if self.role == "victim" and self.cell.fault == "zombie" and self.kind in LOOSE:
+            self.wire = OnTheWire(open_sink(url))
+            return self.wire
         return Route(url, transform=transform) if poison else url
 
     def told(self, event: RelayEvent) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "LOOSE",
     "SINKS",
     "Endpoint",
+    "OnTheWire",
     "arrived",
     "body_of",
     "make",
@@ -143,6 +144,30 @@ _READERS: Final[dict[str, Callable[[str, str], Awaitable[list[tuple[str, bytes]]
     "rabbit-queue": _queue,
     "nats": _nats,
 }
+
+
+class OnTheWire:
+    """A sink whose batch goes out although nobody waits for it any more: what was written to a socket cannot be taken back.
+
+    A relay that learns of its heir stops what it can. Whether that is in time is luck; here it never is.
+    """
+
+    def __init__(self, sink: Any) -> None:
+        self._sink = sink
+        self._going: set[asyncio.Task[Any]] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sink, name)
+
+    async def publish(self, *batch: Any) -> Any:
+        task = asyncio.ensure_future(self._sink.publish(*batch))
+        self._going.add(task)
+        return await asyncio.shield(task)
+
+    async def aclose(self) -> None:
+        """When all of it is out."""
+        await asyncio.gather(*self._going, return_exceptions=True)
+        await self._sink.aclose()
 
 
 class Endpoint:

@@ -92,6 +92,8 @@ async def _carry(scene: Scene) -> None:
                 report = await relay.drain()
                 while scene.said.get("poison") and not await relay.parked():
                     report = await relay.drain()
+            if scene.wire is not None:
+                await scene.wire.aclose()
         scene.answer(report)
     except Exception as error:  # noqa: BLE001 - whatever it is, the ledger has it
         scene.ledger.error(scene.role, type(error).__name__, str(error))
