@@ -83,6 +83,7 @@ class Database:
         table: str = "semel",
         create: bool = True,
         parts: int | None = None,
+        divides: bool = False,
         settings: Mapping[str, float | None] | None = None,
     ) -> None:
         self._engine: Engine | None = None
@@ -108,6 +109,8 @@ class Database:
         self.identity = ""
         self.parts = parts or PARTS
         self._parts_given = parts is not None
+        # Only an outbox is divided: an inbox that makes the tables first leaves the number to it.
+        self._needs = {"version", "identity", "parts"} if divides else {"version", "identity"}
         # What one program says of the messages here holds for those that say nothing, such as `semel relay`.
         self._settings = {name: value for name, value in (settings or {}).items() if value is not None}
         self.settings: dict[str, float] = dict(self._settings)
@@ -323,7 +326,7 @@ class Database:
         known = {row.name: row.value for row in connection.execute(select(meta))}
         fresh = {"version": str(VERSION), "identity": uuid.uuid4().hex, "parts": str(self.parts)}
         for name, value in fresh.items():
-            if name not in known:
+            if name in self._needs - known.keys():
                 connection.execute(meta.insert().values(name=name, value=value))
         if self._parts_given and (stored := int(known.get("parts", self.parts))) != self.parts:
             raise ConfigurationError(  # whatever is in them: another program may know this number
@@ -346,9 +349,9 @@ class Database:
                 f"the messaging tables in {self.where} have version {version}, this semel knows {VERSION}: "
                 "update semel here before it writes there"
             )
-        if not {"version", "identity", "parts"} <= known.keys():
-            return False  # made by a migration of the caller's
-        stored = int(known["parts"])
+        if not self._needs <= known.keys():
+            return False  # made by a migration of the caller's, or by an inbox
+        stored = int(known.get("parts", self.parts))
         if self._parts_given and stored != self.parts:
             return False
         if any(known.get(name) != repr(number) for name, number in self._settings.items()):

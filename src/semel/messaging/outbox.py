@@ -102,7 +102,9 @@ class Outbox(Resident):
         else:
             told = None if notify is None else float(notify)
             settings = {"retention": kept, "claim_retention": _seconds(claim_retention), "notify": told}
-            self.home = Database(where, table=table, create=create, parts=parts, settings=settings)
+            self.home = Database(
+                where, table=table, create=create, parts=parts, divides=True, settings=settings
+            )
         self._retention = kept
         if notify and (not isinstance(self.home, Database) or self.home.dialect != "postgresql"):
             raise ConfigurationError("notify= is PostgreSQL's NOTIFY: leave it out for other databases")
