@@ -22,7 +22,7 @@ def chaos(
     long: Annotated[
         bool, typer.Option("--long", help="A campaign: fails unless its figures are reached (about an hour).")
     ] = False,
-    drivers: Annotated[int, typer.Option(min=1, help="Schedules at a time.")] = 10,
+    drivers: Annotated[int, typer.Option(min=1, help="Schedules at a time.")] = 15,
     seconds: Annotated[float | None, typer.Option(help="Begin nothing new after so many seconds.")] = None,
     report: Annotated[
         Path | None, typer.Option(help="Write index.html, matrix.md and chaos.json into this folder.")
