@@ -78,14 +78,9 @@ class Outbox(Resident):
         trace: Callable[[], Mapping[str, str]] | None = None,
         hooks: Collection[Callable[[RelayEvent], None]] = (log_event,),
     ) -> None:
-        if parts is not None and (type(parts) is not int or not 1 <= parts <= 1024):
-            raise ConfigurationError(f"parts must be 1 to 1024, not {parts}")
         self.table = table
         kept = _seconds(retention)
-        if (kept is not None and not kept >= 0) or (max_body is not None and max_body < 1):
-            raise ConfigurationError(
-                f"retention must be 0 or more and max_body above 0, not {retention} and {max_body}: leave out what is to be as usual"
-            )
+        _check_numbers(parts, kept, max_body)
         self._adder: Adder | None = None
         self.home: Home
         if is_redis(where):
@@ -327,6 +322,15 @@ class _Waker:
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.wake = call
+
+
+def _check_numbers(parts: int | None, retention: float | None, max_body: int | None) -> None:
+    if parts is not None and (type(parts) is not int or not 1 <= parts <= 1024):
+        raise ConfigurationError(f"parts must be 1 to 1024, not {parts}")
+    if (retention is not None and not retention >= 0) or (max_body is not None and max_body < 1):
+        raise ConfigurationError(
+            f"retention must be 0 or more and max_body above 0, not {retention} and {max_body}: leave out what is to be as usual"
+        )
 
 
 def _seconds(given: float | timedelta | None) -> float | None:
