@@ -112,9 +112,6 @@ else
 end
 
 -- The index first: an entry without a record is swept away, a run without an entry would never be found.
-if clock[2] % 16 == 0 then
-  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', real * 1000))
-end
 -- Fresh claims are not counted: their ends are, and the open ones are in the index. A count costs as much as the SET.
 if again then redis.call('HINCRBY', KEYS[4], 'taken_over', 1) end
 local milliseconds = ceil((gone - now + real) * 1000)
@@ -125,6 +122,10 @@ if milliseconds < NEVER then
 else
   redis.call('ZADD', KEYS[3], '+inf', sub(KEYS[1], -32))
   redis.call('SET', KEYS[1], changed)
+end
+-- Last: a server whose memory is full refuses no write of a script that has written something already.
+if clock[2] % 16 == 0 then
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', real * 1000))
 end
 if again or kept_secret then return echo .. 'W' .. changed end
 return echo .. 'F' .. pack('<I8ddd', mark, now, until_, gone)
