@@ -194,9 +194,7 @@ class _ThreadTicker:
         survive_fork(self, _ThreadTicker._reset)
 
     def _reset(self) -> None:
-        # Taken by its own `with`: a signal's handler that raises inside of a condition's would leave it locked for good.
-        self._lock = threading.Lock()
-        self._wakeup = threading.Condition(self._lock)
+        self._wakeup = threading.Condition()
         self._when: float | None = None
         self._thread: threading.Thread | None = None
         self._stopped = False
@@ -206,7 +204,7 @@ class _ThreadTicker:
         current = self._when
         if current is not None and current <= when and self._thread is not None:
             return
-        with self._lock:
+        with self._wakeup:
             if self._stopped:
                 return
             if self._when is None or when < self._when:
@@ -217,7 +215,7 @@ class _ThreadTicker:
                 self._thread.start()
 
     def stop(self) -> None:
-        with self._lock:
+        with self._wakeup:
             self._stopped = True
             self._wakeup.notify()
             thread, self._thread = self._thread, None
@@ -226,7 +224,7 @@ class _ThreadTicker:
 
     def _run(self) -> None:
         while True:
-            with self._lock:
+            with self._wakeup:
                 while not self._stopped and (self._when is None or time.monotonic() < self._when):
                     pause = _IDLE if self._when is None else self._when - time.monotonic()
                     pause = min(max(0.0, pause), threading.TIMEOUT_MAX)

@@ -83,9 +83,7 @@ class ThreadPool:
         survive_fork(self, ThreadPool._forked)
 
     def _reset(self) -> None:
-        # Taken by its own `with`: a signal's handler that raises inside of a condition's would leave it locked for good.
-        self._lock = threading.Lock()
-        self._free = threading.Condition(self._lock)
+        self._free = threading.Condition()
         self._idle: list[Session] = []
         self._count = 0
 
@@ -102,7 +100,7 @@ class ThreadPool:
 
     def _reserve(self, until: float, *, fresh: bool) -> Session | None:
         """An idle session, or None with the right to make a connection."""
-        with self._lock:
+        with self._free:
             while True:
                 if self._closed:
                     raise _closed()
@@ -134,13 +132,13 @@ class ThreadPool:
             raise
 
     def _forget(self) -> None:
-        with self._lock:
+        with self._free:
             self._count -= 1
             self._free.notify()
 
     async def give(self, session: Session) -> None:
         if session.clean and not self._closed:
-            with self._lock:
+            with self._free:
                 self._idle.append(session)
                 self._free.notify()
             return
@@ -155,7 +153,7 @@ class ThreadPool:
         time.sleep(span)  # noqa: ASYNC251 - a sync store's coroutines never meet a loop
 
     async def aclose(self) -> None:
-        with self._lock:
+        with self._free:
             self._closed = True
             idle, self._idle = self._idle, []
             self._count -= len(idle)
