@@ -83,7 +83,9 @@ class ThreadPool:
         survive_fork(self, ThreadPool._forked)
 
     def _reset(self) -> None:
-        self._free = threading.Condition()
+        # Taken by its own `with`: a signal's handler that raises inside of a condition's would leave it locked for good.
+        self._lock = threading.RLock()  # gevent has one of its own; of a plain lock it has not
+        self._free = threading.Condition(self._lock)
         self._idle: list[Session] = []
         self._count = 0
 
@@ -100,7 +102,7 @@ class ThreadPool:
 
     def _reserve(self, until: float, *, fresh: bool) -> Session | None:
         """An idle session, or None with the right to make a connection."""
-        with self._free:
+        with self._lock:
             while True:
                 if self._closed:
                     raise _closed()
@@ -132,13 +134,13 @@ class ThreadPool:
             raise
 
     def _forget(self) -> None:
-        with self._free:
+        with self._lock:
             self._count -= 1
             self._free.notify()
 
     async def give(self, session: Session) -> None:
         if session.clean and not self._closed:
-            with self._free:
+            with self._lock:
                 self._idle.append(session)
                 self._free.notify()
             return
@@ -153,7 +155,7 @@ class ThreadPool:
         time.sleep(span)  # noqa: ASYNC251 - a sync store's coroutines never meet a loop
 
     async def aclose(self) -> None:
-        with self._free:
+        with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
             self._count -= len(idle)
