@@ -145,7 +145,7 @@ class _Budget:
             try:
                 written.append((self.tree(key, room - 1), self.tree(part, room - 1)))
             except Refused as refused:
-                raise refused.at(key_step(key))  # noqa: B904
+                raise refused.at(key_step(key))  # noqa: B904 - the same refusal, one step further out
         if all(type(key) is str for key, _ in written):  # subclasses of str, enum members
             named = dict(written)
             if len(named) < len(written):
@@ -164,7 +164,7 @@ class _Budget:
                 try:
                     written[name] = self.tree(part, room - 1)
                 except Refused as refused:
-                    raise refused.at(step(name))  # noqa: B904
+                    raise refused.at(step(name))  # noqa: B904 - the same refusal, one step further out
         return written
 
     def other(self, value: Any, room: int) -> Any:

@@ -101,7 +101,7 @@ def decorate(face: Semel | AsyncSemel, misplaced: tuple[object, ...], options: d
         )
     if "readable" in options:
         checked_readable(options["readable"])
-    face._options({name: value for name, value in options.items() if name not in _OF_A_CALL})  # noqa: SLF001
+    face._options({name: value for name, value in options.items() if name not in _OF_A_CALL})  # noqa: SLF001 - our own face
 
     def wrap(target: Any) -> Any:
         if isinstance(target, type):
@@ -156,7 +156,7 @@ def _wrapped(
     once = _Once(face, fn, options, key, request, is_method=is_method)
     if is_method:
         return once
-    decorated: Any = _async_call(once, fn) if face._colour == "async" else _sync_call(once, fn)  # noqa: SLF001
+    decorated: Any = _async_call(once, fn) if face._colour == "async" else _sync_call(once, fn)  # noqa: SLF001 - our own face
     decorated.outcome = once.outcome
     return decorated
 
@@ -195,7 +195,7 @@ class _Once:
         self._face = face
         self._fn = fn
         self._is_method = is_method
-        if face._colour == "sync" and is_async(fn):  # noqa: SLF001
+        if face._colour == "sync" and is_async(fn):  # noqa: SLF001 - our own face
             raise ConfigurationError(f"{_title(fn)} is a coroutine function: decorate it with an AsyncSemel")
         signature = _signature(fn)
         self._of_class = is_method and next(iter(signature.parameters), "") == "cls"
@@ -229,7 +229,7 @@ class _Once:
         return self._face.execute(_text(self._key(bound)), self._fn, *args, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._face._colour == "async":  # noqa: SLF001
+        if self._face._colour == "async":  # noqa: SLF001 - our own face
             return self._value(*args, **kwargs)
         return self._outcome(*args, **kwargs).value
 
@@ -240,7 +240,7 @@ class _Once:
         if instance is None:
             return self
         bound: Any = partial(self, instance)
-        if self._face._colour == "async":  # noqa: SLF001
+        if self._face._colour == "async":  # noqa: SLF001 - our own face
             bound = _awaited(self._value, instance, self._fn, self._signature)
         bound.outcome = partial(self._outcome, instance)
         return bound

@@ -28,7 +28,7 @@ class Edge:
         self._codec = codec
         self._readable: Readable = readable
         self._prefix = face._prefix  # noqa: SLF001 - this class is how edges see a face
-        self.tenant: str = face._defaults.tenant  # noqa: SLF001
+        self.tenant: str = face._defaults.tenant  # noqa: SLF001 - our own face
         """Of a call that names none."""
         self._known: dict[tuple[float, str, str], Options] = {}
 
@@ -55,6 +55,6 @@ class Edge:
             if len(self._known) >= _MOST_OPTIONS:
                 self._known.clear()
             words = {"wait": wait, "tenant": tenant, "operation": operation}
-            options = self._known[name] = resolve(self._face._defaults, self._given | words)  # noqa: SLF001
+            options = self._known[name] = resolve(self._face._defaults, self._given | words)  # noqa: SLF001 - our own face
         scope = make_scope(self._prefix, tenant, operation, key, self._readable)
         return Call(scope, key, options, codec=self._codec, fingerprint=fingerprint, labels=labels)

@@ -97,7 +97,7 @@ async def resolve(engine: Engine, call: Call, word: Word, actor: str, reason: st
     record, now, broken = await _look(engine, call)
     if not broken:
         _check_resolvable(call, record, now)
-    data, marker, problem = engine._encode(call, word.value) if word.kind is Kind.DONE else (b"", "", None)  # noqa: SLF001
+    data, marker, problem = engine._encode(call, word.value) if word.kind is Kind.DONE else (b"", "", None)  # noqa: SLF001 - our own face
     if problem is not None:
         raise problem
     end = Settle(
@@ -272,7 +272,7 @@ async def reconcile(engine: Engine, face: Semel | AsyncSemel, limit: int) -> Rec
 async def _recover(engine: Engine, face: Semel | AsyncSemel, record: Record) -> str:
     """One lost run: probe it, or run its registered function again. "left" when a person must look."""
     scope = record.scope
-    known = face._recoveries  # noqa: SLF001
+    known = face._recoveries  # noqa: SLF001 - our own face
     if scope is None:
         return "left"
     recovery = known.get((scope.operation, scope.tenant)) or known.get((scope.operation, None))
@@ -282,7 +282,7 @@ async def _recover(engine: Engine, face: Semel | AsyncSemel, record: Record) -> 
     if recovery.probe is not None:
         given["on_unknown"] = recovery.probe
     try:
-        call = face._call(scope.key, recovery.resume, (record,), dict(given), claims=False)  # noqa: SLF001
+        call = face._call(scope.key, recovery.resume, (record,), dict(given), claims=False)  # noqa: SLF001 - our own face
         if call.scope.hash != scope.hash:
             return (
                 "left"  # the readable key was masked, or written under another prefix: its scope is not known

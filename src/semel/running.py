@@ -32,5 +32,5 @@ else:
         3.11 asks the kernel for the process id whenever it is asked for its loop: 0.3 µs. The loop knows its thread.
         """
         if isinstance(loop, BaseEventLoop):
-            return loop._thread_id == get_ident()  # type: ignore[attr-defined,no-any-return]  # noqa: SLF001
+            return loop._thread_id == get_ident()  # type: ignore[attr-defined,no-any-return]  # noqa: SLF001 - asyncio tells it nowhere else
         return _get_running_loop() is loop

@@ -256,7 +256,7 @@ class Writer:
                 keys.append(self._wrap(key, room - 1, budget))
                 parts.append(self._wrap(part, room - 1, budget))
             except Refused as refused:
-                raise refused.at(key_step(key))  # noqa: B904
+                raise refused.at(key_step(key))  # noqa: B904 - the same refusal, one step further out
         if Ext in map(type, keys):
             return Ext(Tag.MAP, _pack([keys, parts]))
         return dict(zip(keys, parts, strict=True))
@@ -286,7 +286,7 @@ class Writer:
             try:
                 fields[name] = self._wrap(part, room - 1, budget)
             except Refused as refused:
-                raise refused.at(f".{name}")  # noqa: B904
+                raise refused.at(f".{name}")  # noqa: B904 - the same refusal, one step further out
         return Ext(Tag.OBJECT, _pack([shape.name, fields]))
 
 

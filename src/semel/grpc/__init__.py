@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 try:
-    import google.rpc.error_details_pb2 as _details  # type: ignore[import-untyped] # noqa: F401
-    import grpc as _grpc  # noqa: F401
+    import google.rpc.error_details_pb2 as _details  # type: ignore[import-untyped] # noqa: F401 - missing, it is told at once
+    import grpc as _grpc  # noqa: F401 - missing, it is told at once
 except ModuleNotFoundError as missing:
     from semel.errors import ConfigurationError
 

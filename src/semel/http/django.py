@@ -322,12 +322,12 @@ def _form_of(limit: int, request: HttpRequest) -> Body | Problem:
     if hasattr(state, "_body"):
         body.feed(state._body)  # noqa: SLF001 - it has been read already
         return _whole(request, body)
-    if state._read_started:  # noqa: SLF001
+    if state._read_started:  # noqa: SLF001 - Django tells it nowhere else
         _feed_form(body, request)
         return body
     while chunk := state._stream.read(1 << 16):  # noqa: SLF001 - `read` would say that it was read
         body.feed(chunk)
-    state._stream = body.file()  # noqa: SLF001
+    state._stream = body.file()  # noqa: SLF001 - Django tells it nowhere else
     return _whole(request, body)
 
 
@@ -377,7 +377,7 @@ class _DjangoLook:
             pieces = _from_thread(pieces)
         kind: Any = AsyncStream if hasattr(pieces, "__aiter__") else Stream
         # A file is closed when all of it has been read, which may be after Django has closed its response.
-        closers: list[Any] = response._resource_closers  # type: ignore[attr-defined]  # noqa: SLF001
+        closers: list[Any] = response._resource_closers  # type: ignore[attr-defined]  # noqa: SLF001 - Django tells it nowhere else
         then, closers[:] = tuple(closers), []
         response.streaming_content = kind(guard, run, response.status_code, headers, pieces, then)
 

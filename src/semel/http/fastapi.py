@@ -149,7 +149,7 @@ class _Route:
         request: Request = values[self._request] if self._request else values.pop(_REQUEST)
         draft: Response = values[self._response] if self._response else values.pop(_RESPONSE)
         if self._principal is not None:
-            request.state._semel_principal = self._principal(values)  # noqa: SLF001
+            request.state._semel_principal = self._principal(values)  # noqa: SLF001 - a name of ours in its state
         entered = await enter(self._plan, _FastRequest(request))
         if isinstance(entered, Reply):
             return raw(entered)

@@ -170,7 +170,7 @@ class Guard:
         wanted = run.call.options.retention if retention is None else retention
         given = (run, snapshot, body, wanted, self.once._ring)  # noqa: SLF001 - our own
         try:
-            kept: Snapshot = await run._engine.runtime.call(self.rules.spill.kept, given, {}, False)  # noqa: SLF001
+            kept: Snapshot = await run._engine.runtime.call(self.rules.spill.kept, given, {}, False)  # noqa: SLF001 - our own run
         except BaseException:
             # Cancelled while the body was being stored. The handler has returned: its key must not be freed.
             if not run.lease_lost:

@@ -147,8 +147,8 @@ def _savepoints(connection: Connection) -> tuple[str, ...]:
     names: list[str] = []
     nested: Any = connection.get_nested_transaction()
     while nested is not None:
-        names.append(nested._savepoint)  # noqa: SLF001
-        nested = nested._previous_nested  # noqa: SLF001
+        names.append(nested._savepoint)  # noqa: SLF001 - SQLAlchemy tells it nowhere else
+        nested = nested._previous_nested  # noqa: SLF001 - SQLAlchemy tells it nowhere else
     return tuple(names)
 
 
@@ -243,7 +243,7 @@ def _connection_prepares(connection: Connection, xid: object) -> None:
 def _is_of(session: Session, connection: Connection) -> bool:
     """Whether the connection is in the session's transaction."""
     transaction: Any = session.get_transaction()
-    return transaction is not None and connection in transaction._connections  # noqa: SLF001
+    return transaction is not None and connection in transaction._connections  # noqa: SLF001 - SQLAlchemy tells it nowhere else
 
 
 @event.listens_for(Engine, "rollback")

@@ -284,7 +284,7 @@ class Outbox(Resident):
         topic: str | None = None,
         tenant: str | None = None,
         key: str | None = None,
-        id: str | None = None,  # noqa: A002
+        id: str | None = None,  # noqa: A002 - the word that people use
         limit: int = 100,
     ) -> list[Waiting]:
         """Messages that wait, oldest first: all, or those of a topic, tenant, key or id. For people: it looks at every row."""

@@ -441,7 +441,7 @@ class Relay:
         *,
         key: str | None = None,
         tenant: str | None = None,
-        id: str | None = None,  # noqa: A002
+        id: str | None = None,  # noqa: A002 - the word that people use
     ) -> int:
         """Try parked keys again from their first message, in order: all, or those of a key, tenant or message id."""
         count = await self._ledger.run(lambda page: page.unpark(key=key, tenant=tenant, identity=id))

@@ -108,7 +108,7 @@ class Child:
                 ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
             words.value = work(self)
             words.ok = True
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001 - it is the finding
             # Whatever it is: it is told to the parent, and a forked child must never return into the test runner.
             words.error = f"{type(error).__name__}: {error}".rstrip(": ")
             words.final = isinstance(error, OutcomeUnknown | PreviousFailure)

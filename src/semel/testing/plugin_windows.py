@@ -145,4 +145,4 @@ def shorter_leases(lease: float | None) -> None:
         options = msgspec.structs.replace(made.options, lease=min(lease, made.options.lease))
         return msgspec.structs.replace(made, options=options)
 
-    Face._call = call  # type: ignore[method-assign]  # noqa: SLF001
+    Face._call = call  # type: ignore[method-assign]  # noqa: SLF001 - our own face

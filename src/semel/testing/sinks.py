@@ -189,7 +189,7 @@ class SinkContract:
             return
         for key in {row.key for row in wanted if row.key is not None}:
             mine = [row.id for row in wanted if row.key == key]
-            assert [id for id in found if id in set(mine)] == mine  # noqa: A001
+            assert [id for id in found if id in set(mine)] == mine  # noqa: A001 - the word that people use
 
     # ----------------------------------------------------------------------------------------- for all
     def test_it_declares_a_class_of_guarantee(self) -> None:
@@ -252,7 +252,7 @@ class SinkContract:
         assert sorted(found) == sorted(row.id for some in sent.values() for row in some)
         for some in sent.values():
             mine = [row.id for row in some]
-            assert [id for id in found if id in set(mine)] == mine  # noqa: A001
+            assert [id for id in found if id in set(mine)] == mine  # noqa: A001 - the word that people use
 
     @_clause()
     async def test_a_server_that_is_not_there_is_unavailable_in_bounded_time(self) -> None:

@@ -54,7 +54,7 @@ _STORES: Final = {
 def bind(face: Semel | AsyncSemel, transaction: Any) -> Any:
     """What `within` gives. ConfigurationError for what is no transaction, or one of the other colour."""
     engine: Engine = face._engine()  # noqa: SLF001 - our own face
-    bound = Within if face._colour == "sync" else AsyncWithin  # noqa: SLF001
+    bound = Within if face._colour == "sync" else AsyncWithin  # noqa: SLF001 - our own face
     port_class: Any = _known_ports.get(type(transaction))
     if port_class is None:
         transaction = _registered(transaction)
@@ -63,11 +63,11 @@ def bind(face: Semel | AsyncSemel, transaction: Any) -> Any:
         if not _PIPELINES.isdisjoint(names):
             return bound(face, _pipeline(face, engine, transaction, cluster=_CLUSTER in names))
         port_class = _port_class(kind)
-    if port_class.colour != face._colour:  # noqa: SLF001
+    if port_class.colour != face._colour:  # noqa: SLF001 - our own face
         raise _wrong_face(face, transaction, port_class.colour)
-    table = face._settings.table  # noqa: SLF001
+    table = face._settings.table  # noqa: SLF001 - our own face
     tx = Bound(port_class(transaction), table, engine.store, engine.runtime)
-    return bound(face, TxEngine(engine, tx, _layered(face, tx), _home(type(face._store))))  # noqa: SLF001
+    return bound(face, TxEngine(engine, tx, _layered(face, tx), _home(type(face._store))))  # noqa: SLF001 - our own face
 
 
 def port_of(transaction: Any) -> Port:
@@ -113,9 +113,9 @@ def _pipeline(face: Any, engine: Engine, pipe: Any, *, cluster: bool) -> Engine:
     from semel.within.redis import PipelineEngine
 
     colour = "async" if any(".asyncio." in f"{kind.__module__}." for kind in type(pipe).__mro__) else "sync"
-    if colour != face._colour:  # noqa: SLF001
+    if colour != face._colour:  # noqa: SLF001 - our own face
         raise _wrong_face(face, pipe, colour)
-    store: Store = face._store  # noqa: SLF001
+    store: Store = face._store  # noqa: SLF001 - our own face
     if _home(type(store)) != "Redis":
         raise ConfigurationError(
             f"the records of this face live in {type(store).__name__}: a Redis pipeline can commit a record only where it is. "
@@ -141,17 +141,17 @@ def _wrong_face(face: Any, transaction: object, colour: str) -> ConfigurationErr
     kind = type(transaction)
     return ConfigurationError(
         f"{kind.__module__}.{kind.__qualname__} is for {colour} code, and this is {type(face).__name__}: use {right}, or "
-        f"pass a session or connection for {face._colour} code"  # noqa: SLF001
+        f"pass a session or connection for {face._colour} code"  # noqa: SLF001 - our own face
     )
 
 
 def _layered(face: Any, tx: Store) -> Store:
     """The layers that are about records, in their order (R31). The others are about a store of one's own."""
     store = tx
-    if face._namespace is not None:  # noqa: SLF001
-        store = Namespace(store, face._namespace)  # noqa: SLF001
-    if face._ring is not None:  # noqa: SLF001
+    if face._namespace is not None:  # noqa: SLF001 - our own face
+        store = Namespace(store, face._namespace)  # noqa: SLF001 - our own face
+    if face._ring is not None:  # noqa: SLF001 - our own face
         from semel.layers.encrypt import Encrypt
 
-        store = Encrypt(store, face._ring)  # noqa: SLF001
+        store = Encrypt(store, face._ring)  # noqa: SLF001 - our own face
     return store

@@ -49,7 +49,7 @@ class _Bound:
         self._colour = face._colour  # noqa: SLF001 - our own face
 
     def _options(self, given: dict[str, Any]) -> Options:
-        return self._face._options(given)  # type: ignore[no-any-return]  # noqa: SLF001
+        return self._face._options(given)  # type: ignore[no-any-return]  # noqa: SLF001 - our own face
 
     def _call(
         self,
@@ -60,14 +60,14 @@ class _Bound:
         *,
         keep: bool = True,
     ) -> Call:
-        call: Call = self._face._call(key, fn, args, given, keep=keep)  # noqa: SLF001
+        call: Call = self._face._call(key, fn, args, given, keep=keep)  # noqa: SLF001 - our own face
         return call if call.options.inline else msgspec.structs.replace(call, options=_inline(call.options))
 
     def _owner(self, call: Call) -> tuple[Engine, Call]:
         """Who claims by hand: this transaction, or nobody (R8)."""
         if self._face.enabled:
             return self._tx, call
-        return self._face._engine(), self._face._unprotected(call)  # noqa: SLF001
+        return self._face._engine(), self._face._unprotected(call)  # noqa: SLF001 - our own face
 
     def _run(self, call: Call) -> Coroutine[Any, Any, Outcome[Any]]:
         engine, owned = self._owner(call)
@@ -103,7 +103,7 @@ class Within(_Bound):
 
     def peek(self, key: str, /, **where: Any) -> Record | None:
         """The record as this transaction sees it, its own uncommitted one included."""
-        return run_sync(keeping.peek(self._tx, self._face._about(key, where)))  # noqa: SLF001
+        return run_sync(keeping.peek(self._tx, self._face._about(key, where)))  # noqa: SLF001 - our own face
 
 
 class AsyncWithin(_Bound):
@@ -143,7 +143,7 @@ class AsyncWithin(_Bound):
 
     async def peek(self, key: str, /, **where: Any) -> Record | None:
         """The record as this transaction sees it, its own uncommitted one included."""
-        return await keeping.peek(self._tx, self._face._about(key, where))  # noqa: SLF001
+        return await keeping.peek(self._tx, self._face._about(key, where))  # noqa: SLF001 - our own face
 
 
 def _plain(fn: Callable[..., T]) -> Callable[..., T]:

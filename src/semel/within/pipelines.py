@@ -68,7 +68,7 @@ class Queue:
     def queued(self) -> list[Any]:
         """The arguments of what is queued, left where they are."""
         if self._cluster:
-            return [each.args for each in self._pipe._execution_strategy._command_queue]  # noqa: SLF001
+            return [each.args for each in self._pipe._execution_strategy._command_queue]  # noqa: SLF001 - redis-py tells it nowhere else
         return [args for args, _ in self._pipe.command_stack]
 
     def take(self) -> tuple[list[tuple[Any, Any]], set[Any]]:
@@ -76,7 +76,7 @@ class Queue:
         pipe = self._pipe
         if self._cluster:
             # redis-py shows the commands of a cluster's pipeline nowhere else.
-            queue = pipe._execution_strategy._command_queue  # noqa: SLF001
+            queue = pipe._execution_strategy._command_queue  # noqa: SLF001 - redis-py tells it nowhere else
             commands = [
                 (each.args, getattr(each, "options", None) or getattr(each, "kwargs", {})) for each in queue
             ]

@@ -303,7 +303,7 @@ class _Trip(Generic[R]):
         if asked is None:
             pause = random.uniform(0.0, min(longest, first * 2.0 ** min(self.tries - 1, 60)))  # noqa: S311 - no secret
         else:
-            pause = min(asked, self.settings.max_wait) + random.uniform(0.0, first)  # noqa: S311
+            pause = min(asked, self.settings.max_wait) + random.uniform(0.0, first)  # noqa: S311 - only to spread retries
         return pause if time.monotonic() + pause < self.until else None
 
     def _check_retention(self, pause: float, error: Exception | None, why: str = "") -> None:

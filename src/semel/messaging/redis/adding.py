@@ -256,7 +256,7 @@ def _check(pipe: Any, *, cluster: bool) -> bool:
             "this pipeline has transaction=False: the message could be sent although your commands were not applied. "
             "Use client.pipeline(transaction=True)"
         )
-    if is_cluster and strategy._watching:  # noqa: SLF001
+    if is_cluster and strategy._watching:  # noqa: SLF001 - redis-py tells it nowhere else
         raise ConfigurationError(
             "a cluster's pipeline that watches keys of its own cannot take messages: its watches are bound to a connection "
             "that semel cannot use. Leave out watch(), or check in a script"
@@ -284,7 +284,7 @@ def _append(pipe: Any, command: tuple[Any, ...]) -> None:
 
 def _hook(pipe: Any, *, cluster: bool) -> None:
     """Let `execute` look first. It is there until the pipeline was executed."""
-    place = pipe._execution_strategy if cluster else pipe  # noqa: SLF001
+    place = pipe._execution_strategy if cluster else pipe  # noqa: SLF001 - redis-py tells it nowhere else
     if "execute" in vars(place):
         return
     original = place.execute
@@ -377,7 +377,7 @@ async def _sent(
 
 def _slot(pipe: Any) -> int | None:
     """Where the caller's commands of a cluster's transaction are; they must be in one slot."""
-    slots: set[int] = pipe._execution_strategy._pipeline_slots  # noqa: SLF001
+    slots: set[int] = pipe._execution_strategy._pipeline_slots  # noqa: SLF001 - redis-py tells it nowhere else
     if len(slots) > 1:
         raise ConfigurationError(
             "the commands of this transaction are in several slots of the cluster: give their keys one hash tag, such as "

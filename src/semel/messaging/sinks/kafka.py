@@ -47,7 +47,7 @@ _FENCED: Final = {
     KafkaError.INVALID_PRODUCER_EPOCH,
 }
 _REFUSED: Final = {
-    KafkaError._AUTHENTICATION,  # noqa: SLF001
+    KafkaError._AUTHENTICATION,  # noqa: SLF001 - librdkafka spells them so
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -233,7 +233,7 @@ class KafkaSink(Closing):
                 if message.error() is None:
                     if message.key() == name.encode():
                         marker = msgspec.json.decode(message.value(), type=_Marker)
-                elif message.error().code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
+                elif message.error().code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka spells them so
                     raise KafkaException(message.error())
                 elif message.offset() >= end:
                     return marker

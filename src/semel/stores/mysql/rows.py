@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - the server's DATETIME has no zone either; both are UTC
-_END: Final = datetime(9999, 12, 31, 23, 59, 59, 999_999)  # noqa: DTZ001
+_END: Final = datetime(9999, 12, 31, 23, 59, 59, 999_999)  # noqa: DTZ001 - the column has no zone
 _MICROSECOND: Final = timedelta(microseconds=1)
 _LAST: Final = (_END - _EPOCH) / timedelta(seconds=1)
 _FOREVER: Final = 240_000_000_000.0  # seconds: longer spans from now may not fit into the type

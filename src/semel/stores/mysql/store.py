@@ -38,7 +38,7 @@ from semel.stores.queries import matches, page_start, states_of
 __all__ = ["MysqlStore", "adopt", "open_url", "schema_sql"]
 
 T = TypeVar("T")
-I = TypeVar("I", Ask, Settle, Renewal)  # noqa: E741
+I = TypeVar("I", Ask, Settle, Renewal)  # noqa: E741 - an item
 # The states a row may have to read as another one: lapsed runs read as unknown, ended outcomes as expired.
 _STORED: Final = {
     State.UNKNOWN: (State.UNKNOWN, State.RUNNING),

@@ -114,7 +114,7 @@ class PymysqlWire:
     async def send(self, sql: bytes, patience: float) -> Answers:
         connection, cursor = self.connection, self._cursor
         # PyMySQL takes time-outs for the life of a connection; a verb's time is what is left of it.
-        connection._read_timeout = connection._write_timeout = patience  # noqa: SLF001
+        connection._read_timeout = connection._write_timeout = patience  # noqa: SLF001 - PyMySQL tells it nowhere else
         cursor.execute(sql)
         answers: Answers = [(cursor.rowcount, cursor.fetchall())]
         while cursor.nextset():
@@ -123,7 +123,7 @@ class PymysqlWire:
 
     @property
     def alive(self) -> bool:
-        return bool(self.connection.open) and not _readable(self.connection._sock)  # noqa: SLF001
+        return bool(self.connection.open) and not _readable(self.connection._sock)  # noqa: SLF001 - PyMySQL tells it nowhere else
 
     @property
     def in_transaction(self) -> bool:

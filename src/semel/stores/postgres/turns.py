@@ -20,7 +20,7 @@ class Item(Protocol):
     def scope(self) -> Scope: ...
 
 
-I = TypeVar("I", bound=Item)  # noqa: E741
+I = TypeVar("I", bound=Item)  # noqa: E741 - an item
 A = TypeVar("A")  # an answer or an exception: what the step's list holds
 
 Step = Callable[[list[I], float], Awaitable[list[A]]]

@@ -58,7 +58,7 @@ def _effect_before_the_claim() -> Sequence[Patch]:
 @mutant("done-before-the-effect", check="I2")
 def _done_before_the_effect() -> Sequence[Patch]:
     """The key is marked as done first, the effect is made afterwards."""
-    real = Engine._perform  # noqa: SLF001
+    real = Engine._perform
 
     async def perform(self: Engine, run: Run) -> Outcome[Any]:
         end = Settle(run.scope, run.ask.nonce, Kind.DONE, run.call.options.retention)
@@ -71,7 +71,7 @@ def _done_before_the_effect() -> Sequence[Patch]:
 @mutant("waiter-takes-lapse-for-success", check="I2")
 def _waiter_takes_lapse_for_success() -> Sequence[Patch]:
     """A waiter that wakes at the end of the lease believes that the run is done."""
-    real = Engine._contend  # noqa: SLF001
+    real = Engine._contend
     real_park = Seat.park
 
     class Lapsed(Exception):
@@ -178,7 +178,7 @@ def _fenced_owner_told_ok() -> Sequence[Patch]:
 @mutant("silence-taken-for-loss", check="R17")
 def _silence_taken_for_loss() -> Sequence[Patch]:
     """A heartbeat without an answer counts as a lost lease."""
-    real = Heart._heard  # noqa: SLF001
+    real = Heart._heard
 
     def heard(self: Heart, run: Run, answer: Any) -> None:
         real(self, run, Answer.LOST if isinstance(answer, Exception) else answer)
@@ -189,7 +189,7 @@ def _silence_taken_for_loss() -> Sequence[Patch]:
 @mutant("heart-stops-after-an-error", check="R17")
 def _heart_stops_after_an_error() -> Sequence[Patch]:
     """After one heartbeat without an answer no other one is sent."""
-    real = Heart._heard  # noqa: SLF001
+    real = Heart._heard
 
     def heard(self: Heart, run: Run, answer: Any) -> None:
         if isinstance(answer, Exception):
@@ -227,14 +227,14 @@ def _on_error_unheard() -> Sequence[Patch]:
 @mutant("release-at-once", check="R9")
 def _release_at_once() -> Sequence[Patch]:
     """Release(after=…) is sent without its delay."""
-    real = Engine._decision  # noqa: SLF001
+    real = Engine._decision
     return [(Engine, "_decision", staticmethod(lambda run, error: (real(run, error)[0], 0.0)))]
 
 
 @mutant("on-error-that-fails-frees", check="R9")
 def _on_error_that_fails_frees() -> Sequence[Patch]:
     """An `on_error` that raises by itself counts as a release."""
-    real = Engine._decision  # noqa: SLF001
+    real = Engine._decision
 
     def decision(run: Run, error: Exception) -> Any:
         said = real(run, error)
@@ -246,7 +246,7 @@ def _on_error_that_fails_frees() -> Sequence[Patch]:
 @mutant("undecided-runs-again", check="I1")
 def _undecided_runs_again() -> Sequence[Patch]:
     """A probe that could not tell is taken for one that found nothing."""
-    real = Engine._probe  # noqa: SLF001
+    real = Engine._probe
 
     async def probe(self: Engine, call: Call, ask: Ask, unknown: Unknown) -> Ask:
         try:
@@ -262,7 +262,7 @@ def _undecided_runs_again() -> Sequence[Patch]:
 @mutant("step-mark-left-out", check="I1")
 def _step_mark_left_out() -> Sequence[Patch]:
     """A step under hold leaves no mark before it begins, but one that says that it is done, when it is."""
-    real = Stepper._note  # noqa: SLF001
+    real = Stepper._note
 
     async def note(self: Stepper, run: Run, step: steps.Step) -> None:
         if step.phase != "started":
@@ -296,7 +296,7 @@ def _id_minted_anew() -> Sequence[Patch]:
 @mutant("straggler-given-up", check="R16", workload="stragglers")
 def _straggler_given_up() -> Sequence[Patch]:
     """A lost claim is not released any more once somebody else holds the key: when it arrives, nobody runs it."""
-    real = Debts._is_paid  # noqa: SLF001
+    real = Debts._is_paid
 
     async def is_paid(self: Debts, debt: Any, answer: Answer) -> bool:
         return answer is not Answer.GONE if debt.run is None else await real(self, debt, answer)
@@ -336,7 +336,7 @@ def _expiry_told_before_it_is_written() -> Sequence[Patch]:
 @mutant("store-trouble-replayed", check="I10")
 def _store_trouble_replayed() -> Sequence[Patch]:
     """A store that did not answer a step counts as a failure of the function, which "replay" makes the outcome."""
-    real = Stepper._note  # noqa: SLF001
+    real = Stepper._note
 
     async def note(self: Stepper, run: Run, step: steps.Step) -> None:
         try:

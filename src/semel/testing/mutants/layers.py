@@ -90,7 +90,7 @@ def _wrong_answers_in_a_batch() -> Sequence[Patch]:
             return list(reversed(await inner.claim(asks)))
 
         real(self, inner, *args)
-        self._claims._verb = backwards  # noqa: SLF001
+        self._claims._verb = backwards
 
     return [(Batch, "__init__", init)]
 
@@ -98,7 +98,7 @@ def _wrong_answers_in_a_batch() -> Sequence[Patch]:
 @mutant("cancelled-leader-keeps-the-lead", check="R31")
 def _cancelled_leader_keeps_the_lead() -> Sequence[Patch]:
     """A leader that is cancelled while its claim is under way wakes nobody: its followers wait for it for ever."""
-    real = Coalesce._land  # noqa: SLF001
+    real = Coalesce._land
 
     def land(self: Coalesce, key: bytes, flight: Any, record: Record | None) -> None:
         if not isinstance(sys.exception(), asyncio.CancelledError):
@@ -110,7 +110,7 @@ def _cancelled_leader_keeps_the_lead() -> Sequence[Patch]:
 @mutant("follower-told-a-refused-result", check="I3")
 def _follower_told_a_refused_result() -> Sequence[Patch]:
     """Followers are told what their leader wanted to store, also when the store has refused it."""
-    real = Coalesce._settled  # noqa: SLF001
+    real = Coalesce._settled
 
     def settled(self: Coalesce, flight: Any, end: Settle, answer: Answer) -> None:
         del answer
@@ -122,7 +122,7 @@ def _follower_told_a_refused_result() -> Sequence[Patch]:
 @mutant("cache-outlives-retention", check="I11")
 def _cache_outlives_retention() -> Sequence[Patch]:
     """A cached outcome is replayed for its second, also when its retention ends before."""
-    real = Cache._keep  # noqa: SLF001
+    real = Cache._keep
 
     async def keep(self: Cache, ask: Ask, record: Record) -> None:
         await real(self, ask, replace(record, expires=float("inf")))
@@ -133,20 +133,20 @@ def _cache_outlives_retention() -> Sequence[Patch]:
 @mutant("batch-keeps-a-cancelled-place", check="I9")
 def _batch_keeps_a_cancelled_place() -> Sequence[Patch]:
     """A caller that is cancelled after it was told to carry its item itself never gives its place back."""
-    real = batch._Queue._landed  # noqa: SLF001
+    real = batch._Queue._landed
 
     def landed(self: Any, *args: Any) -> None:
         task = asyncio.current_task()
         if task is None or not task.cancelling():
             real(self, *args)
 
-    return [(batch._Queue, "_landed", landed), (batch, "IN_FLIGHT", 1)]  # noqa: SLF001
+    return [(batch._Queue, "_landed", landed), (batch, "IN_FLIGHT", 1)]
 
 
 @mutant("batch-cancelled-as-a-whole", check="R10")
 def _batch_cancelled_as_a_whole() -> Sequence[Patch]:
     """One caller that leaves a batch cancels the others in it."""
-    real = batch._Queue._fly  # noqa: SLF001
+    real = batch._Queue._fly
 
     async def fly(self: Any, together: Any, *args: Any) -> None:
         for _, future in together:
@@ -155,7 +155,7 @@ def _batch_cancelled_as_a_whole() -> Sequence[Patch]:
             )
         await real(self, together, *args)
 
-    return [(batch._Queue, "_fly", fly)]  # noqa: SLF001
+    return [(batch._Queue, "_fly", fly)]
 
 
 @mutant("cancelled-leader-is-followed", check="R31")

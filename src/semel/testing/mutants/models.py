@@ -42,7 +42,7 @@ def _settle_over_done() -> Sequence[Patch]:
 
     def settle(record: Record | None, end: Settle, now: float) -> Any:
         if record is not None and record.state is State.DONE and end.kind is Kind.DONE and not end.new_nonce:
-            return Answer.OK, model._settled(record, end, now)  # noqa: SLF001
+            return Answer.OK, model._settled(record, end, now)
         return real(record, end, now)
 
     return [(model, "settle", settle)]
@@ -132,7 +132,7 @@ def _unknown_freed_by_time() -> Sequence[Patch]:
     def claim(record: Record | None, ask: Ask, now: float) -> Any:
         verdict, changed = real(record, ask, now)
         if isinstance(verdict, model.Unknown) and record is not None and now > record.lease_until + ask.lease:
-            taken = model._take_over(record, ask, now)  # noqa: SLF001
+            taken = model._take_over(record, ask, now)
             return Won(taken), taken
         return verdict, changed
 
@@ -177,7 +177,7 @@ def _note_unfenced() -> Sequence[Patch]:
 @mutant("steps-lost-at-takeover", check="R26")
 def _steps_lost_at_takeover() -> Sequence[Patch]:
     """A new owner does not inherit the steps."""
-    real = model._take_over  # noqa: SLF001
+    real = model._take_over
 
     def take_over(record: Record, ask: Ask, now: float) -> Record:
         return replace(real(record, ask, now), steps=b"")
@@ -264,7 +264,7 @@ def _downstream_key_of_the_attempt() -> Sequence[Patch]:
 @mutant("delay-not-looked-at", check="R9")
 def _delay_not_looked_at() -> Sequence[Patch]:
     """A released key is granted before its delay is over."""
-    real = model._reclaim_released  # noqa: SLF001
+    real = model._reclaim_released
 
     def reclaim(record: Record, ask: Ask, now: float) -> Any:
         return real(replace(record, not_before=0.0), ask, now)
@@ -326,7 +326,7 @@ def _tombstone_purged() -> Sequence[Patch]:
 @mutant("labels-of-the-last", check="R7")
 def _labels_of_the_last() -> Sequence[Patch]:
     """Whoever takes a run over puts his own labels on it."""
-    real = model._take_over  # noqa: SLF001
+    real = model._take_over
 
     def take_over(record: Record, ask: Ask, now: float) -> Record:
         return replace(real(record, ask, now), labels=ask.labels)
@@ -337,7 +337,7 @@ def _labels_of_the_last() -> Sequence[Patch]:
 @mutant("trail-ends-with-forget", check="R7")
 def _trail_ends_with_forget() -> Sequence[Patch]:
     """The audit trail is forgotten with its key."""
-    real = MemoryStore._settle  # noqa: SLF001
+    real = MemoryStore._settle
 
     def settle(self: MemoryStore, end: Settle) -> Answer:
         answer = real(self, end)

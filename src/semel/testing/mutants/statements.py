@@ -81,7 +81,7 @@ def _sqlite_settle_unfenced() -> Sequence[Patch]:
     """The quick settle of SQLite does not compare the nonce."""
     from semel.stores.sqlite import records as sqlite_records
 
-    return [(sqlite_records, "_DONE", _changed(sqlite_records._DONE, ("AND nonce = :nonce ", "")))]  # noqa: SLF001
+    return [(sqlite_records, "_DONE", _changed(sqlite_records._DONE, ("AND nonce = :nonce ", "")))]
 
 
 @mutant(
@@ -93,7 +93,7 @@ def _postgres_settle_unfenced() -> Sequence[Patch]:
     """settle_one in PostgreSQL updates whatever row there is."""
     from semel.stores.postgres import sql as postgres_sql
 
-    real = postgres_sql._text  # noqa: SLF001
+    real = postgres_sql._text
     postgres_sql.statements.cache_clear()
 
     def text(*args: Any) -> str:
@@ -115,7 +115,7 @@ def _mysql_settle_unfenced() -> Sequence[Patch]:
     """The settle and the heartbeat of MariaDB and MySQL update whatever run there is."""
     from semel.stores.mysql import rows as mysql_rows
 
-    real = mysql_rows._texts  # noqa: SLF001
+    real = mysql_rows._texts
     mysql_rows.statements.cache_clear()
 
     def texts() -> Any:

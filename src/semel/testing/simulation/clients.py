@@ -257,7 +257,7 @@ def _granted_to_nobody(world: World) -> list[str]:
     """R16: a claim that its caller has given up, and that arrives all the same, holds up nobody."""
     auditor = world.server.auditor
     held = [(name, nonce) for name, nonce in auditor.lapsed if nonce not in world.ran]
-    for key, record in world.server._records.items():  # noqa: SLF001 - a look from above
+    for key, record in world.server._records.items():
         grant = auditor.grants.get(key)
         if grant is not None and grant.ended is None and grant.nonce not in world.ran and record.scope:
             held.append((name_of(record.scope), grant.nonce))

@@ -67,7 +67,7 @@ async def _ready(future: asyncio.Future[Any] | None) -> None:
         await asyncio.sleep(0)
         return
     # It was yielded to us instead of to the task: it counts as not waited for yet.
-    future._asyncio_future_blocking = False  # noqa: SLF001 - asyncio's own mark
+    future._asyncio_future_blocking = False
     await asyncio.wait((future,))
 
 

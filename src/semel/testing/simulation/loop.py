@@ -93,9 +93,9 @@ class SimLoop(asyncio.BaseEventLoop):
         clock = self._clocks.setdefault(tag, Clock())
         clock.offset += span
         for timer in self._scheduled:
-            if timer._context.get(worker_tag) == tag:  # type: ignore[attr-defined]  # noqa: SLF001
+            if timer._context.get(worker_tag) == tag:  # type: ignore[attr-defined]
                 moved = timer.when() - span / clock.rate
-                timer._when = max(self.now, moved)  # type: ignore[attr-defined]  # noqa: SLF001
+                timer._when = max(self.now, moved)  # type: ignore[attr-defined]
         heapq.heapify(self._scheduled)
 
     def kill(self, tag: str) -> None:
@@ -126,20 +126,20 @@ class SimLoop(asyncio.BaseEventLoop):
         handle: Any = self._ready.popleft()
         if handle.cancelled():
             return
-        tag: str = handle._context.get(worker_tag, "")  # noqa: SLF001
+        tag: str = handle._context.get(worker_tag, "")
         if tag in self._dead:
             self.graveyard.append(handle)
         elif tag in self._paused:
             self._paused[tag].append(handle)
         else:
-            handle._run()  # noqa: SLF001
+            handle._run()
 
     def _advance(self) -> bool:
         """Jump to the next timer; False when there is none."""
         timers = self._scheduled
         while timers:
             timer: Any = heapq.heappop(timers)
-            timer._scheduled = False  # noqa: SLF001
+            timer._scheduled = False
             if timer.cancelled():
                 self._timer_cancelled_count -= 1
                 continue

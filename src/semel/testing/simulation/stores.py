@@ -112,9 +112,9 @@ class Server(MemoryStore):
 
 
 _DECIDE: dict[str, Callable[[Server, Any], Any]] = {
-    "claim": Server._claimed,  # noqa: SLF001 - the table of the class itself
-    "settle": Server._settled,  # noqa: SLF001
-    "renew": Server._renewed,  # noqa: SLF001
+    "claim": Server._claimed,
+    "settle": Server._settled,
+    "renew": Server._renewed,
 }
 _READS: dict[str, Callable[[Server, Any], Any]] = {
     "peek": lambda server, look: run_sync(MemoryStore.peek(server, look.scope)),
@@ -300,7 +300,7 @@ class _Message:
         if server.down:
             return
         answer = server.apply(self._verb, self._argument)
-        now = server._time()  # noqa: SLF001 - the same world
+        now = server._time()
         for call in self._calls:
             call.applied.append(now)
         if arrived is not None:

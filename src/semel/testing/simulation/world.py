@@ -277,7 +277,7 @@ class World:
 
     def _check_blocked(self, call: str, op: Op) -> None:
         """R16: nobody waits for a claim of his own whose answer was lost."""
-        for record in self.server._records.values():  # noqa: SLF001 - a look from above
+        for record in self.server._records.values():
             if record.state is State.RUNNING and self._senders.get(record.nonce) == call:
                 self.broken.append(f"R16: a caller of {op.name} was told to wait for its own claim")
 
@@ -288,7 +288,7 @@ class World:
         asked_at = (
             1_000_000.0 + answered.began - 15 * self.plan.latency
         )  # the release's own answer takes its time
-        for record in self.server._records.values():  # noqa: SLF001 - a look from above
+        for record in self.server._records.values():
             named = record.scope is not None and name_of(record.scope) == answered.op.name
             free_from = max(record.updated, record.not_before)
             if named and record.state is State.RELEASED and free_from < asked_at:
