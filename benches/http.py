@@ -1,8 +1,9 @@
-"""./bench http [goals|peers …] [--quick] [--write] [--into FOLDER]
+"""./bench http [goals|floor|peers …] [--loop asyncio|uvloop] [--quick] [--write] [--into FOLDER]
 
-goals: the middleware over FastAPI and Starlette against the bare applications. peers: the same FastAPI route behind every
-other package for ASGI and FastAPI (requirements/bench-http.in, in .venv/peers-http). One uvicorn worker each, Redis, wrk with
-32 connections, in turns in one run. Without a section both run; `--write` writes docs/bench/http.*, keeping the figures of a
+goals: the middleware over FastAPI and Starlette against the bare applications. floor: what the least that anybody can do costs
+(benches/http_parts/floor.py), and semel beside it. peers: the same FastAPI route behind every other package for ASGI and
+FastAPI (requirements/bench-http.in, in .venv/peers-http). One uvicorn worker each, Redis, wrk with 32 connections, in
+turns in one run. Without a section all run; `--write` writes docs/bench/http.*, keeping the figures of a
 section that was not run. `--quick` shows in seconds that the program works: its figures mean nothing. The exit code does
 not depend on the figures: only a broken program fails.
 """
@@ -25,7 +26,7 @@ import msgspec
 from benches.core_parts import page
 from benches.core_parts.measure import Figure, Term, say
 from benches.core_parts.peers import environment
-from benches.http_parts import peers
+from benches.http_parts import floors, peers
 from benches.http_parts.load import Rate, Target, compare, serving
 from semel.testing import services
 
@@ -38,7 +39,8 @@ Each figure is a ratio of two applications that were asked in turns in one run: 
 httptools), wrk with 32 connections, a POST of 55 bytes of JSON, records in Redis on the same machine. *fresh*: every
 request has a new key; *replay*: every request repeats one of 100 that are done; *no key*: the middleware is there and
 the request has none; *collector set*: both applications have set Python's garbage collector when they started, as
-docs/howto/http.md says and why. What a goal was missed by is told, not hidden.
+docs/howto/http.md says and why. *trips*, *detached*, *rules*: in semel's place stands what was written by hand as lean as it goes
+(benches/http_parts/floor.py), and cannot be used. What a goal was missed by is told, not hidden.
 
 ![Each figure as a share of its goal](http.svg)
 """
@@ -56,7 +58,7 @@ again, does other work; it is hatched in the plot.
 
 {table}
 {left_out}"""
-SECTIONS = ("goals", "peers")
+SECTIONS = ("goals", "floor", "peers")
 
 
 def main() -> int:
@@ -64,7 +66,7 @@ def main() -> int:
     report = _load(options.into)
     for name in options.section or SECTIONS:
         say(f"== {name}")
-        report.sections[name] = _section(name, quick=options.quick)
+        report.sections[name] = _section(name, quick=options.quick, loop=options.loop)
     if options.write or options.into != page.FOLDER:
         _write(report, options.into)
         say(f"written: {options.into}")
@@ -75,7 +77,13 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="./bench http", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("section", nargs="*", help=f"{', '.join(SECTIONS)}; default: both")
+    parser.add_argument("section", nargs="*", help=f"{', '.join(SECTIONS)}; default: all")
+    parser.add_argument(
+        "--loop",
+        choices=("asyncio", "uvloop"),
+        default="asyncio",
+        help="of goals and floor; default: asyncio",
+    )
     parser.add_argument(
         "--quick", action="store_true", help="seconds instead of minutes; figures mean nothing"
     )
@@ -92,10 +100,11 @@ def _load(folder: Path) -> page.Report:
     return msgspec.json.decode(file.read_bytes(), type=page.Report) if file.exists() else page.Report()
 
 
-def _section(name: str, *, quick: bool) -> page.Section:
+def _section(name: str, *, quick: bool, loop: str) -> page.Section:
     before, left_out = os.getloadavg()[0], dict[str, str]()
     found: Callable[[], list[Figure]] = {
-        "goals": lambda: _goals(quick=quick),
+        "goals": lambda: _goals(quick=quick, loop=loop),
+        "floor": lambda: floors.bench(quick=quick, loop=loop),
         "peers": lambda: peers.bench(quick=quick, left_out=left_out),
     }[name]
     figures = found()
@@ -105,7 +114,7 @@ def _section(name: str, *, quick: bool) -> page.Section:
         print(f"left out: {missing}: {why}")
     return page.Section(
         date=dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d"),
-        command=f"./bench http {name}{' --quick' if quick else ''}",
+        command=f"./bench http {name}{' --loop uvloop' if loop == 'uvloop' else ''}{' --quick' if quick else ''}",
         load=f"{before:.1f} before, {os.getloadavg()[0]:.1f} after, {os.cpu_count()} cores",
         versions={
             "Python": platform.python_version(),
@@ -147,24 +156,26 @@ def _write(report: page.Report, folder: Path) -> None:
         )
         folder.mkdir(parents=True, exist_ok=True)
         peers.plot(section.figures, folder / "http-peers.svg")
-    page.write(report, folder, "http", head, {"goals": "Goals, over FastAPI and Starlette"})
+    page.write(
+        report, folder, "http", head, {"goals": "Goals, over FastAPI and Starlette", "floor": "The floor"}
+    )
 
 
-def _goals(*, quick: bool) -> list[Figure]:
+def _goals(*, quick: bool, loop: str) -> list[Figure]:
     figures: list[Figure] = []
     for kind, goals in (("fastapi", (0.75, 1.5)), ("starlette", (0.6, 0.8))):
         say(f"{kind}")
         with services.redis() as server:
-            figures += _measured(kind, server.url, goals, quick=quick)
+            figures += _measured(kind, server.url, goals, quick=quick, loop=loop)
     return figures
 
 
-def _measured(kind: str, store: str, goals: tuple[float, float], *, quick: bool) -> list[Figure]:
+def _measured(kind: str, store: str, goals: tuple[float, float], *, quick: bool, loop: str) -> list[Figure]:
     with ExitStack() as stack:
-        bare = stack.enter_context(serving(kind))
-        kept = stack.enter_context(serving(kind, store))
-        frozen = stack.enter_context(serving(kind, frozen=True))
-        frozen_kept = stack.enter_context(serving(kind, store, frozen=True))
+        bare = stack.enter_context(serving(kind, loop=loop))
+        kept = stack.enter_context(serving(kind, store, loop=loop))
+        frozen = stack.enter_context(serving(kind, frozen=True, loop=loop))
+        frozen_kept = stack.enter_context(serving(kind, store, frozen=True, loop=loop))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         targets = [
             Target("bare", *bare, "none"),

@@ -6,10 +6,12 @@ Each part stands between `<!-- generated: NAME -->` and `<!-- end -->`. A test f
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 from math import inf
 from pathlib import Path
 from typing import get_args
@@ -19,8 +21,10 @@ from semel.grpc.refusals import REASONS
 from semel.grpc.rules import Effects, Rules, words_for
 from semel.guarantees import FAULTS, TABLE, Mode
 from semel.http import rules as http_rules
+from semel.http.client import DurableKeys
 from semel.http.problem import PROBLEMS
 from semel.keys import make_scope
+from semel.messaging import Inbox, Message, Outbox, Relay, Windows
 from semel.messaging import events as messaging_events
 from semel.model import Ask, Kind, Policy, Record, State
 from semel.store import Capabilities, Settings, open_store
@@ -335,6 +339,65 @@ def _http_headers() -> Iterator[str]:
     )
 
 
+# ---------------------------------------------------------------------------------------- names of classes
+
+# Public for other parts of semel only, and no word about them: they may change.
+_INNER = {
+    "Outbox": {"arrivals", "arrive", "channel", "home", "listen", "on_wake", "tend"},
+    "DurableKeys": {"book"},
+}
+_MEMBERS: tuple[type, ...] = (Outbox, Relay, Inbox, Message, Windows, DurableKeys)
+
+
+def members(kind: type) -> dict[str, str]:
+    """What a user may call or read, by name: how it is written, and the first paragraph of what it says of itself."""
+    inner = _INNER.get(kind.__name__, set())
+    found = {}
+    for name in dir(kind):
+        member = inspect.getattr_static(kind, name)
+        given = getattr(member, "__func__", getattr(member, "fget", member))
+        if name.startswith("_") or name in inner or not callable(given):
+            continue
+        written = name if isinstance(member, property) else _written(name, given)
+        found[name] = f"| `{written}` | {_said(given)} |"
+    return found
+
+
+def _said(what: object) -> str:
+    return " ".join((inspect.getdoc(what) or "").split("\n\n")[0].split()).replace("|", "\\|")
+
+
+def _written(name: str, given: Callable[..., object]) -> str:
+    """A call as one would write it: without self and without types."""
+    bare = [one.replace(annotation=one.empty) for one in inspect.signature(given).parameters.values()]
+    call = f"{name}{inspect.Signature(bare[not isinstance(given, type) :])}".replace(
+        "<built-in function time>", "time.time"
+    )
+    return f"await {call}" if inspect.iscoroutinefunction(given) else call
+
+
+def ways(package: str) -> dict[type, list[str]]:
+    """The classes of `semel.messaging.sinks` or `.sources`, each with the URL schemes that open it."""
+    found: dict[type, list[str]] = {}
+    for scheme, (module, name) in import_module(package)._SCHEMES.items():  # noqa: SLF001 - the table of its own
+        found.setdefault(getattr(import_module(f"{package}.{module}"), name), []).append(scheme)
+    return found
+
+
+def _ways(package: str) -> Iterator[str]:
+    yield "| class | of the URL schemes | meaning |"
+    yield "|---|---|---|"
+    for kind, schemes in ways(package).items():
+        told = ", ".join(f"`{scheme}`" for scheme in schemes)
+        yield f"| `{_written(kind.__name__, kind)}` | {told} | {_said(kind)} |"
+
+
+def _members(kind: type) -> Iterator[str]:
+    yield "| name | meaning |"
+    yield "|---|---|"
+    yield from members(kind).values()
+
+
 PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "guarantees": lambda: _guarantees(planned=False),
     "guarantees-all": lambda: _guarantees(planned=True),
@@ -355,6 +418,8 @@ PARTS: dict[str, Callable[[], Iterator[str]]] = {
     "http-headers": _http_headers,
     "grpc-reasons": _grpc_reasons,
     "grpc-statuses": _grpc_statuses,
+    **{f"names:{kind.__name__}": partial(_members, kind) for kind in _MEMBERS},
+    **{f"messaging-{kind}": partial(_ways, f"semel.messaging.{kind}") for kind in ("sinks", "sources")},
 }
 
 

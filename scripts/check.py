@@ -6,7 +6,10 @@ A part is a folder below tests/, or `lint`. The exit code is 0 only if everythin
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
+import re
 import shutil
 import signal
 import ssl
@@ -14,9 +17,11 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / ".results"
@@ -32,25 +37,35 @@ LINTERS = {
 }
 QUICK = ("unit", "contract", "typing")
 # Every other part runs in as many processes as `--workers` says.
-SERIAL = {"chaos"}  # it keeps all cores busy by processes of its own
+SERIAL = {"chaos", "simulation"}  # they keep all cores busy by processes of their own
+# Nothing but work for the processor, in virtual time: done beside the other parts, while those wait, at the lowest priority there is.
+# A part that keeps all cores busy comes when this is over: nobody could do anything beside it.
+ASIDE = ("lint", "simulation")
 # Much of their time these wait for what was killed, paused or started: one process more.
 WAITING = {"grpc", "http", "messaging", "ops", "plugin", "processes", "races", "within"}
 FIRST = ("unit", "typing", "contract")
 # These share one run: each would leave a core idle while its last long test ends, and start everything for a few seconds:
 # every process of a run imports all drivers and starts a server of each kind for itself.
 TOGETHER = (
-    ("unit", "typing"),
+    ("contract", "unit", "typing"),
     ("within", "rulings"),
     ("races", "processes"),
-    ("simulation", "docs", "mutants"),
+    ("docs", "mutants"),
     ("plugin", "security", "telemetry"),
 )
 # pytest plugins that come with libraries and take a second to import, in every process: who needs them.
 BYSTANDERS = {"faker": set[str](), "schemathesis": {"http"}}
 # In virtual time, against the clock, in children that are killed or patched, or to be read: measuring would slow them,
-# and what they run counts as tested only where it is also looked at.
-UNMEASURED = {"simulation", "chaos", "mutants", "races", "processes", "docs"}
+# and what they run counts as tested only where it is also looked at. And storms of signals whose handlers raise: one that hits
+# inside of coverage's own lock leaves it held, and the process hangs.
+UNMEASURED = {"simulation", "chaos", "mutants", "races", "processes", "docs", "security"}
 BUDGET = 15 * 60
+# Here one failure in a thousand runs is a broken promise, or nothing but logic was tested: it counts, however seldom it comes.
+PROOF = {
+    "chaos", "contract", "mutants", "processes", "races", "rulings", "security", "simulation", "typing", "unit", "within",
+}  # fmt: skip
+PROOFS = re.compile(r"crash|strike|storm|race")  # and such files elsewhere
+FEW = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +79,8 @@ class Row:
     failed: int = 0
     skipped: int = 0
     note: str = ""
+    unsteady: tuple[str, ...] = ()
+    """Tests that failed among the others and passed when only their files ran."""
 
 
 def main() -> int:
@@ -75,9 +92,15 @@ def main() -> int:
     # Started in the background, SIGINT is ignored, and children would inherit that: some tests send it to theirs.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("PYTHONHASHSEED", "0")
+    # Hundreds of processes are started here, and each would compile everything that it imports. Who wants no bytecode beside the
+    # sources gets it elsewhere.
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+        os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".venv" / "bytecode"))
     os.environ["SEMEL_TEST"] = "quick" if options.quick else "long" if options.long else "full"
     RESULTS.mkdir(exist_ok=True)
-    if not options.long:  # those install packages
+    if options.aside:
+        _step_back()
+    elif not options.long:  # those install packages
         os.environ |= _few_authorities()
     known = _parts()
     parts = options.part or (["lint", *(p for p in known if not options.quick or p in QUICK)])
@@ -91,9 +114,10 @@ def main() -> int:
     if measured:
         _reset_coverage()
     start = time.monotonic()
-    rows: list[Row] = []
-    for run in _runs(parts, measured):
-        rows += _lint() if run == ["lint"] else [_pytest(run, options, measured=run[0] in measured)]
+    rows = list(_all(_runs(parts, measured), options, measured))
+    if options.aside:
+        Path(options.aside).write_text(json.dumps([asdict(row) for row in rows]), "utf-8")
+        return 0
     if measured:
         rows.append(_coverage(gate=complete and _strict()))
     return _report(rows, time.monotonic() - start)
@@ -112,6 +136,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--install-only", action="store_true", help="set everything up and stop")
     parser.add_argument("-n", "--workers", type=int, default=2, help="processes per part (default 2)")
     parser.add_argument("-k", metavar="EXPRESSION", help="passed on to pytest")
+    # Started by another one of us, which reads the rows there.
+    parser.add_argument("--aside", metavar="FILE", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -133,6 +159,68 @@ def _runs(parts: list[str], measured: set[str]) -> list[list[str]]:
             runs.append([part])
     order = {part: at for group in TOGETHER for at, part in enumerate(group)}  # long tests first
     return [sorted(run, key=lambda part: order.get(part, 0)) for run in runs]
+
+
+def _all(runs: list[list[str]], options: argparse.Namespace, measured: set[str]) -> Iterator[Row]:
+    """Every run's rows: one after another, but for what is done beside them."""
+    at_once = not options.part and options.workers > 1
+    aside = [part for run in runs for part in run if at_once and part in ASIDE]
+    rest = sorted((run for run in runs if run[0] not in aside), key=lambda run: run[0] in SERIAL)
+    with _Aside(aside, options) as beside:
+        for run in rest:
+            if run[0] in SERIAL:
+                yield from beside.rows()
+            yield from _lint() if run == ["lint"] else [_pytest(run, options, measured=run[0] in measured)]
+        yield from beside.rows()
+
+
+class _Aside:
+    """Parts in a process of their own that steps back behind all others. What it prints is shown when it has ended."""
+
+    def __init__(self, parts: list[str], options: argparse.Namespace) -> None:
+        self._told = RESULTS / "aside.json"
+        self._log = RESULTS / "aside.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        if not parts:
+            return
+        self._told.unlink(missing_ok=True)
+        words = [*parts, "--aside", str(self._told), "-n", str(options.workers)]
+        words += [f"--{name}" for name in ("quick", "long") if getattr(options, name)]
+        words += ["-k", options.k] if options.k else []
+        with self._log.open("wb") as log:
+            # a session of its own: it is ended whole, and its priority holds against other sessions
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, *words],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def rows(self) -> list[Row]:
+        """Waits for its end. The rows are given once."""
+        if self._process is None:
+            return []
+        code = self._process.wait()
+        self._process = None
+        print(self._log.read_text("utf-8", "replace"), flush=True)
+        if code != 0 or not self._told.exists():
+            return [Row("aside", False, 0.0, note=f"what ran beside the others ended with {code}")]
+        return [Row(**row) for row in json.loads(self._told.read_text("utf-8"))]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:  # we were interrupted
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
+            self._process.wait()
+
+
+def _step_back() -> None:
+    os.nice(19)
+    with contextlib.suppress(OSError):  # where the kernel weighs sessions instead of processes
+        Path("/proc/self/autogroup").write_text("19", "utf-8")
 
 
 # -- lint ---------------------------------------------------------------------------------------------------------------
@@ -159,19 +247,87 @@ def _pytest(parts: list[str], options: argparse.Namespace, *, measured: bool) ->
     runner = ["coverage", "run", "-m", "pytest"] if measured else ["pytest"]
     report = RESULTS / f"{'-'.join(parts)}.xml"
     report.unlink(missing_ok=True)  # the other parts' stay: somebody may be running them at the same time
-    command = [sys.executable, "-m", *runner, *(f"tests/{part}" for part in parts), f"--junitxml={report}"]
+    memory = RESULTS / f"{'-'.join(parts)}.cache"
+    shutil.rmtree(memory, ignore_errors=True)
+    start_again = [sys.executable, "-m", *runner, "-o", f"cache_dir={memory}", "--maxfail=0"]
+    command = [*start_again, *(f"tests/{part}" for part in parts), f"--junitxml={report}"]
     if options.workers > 1 and not SERIAL.intersection(parts):
         command += ["-n", str(options.workers + bool(WAITING.intersection(parts))), "--dist=loadgroup"]
     if options.k:
         command += ["-k", options.k]
+    if options.aside:
+        command += ["--timeout=900"]  # it comes to it when the others wait
     start = time.monotonic()
     code = subprocess.run(command, check=False, env=_environment(parts)).returncode
     passed, failed, skipped = _counts(report)
+    unsteady: tuple[str, ...] = ()
+    if code == 1 and not (options.part or options.k or options.aside):
+        unsteady = _passed_later(start_again, memory, report, _environment(parts))
+        if unsteady:
+            code, passed, failed = 0, passed + failed, 0
     # 5 means that nothing was selected: fine when the part holds long tests only, not when it was asked for by name
-    nothing = code == 5 and not options.part
+    nothing = code == 5 and (not options.part or options.aside is not None)
     ok = (code == 0 and passed > 0) or (code == 0 and skipped > 0 and not _strict()) or nothing
     note = "nothing selected" if code == 5 else "" if code in {0, 1} else f"pytest ended with {code}"
-    return Row(name, ok, time.monotonic() - start, passed, failed, skipped, note)
+    return Row(name, ok, time.monotonic() - start, passed, failed, skipped, note, unsteady)
+
+
+def _passed_later(
+    start: list[str], memory: Path, report: Path, environment: dict[str, str]
+) -> tuple[str, ...]:
+    """The tests that failed, if they are few, prove no promise, and pass when only their files run; else none.
+
+    The files, not the tests: what one test left open fails another one. An error before or after a test may be that, too, and
+    counts at once; so does a test whose process died, which another process has played again and `lastfailed` does not name.
+    """
+    told = memory / "v" / "cache" / "lastfailed"
+    failed = (
+        sorted(re.sub(r"@\w+$", "", name) for name in json.loads(told.read_text("utf-8")))
+        if told.exists()
+        else []
+    )
+    ends = _ends(report)
+    if not 0 < len(failed) <= FEW or sorted(map(_name, failed)) != sorted(
+        name for name, end in ends if end not in {"passed", "skipped"}
+    ):
+        return ()
+    if "error" in {end for _, end in ends} or any(_proves(name) for name in failed):
+        return ()
+    files = sorted({name.partition("::")[0] for name in failed})
+    print(f"==== once more, without the others: {' '.join(files)}", flush=True)
+    again = report.with_suffix(".again.xml")
+    again.unlink(missing_ok=True)
+    code = subprocess.run([*start, *files, f"--junitxml={again}"], check=False, env=environment).returncode
+    passed = {name for name, end in _ends(again) if end == "passed"}
+    return tuple(failed) if code == 0 and passed.issuperset(map(_name, failed)) else ()
+
+
+def _proves(name: str) -> bool:
+    return name.split("/")[1] in PROOF or PROOFS.search(name.partition("::")[0]) is not None
+
+
+def _name(node: str) -> str:
+    """A test as a report of pytest names it: dotted class, name."""
+    path, _, rest = node.partition("::")
+    test, _, values = rest.partition("[")
+    *classes, test = test.split("::")
+    return (
+        ".".join([path.removesuffix(".py").replace("/", "."), *classes])
+        + f"::{test}"
+        + (f"[{values}" if values else "")
+    )
+
+
+def _ends(report: Path) -> list[tuple[str, str]]:
+    """Every test of a report with how it ended: passed, skipped, failure or error."""
+    if not report.exists():
+        return []
+    found = []
+    for case in ET.parse(report).getroot().iter("testcase"):  # our own file
+        ends = {child.tag for child in case} & {"skipped", "failure", "error"}
+        name = re.sub(r"@\w+$", "", f"{case.get('classname')}::{case.get('name')}")
+        found.append((name, min(ends, default="passed")))
+    return found
 
 
 def _environment(parts: list[str]) -> dict[str, str]:
@@ -225,7 +381,8 @@ def _coverage(*, gate: bool) -> Row:
     gates = [sys.executable, "scripts/coverage_gate.py", *([] if gate else ["--tell"]), told]
     steps = ([*coverage, "combine", "-q"], [*coverage, "json", "-q", "-o", told], gates)
     ok = all(subprocess.run(step, check=False).returncode == 0 for step in steps)
-    return Row("coverage", ok, time.monotonic() - start)
+    note = "" if gate else "told only: the thresholds are for everything, with every server"
+    return Row("coverage", ok, time.monotonic() - start, note=note)
 
 
 # -- the end --------------------------------------------------------------------------------------------------------------
@@ -237,6 +394,9 @@ def _report(rows: list[Row], total: float) -> int:
         result = "ok" if row.ok else "FAILED"
         counts = f"{row.passed:8}{row.failed:8}{row.skipped:9}"
         print(f"{row.part:26}{result:7}{counts}{row.seconds:9.1f}  {row.note}")
+    for row in rows:
+        for test in row.unsteady:
+            print(f"UNSTEADY, it failed among the others and passed without them; to be repaired: {test}")
     missing = services.missing()
     for remedy in missing.values():
         print(f"SERVER MISSING, its tests did not run: {remedy}")
@@ -246,11 +406,14 @@ def _report(rows: list[Row], total: float) -> int:
     passed, failed, skipped = (
         sum(getattr(row, name) for row in rows) for name in ("passed", "failed", "skipped")
     )
-    ok = all(row.ok for row in rows)
+    unsteady = sum(len(row.unsteady) for row in rows)
+    if unsteady > FEW:
+        print(f"FAILED: {unsteady} tests are unsteady, {FEW} may be")
+    ok = all(row.ok for row in rows) and unsteady <= FEW
     if any(row.part not in {*LINTERS, "coverage"} for row in rows):
         print(f"{passed} passed, {failed} failed, {skipped} skipped")
     verdict = "everything passed" if not missing else f"what ran passed; without {', '.join(missing)}"
-    print(verdict if ok else "FAILED: " + ", ".join(row.part for row in rows if not row.ok))
+    print(verdict if ok else "FAILED: " + ", ".join([row.part for row in rows if not row.ok] or ["unsteady"]))
     return 0 if ok else 1
 
 

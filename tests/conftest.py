@@ -7,7 +7,9 @@ A test that kills, pauses or reconfigures a server starts one of its own: `with 
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 from collections.abc import Callable, Generator, Iterator
 from typing import TypeVar
 
@@ -40,6 +42,10 @@ settings.register_profile("full", deadline=None, derandomize=True, max_examples=
 settings.register_profile("long", deadline=None, max_examples=2000)
 settings.load_profile(MODE)
 
+# A run that a shell has started in the background ignores Ctrl-C, and so would every program that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 S = TypeVar("S", bound=Server | Group)
 
 
@@ -57,6 +63,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
     if dropped:
         config.hook.pytest_deselected(items=dropped)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of modules and tests stay until the end: each collection of garbage would look through all of them."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def collected() -> Iterator[None]:
+    """What a module left open is complained of at its end, not in whatever test garbage happens to be collected in."""
+    yield
+    gc.collect()
 
 
 def _selected(item: pytest.Item) -> bool:

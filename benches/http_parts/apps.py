@@ -1,7 +1,8 @@
 """The applications that `./bench http` measures, made by uvicorn's --factory from the environment.
 
 SEMEL_BENCH_KIND: fastapi, starlette, or a name of `peers`. SEMEL_BENCH_STORE: the URL of a store, or empty for the bare
-application. SEMEL_BENCH_FREEZE: the garbage collector is set as docs/howto/http.md says.
+application. SEMEL_BENCH_FREEZE: the garbage collector is set as docs/howto/http.md says. SEMEL_BENCH_FLOOR: in semel's place
+stands one of the floors of `floor`.
 GET /runs tells how often the handler ran.
 """
 
@@ -13,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-__all__ = ["Accepted", "Order", "count", "fastapi", "guarded", "make"]
+__all__ = ["Accepted", "Order", "count", "fastapi", "guarded", "make", "starlette"]
 
 RUNS = [0]
 
@@ -41,8 +42,13 @@ def make() -> Any:
         from benches.http_parts import peer_apps
 
         return peer_apps.APPS[kind](url)
-    app = fastapi() if kind == "fastapi" else _starlette()
-    app = app if not url else guarded(app, url)
+    app = fastapi() if kind == "fastapi" else starlette()
+    if level := os.environ.get("SEMEL_BENCH_FLOOR"):
+        from benches.http_parts.floor import floored
+
+        app = floored(app, url, level)
+    elif url:
+        app = guarded(app, url)
     if os.environ.get("SEMEL_BENCH_FREEZE"):
         gc.collect()
         gc.freeze()
@@ -80,7 +86,7 @@ def fastapi(*, without_route: bool = False) -> Any:
     return app
 
 
-def _starlette() -> Any:
+def starlette() -> Any:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response

@@ -69,19 +69,26 @@ def _port() -> int:
 
 @contextmanager
 def serving(
-    kind: str, store: str = "", python: str | Path = sys.executable, *, frozen: bool = False
+    kind: str,
+    store: str = "",
+    python: str | Path = sys.executable,
+    *,
+    frozen: bool = False,
+    floor: str = "",
+    loop: str = "asyncio",
 ) -> Iterator[tuple[int, int]]:
     """One uvicorn worker with one application: its port and process. 100 keys are done when it is handed over.
 
-    `frozen`: it has set its garbage collector as docs/howto/http.md says.
+    `frozen`: it has set its garbage collector as docs/howto/http.md says. `floor`: one of `floor.FLOORS` in semel's place.
     """
     port = _port()
     command = [
         python, "-m", "uvicorn", "--factory", "benches.http_parts.apps:make", "--port", str(port),
-        "--host", "127.0.0.1", "--log-level", "critical", "--no-access-log", "--loop", "asyncio", "--http", "httptools",
+        "--host", "127.0.0.1", "--log-level", "critical", "--no-access-log", "--loop", loop, "--http", "httptools",
     ]  # fmt: skip
     environment = {**os.environ, "SEMEL_BENCH_KIND": kind, "SEMEL_BENCH_STORE": store}
     environment["SEMEL_BENCH_FREEZE"] = "yes" if frozen else ""
+    environment["SEMEL_BENCH_FLOOR"] = floor
     process = subprocess.Popen(command, cwd=ROOT, env=environment)
     try:
         _until_it_answers(port, process)

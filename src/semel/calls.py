@@ -86,6 +86,11 @@ def in_progress(call: Call, busy: Busy, *, crowded: bool = False) -> InProgress:
         text = f"{name_of(call)} failed and may be tried again in {busy.retry_after:.3g} s"
     elif crowded:
         text = f"{name_of(call)} is in progress and {call.options.max_waiters} callers wait for it already (max_waiters)"
+    elif not busy.attempt:  # locked: nobody but the transaction that holds the record knows more
+        text = (
+            f"{name_of(call)} is in progress: a transaction that is still open holds its record; try again later, or "
+            "pass wait=seconds to wait for its outcome"
+        )
     else:
         text = (
             f"{name_of(call)} is in progress (attempt {busy.attempt}, lease for {busy.retry_after:.3g} s more); try "

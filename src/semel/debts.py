@@ -111,6 +111,12 @@ class Debts:
         )
 
     async def reclaim(self, run: Run) -> bool:
+        """Claim a vanished record again, with the same nonce; whether it may be ours.
+
+        Who was told that he lost it claims nothing: what vanished was another owner's, and a grant would have no owner (R17).
+        """
+        if run.lease_lost:
+            return False
         try:
             verdict = (await self._store.claim((run.ask,)))[0]
         except Exception:  # noqa: BLE001 - whatever the trouble is

@@ -41,7 +41,6 @@ class Edge:
     def call(
         self,
         key: str,
-        *,
         tenant: str,
         operation: str,
         wait: float,

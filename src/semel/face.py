@@ -8,17 +8,19 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from inspect import iscoroutine
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import msgspec
 
 from semel import keeping
 from semel.calls import Call, nothing_to_run, refuse_generator
+from semel.configuring import settings_from, settings_of_environment
 from semel.errors import ConfigurationError, InvalidKey, SemelWarning
 from semel.flow import Engine
 from semel.forks import survive_fork
 from semel.hooks import Unprotected, emitter
-from semel.keys import SecretRing, check_fingerprint, check_key, fingerprint, make_scope
+from semel.keys import Scope, SecretRing, check_fingerprint, check_key, fingerprint, make_scope
 from semel.layers import Batch, Cache, Coalesce, Namespace, Observe, Retry
 from semel.loop import is_async
 from semel.options import Duration, Options, count, resolve, seconds
@@ -110,6 +112,7 @@ class Face:
         self._settings = checked_store_settings(settings, store)
         self._store, self._owns_store = self._opened(store)
         self._known_options: dict[Any, Options] = {}
+        self._known_inline: dict[int, tuple[Options, Options]] = {}
         self._recoveries: dict[tuple[str, str | None], keeping.Recovery] = {}
         self._closed = False
         self.enabled = enabled
@@ -117,6 +120,26 @@ class Face:
             warnings.warn(_SWITCHED_OFF, SemelWarning, stacklevel=3)
         self._reset()
         survive_fork(self, type(self)._reset)  # noqa: SLF001 - our own
+
+    @classmethod
+    def from_env(
+        cls, prefix: str = "SEMEL_", *, environ: Mapping[str, str] | None = None, **more: Any
+    ) -> Self:
+        """As `SEMEL_URL`, `SEMEL_LEASE=30s`, `SEMEL_RETENTION=7d` … say; `more` are settings of the program's own, which win."""
+        said = settings_of_environment(os.environ if environ is None else environ, prefix)
+        return cls._made_of(said, more)
+
+    @classmethod
+    def from_config(
+        cls, source: Mapping[str, Any] | str | Path, *, section: str = "semel", **more: Any
+    ) -> Self:
+        """As a mapping says, or the section of a TOML or JSON file (`tool.semel` in a pyproject); `more` wins."""
+        return cls._made_of(settings_from(source, section), more)
+
+    @classmethod
+    def _made_of(cls, said: dict[str, Any], more: dict[str, Any]) -> Self:
+        settings = {**said, **more}
+        return cls(settings.pop("url"), **settings)
 
     def _reset(self) -> None:
         """Also after a fork: engines, heartbeats and thread pools belong to the process that made them."""
@@ -165,7 +188,12 @@ class Face:
         if self._emit is not None:
             store = Observe(store, self._emit)
         engine = Engine(
-            store, runtime, secrets=self._secrets, settle_timeout=self._settle_timeout, emit=self._emit
+            store,
+            runtime,
+            secrets=self._secrets,
+            settle_timeout=self._settle_timeout,
+            timeout=self._timeout,
+            emit=self._emit,
         )
         if self._purge_every is not None:
             keeping.purge_regularly(engine, self._purge_every)
@@ -184,6 +212,18 @@ class Face:
             known = self._known_options[name] = resolve(self._defaults, given)
         return known
 
+    def _inlined(self, options: Options) -> Options:
+        """The same for a function that may run nowhere but here; by identity, as the same options come again and again."""
+        known = self._known_inline.get(id(options))
+        if known is None or known[0] is not options:
+            if len(self._known_inline) >= _MOST_OPTIONS:
+                self._known_inline.clear()
+            known = self._known_inline[id(options)] = (
+                options,
+                msgspec.structs.replace(options, inline=True),
+            )
+        return known[1]
+
     def _call(
         self,
         key: str,
@@ -193,6 +233,7 @@ class Face:
         *,
         keep: bool = True,
         claims: bool = True,
+        inline: bool = False,
     ) -> Call:
         kwargs = labels = None
         print_ = b""
@@ -216,6 +257,8 @@ class Face:
                     f"kwargs must be a mapping of arguments for the function, not {kwargs!r}"
                 )
         options = self._options(given) if given else self._defaults
+        if inline and not options.inline:
+            options = self._inlined(options)
         if not print_ and options.fingerprints == "required" and claims:
             raise ConfigurationError(
                 'this call has no request= and no fingerprint=, and fingerprints="required"'
@@ -246,11 +289,18 @@ class Face:
             return b""
         return bytes.fromhex(fingerprint(request) if fields is None else fingerprint(request, fields=fields))
 
-    def _about(self, key: str, where: dict[str, Any]) -> Call:
-        """A call that only names a key: peek, resolve, forget, history."""
+    def _about(self, key: str | Scope, where: dict[str, Any]) -> Call:
+        """A call that only names a key: peek, resolve, forget, history. A record's own scope names it too."""
         if unknown := where.keys() - _WHERE:
             raise ConfigurationError(
                 f"unknown option {min(unknown)!r}: a key is named by its text and {', '.join(sorted(_WHERE))}"
+            )
+        if isinstance(key, Scope):
+            if given := where.keys() & {"tenant", "operation"}:
+                raise ConfigurationError(f"a scope has its own {' and '.join(sorted(given))}: leave them out")
+            where = where | {"tenant": key.tenant, "operation": key.operation}
+            return msgspec.structs.replace(
+                self._call("any", None, (), where, claims=False), scope=key, key=key.key
             )
         return self._call(key, None, (), where, claims=False)
 
@@ -272,17 +322,20 @@ class Face:
         probe: Callable[..., Any] | None = None,
         resume: Callable[..., Any] | None = None,
         tenant: str | None = None,
+        masked: bool = False,
     ) -> None:
         """Tell `reconcile` what to do about lost runs of an operation; both functions get the record.
 
         `probe(record)` looks the effect up (Found, NOT_FOUND, UNDECIDED); `resume(record)` runs the function again.
+        `masked=True` asks the probe about records whose key is masked too, as those of the HTTP and gRPC edges are. It cannot
+        be told whose they are: say it where no program with another prefix= has this operation in the same table.
         """
         for fn in (probe, resume):
             if fn is not None and self._colour == "sync" and is_async(fn):
                 raise ConfigurationError(
                     f"{getattr(fn, '__qualname__', fn)!r} is a coroutine function: use AsyncSemel to recover with it"
                 )
-        self._recoveries[operation, tenant] = keeping.Recovery(probe, resume)
+        self._recoveries[operation, tenant] = keeping.Recovery(probe, resume, masked)
 
     def tag(self, key: str, *, tenant: str | None = None, operation: str | None = None) -> str:
         """The hash tag of a key's record, for business keys that must share its Redis Cluster slot."""

@@ -72,7 +72,14 @@ class Engine:
     """The flow over one store in one world. Faces make one per loop, or one per process for threads."""
 
     def __init__(
-        self, store: Store, runtime: Runtime, *, secrets: SecretRing, settle_timeout: float, emit: Emit | None
+        self,
+        store: Store,
+        runtime: Runtime,
+        *,
+        secrets: SecretRing,
+        settle_timeout: float,
+        timeout: float = 0.0,
+        emit: Emit | None,
     ) -> None:
         self.store = store
         self.runtime = runtime
@@ -83,9 +90,16 @@ class Engine:
         poster = poster_of(store)
         self.heart = Heart(store, runtime, emit)
         self.debts = Debts(store, runtime, self.heart, emit)
-        self._asker = Asker(store, runtime, self.debts, poster)
+        self.asker = Asker(store, runtime, self.debts, poster)
         self.recorder = Recorder(
-            store, runtime, self.heart, self.debts, settle_timeout=settle_timeout, emit=emit, poster=poster
+            store,
+            runtime,
+            self.heart,
+            self.debts,
+            settle_timeout=settle_timeout,
+            timeout=timeout,
+            emit=emit,
+            poster=poster,
         )
         self.stepper = Stepper(store, runtime, self.debts, settle_timeout=settle_timeout)
         self.bench = Bench(store, runtime, emit)
@@ -95,7 +109,7 @@ class Engine:
 
     async def execute(self, call: Call) -> Outcome[Any]:
         ask = self._ask(call)
-        verdict = await self._asker.brief(ask)
+        verdict = await self.asker.brief(ask)
         if isinstance(
             verdict, Brief
         ):  # nobody is told: hooks time every call to the store, and leave no quick way
@@ -235,7 +249,7 @@ class Engine:
 
     def claim(self, ask: Ask) -> Coroutine[Any, Any, Verdict]:
         """One answer of the store to one ask."""
-        return self._asker.claim(ask)
+        return self.asker.claim(ask)
 
     async def _contend(self, call: Call, ask: Ask, verdict: Verdict) -> tuple[Ask, Won | Replay]:
         seat: Seat | None = None

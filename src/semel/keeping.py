@@ -1,9 +1,9 @@
-"""Looking after records: peek, resolve, forget, history, purge, reconcile, guarantee. Bodies for both colours."""
+"""Looking after records: peek, find, resolve, forget, history, purge, reconcile, guarantee. Bodies for both colours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -13,9 +13,10 @@ from semel.codec import preview
 from semel.errors import CodecError, ConfigurationError, InProgress, OutcomeUnknown, SemelError
 from semel.flow import Engine
 from semel.guarantees import Guarantee
-from semel.keys import mask
+from semel.keys import mask, scope_hash
 from semel.model import Answer, Event, Kind, Record, Settle, State
 from semel.options import NOT_FOUND, Found, check_probe, count
+from semel.recording import TOO_LARGE
 from semel.run import Run, _current
 from semel.store import Query
 
@@ -27,16 +28,23 @@ __all__ = [
     "Recovery",
     "Word",
     "create",
+    "find",
     "forget",
     "guarantee",
     "history",
     "peek",
     "purge",
     "purge_regularly",
+    "query_for",
     "reconcile",
     "resolve",
     "word",
 ]
+
+_PAGE: Final = 500
+_PATIENCE: Final = 100  # a reconcile looks at so many times its limit at most
+_LOST: Final = frozenset({State.RUNNING, State.UNKNOWN})
+_ATTENTION: Final = _LOST | {State.FAILED}
 
 
 class Word(msgspec.Struct, frozen=True):
@@ -52,7 +60,7 @@ class Recovery(msgspec.Struct, frozen=True):
 
     probe: Callable[..., Any] | None
     resume: Callable[..., Any] | None
-    tenant: str | None = None
+    masked: bool = False
 
 
 class Reconciled(msgspec.Struct, frozen=True):
@@ -93,13 +101,65 @@ def _as_seen(record: Record | None, now: float) -> Record | None:
     return record if seen is record.state else msgspec.structs.replace(record, state=seen)
 
 
+async def find(engine: Engine, query: Query, prefix: str) -> list[Record]:
+    unlisted = query.states - _ATTENTION
+    if unlisted and query.ref is None and not engine.store.capabilities.lists_all:
+        raise ConfigurationError(
+            f"this store keeps no list of {', '.join(sorted(unlisted))} records, only of {', '.join(sorted(_ATTENTION))}: ask by key"
+        )
+    found: list[Record] = []
+    limit = query.limit
+    while True:
+        page = await engine.store.scan(msgspec.structs.replace(query, limit=min(limit - len(found), _PAGE)))
+        seen = [_as_seen(record, page.now) for record in page.records if _may_be_of(prefix, record)]
+        found += [record for record in seen if record is not None]
+        if not page.cursor or len(found) >= limit:
+            return found
+        query = msgspec.structs.replace(query, cursor=page.cursor)
+
+
+def _may_be_of(prefix: str, record: Record) -> bool:
+    """Whether a program with this prefix wrote it: tables are shared. What is masked tells nothing, and may be."""
+    scope = record.scope
+    if scope is None or not scope.key or "…" in scope.key:
+        return True
+    return scope.hash == scope_hash(prefix, scope.tenant, scope.operation, scope.key)
+
+
+def query_for(
+    states: Iterable[State | str],
+    tenant: str | None,
+    operation: str | None,
+    ref: str | None,
+    limit: int,
+    *,
+    abandoned: bool,
+) -> Query:
+    """What `find` was asked for."""
+    return Query(
+        tenant=tenant,
+        operation=operation,
+        states=frozenset(_state(each) for each in ([states] if isinstance(states, str) else states)),
+        abandoned=abandoned,
+        ref=ref,
+        limit=count("limit", limit, least=1),
+    )
+
+
+def _state(given: Any) -> State:
+    try:
+        return State(given)
+    except ValueError:
+        raise ConfigurationError(
+            f"{given!r} is no state of a record: states are {', '.join(State)}"
+        ) from None
+
+
 async def resolve(engine: Engine, call: Call, word: Word, actor: str, reason: str) -> None:
     record, now, broken = await _look(engine, call)
     if not broken:
         _check_resolvable(call, record, now)
-    data, marker, problem = engine._encode(call, word.value) if word.kind is Kind.DONE else (b"", "", None)  # noqa: SLF001 - our own face
-    if problem is not None:
-        raise problem
+    data, marker = _told(call, word.value) if word.kind is Kind.DONE else (b"", "")
     end = Settle(
         scope=call.scope,
         nonce=record.nonce if record is not None and not broken else b"",
@@ -118,6 +178,15 @@ async def resolve(engine: Engine, call: Call, word: Word, actor: str, reason: st
     answer = await _settled(engine, end)
     if answer is not Answer.OK:
         raise _refused(call, "it changed, or was resolved, in the meantime")
+
+
+def _told(call: Call, value: Any) -> tuple[bytes, str]:
+    """A person's value as bytes, and why it is not kept if it is not. Without a result_type it is plain data."""
+    codec = call.codec
+    if codec is None:
+        return b"", ""
+    data = codec.encode(value, compress_over=call.options.compress_over) if codec.typed else codec.tell(value)
+    return (data, "") if len(data) <= call.options.max_result else (b"", TOO_LARGE)
 
 
 def _words(name: str, text: Any, most: int) -> str:
@@ -244,24 +313,28 @@ async def guarantee(engine: Engine, *, enabled: bool) -> Guarantee:
 
 
 async def reconcile(engine: Engine, face: Semel | AsyncSemel, limit: int) -> Reconciled:
-    """Go through abandoned and unknown runs. Several reconcilers at once are fine: nonces decide."""
+    """Go through abandoned and unknown runs. Several reconcilers at once are fine: nonces decide.
+
+    `limit` counts those that something is registered for: what nobody can do anything about must not stand in their way.
+    """
+    limit = count("limit", limit, least=1)
     # Outcomes of this process that the store did not take are offered first: their runs need nobody else.
     counts = {"settled": await engine.debts.pay_now(), "resumed": 0, "failed": 0}
     left: list[str] = []
-    found, cursor = 0, ""
-    while found < limit:
-        query = Query(
-            states=frozenset({State.RUNNING, State.UNKNOWN}), limit=min(100, limit - found), cursor=cursor
-        )
-        page = await engine.store.scan(query)
+    found, tried, cursor = 0, 0, ""
+    while tried < limit and found < limit * _PATIENCE:
+        page = await engine.store.scan(Query(states=_LOST, limit=_PAGE, cursor=cursor))
         for record in page.records:
-            if record.state is State.RUNNING and page.now < record.lease_until:
+            live = record.state is State.RUNNING and page.now < record.lease_until
+            if live or tried == limit or not _may_be_of(face._prefix, record):  # noqa: SLF001 - our own face
                 continue
             found += 1
-            done = await _recover(engine, face, record)
+            recovery = _recovery_of(face, record)
+            tried += recovery is not None
+            done = "left" if recovery is None else await _recover(engine, face, record, recovery)
             if done in counts:
                 counts[done] += 1
-            else:
+            elif len(left) < limit:
                 left.append(record.scope.key if record.scope is not None else "")
         cursor = page.cursor
         if not cursor:
@@ -269,24 +342,29 @@ async def reconcile(engine: Engine, face: Semel | AsyncSemel, limit: int) -> Rec
     return Reconciled(found=found, left=tuple(left), **counts)
 
 
-async def _recover(engine: Engine, face: Semel | AsyncSemel, record: Record) -> str:
+def _recovery_of(face: Semel | AsyncSemel, record: Record) -> Recovery | None:
+    scope, known = record.scope, face._recoveries  # noqa: SLF001 - our own face
+    if scope is None:
+        return None
+    return known.get((scope.operation, scope.tenant)) or known.get((scope.operation, None))
+
+
+async def _recover(engine: Engine, face: Semel | AsyncSemel, record: Record, recovery: Recovery) -> str:
     """One lost run: probe it, or run its registered function again. "left" when a person must look."""
     scope = record.scope
-    known = face._recoveries  # noqa: SLF001 - our own face
     if scope is None:
-        return "left"
-    recovery = known.get((scope.operation, scope.tenant)) or known.get((scope.operation, None))
-    if recovery is None:
         return "left"
     given: dict[str, Any] = {"tenant": scope.tenant, "operation": scope.operation}
     if recovery.probe is not None:
         given["on_unknown"] = recovery.probe
     try:
-        call = face._call(scope.key, recovery.resume, (record,), dict(given), claims=False)  # noqa: SLF001 - our own face
+        call = face._call(scope.key or "masked", recovery.resume, (record,), dict(given), claims=False)  # noqa: SLF001 - our own face
         if call.scope.hash != scope.hash:
-            return (
-                "left"  # the readable key was masked, or written under another prefix: its scope is not known
-            )
+            # The readable key was masked. A probe gets the record and needs no key, but whose record it is, nobody can tell.
+            if recovery.probe is None or not recovery.masked:
+                return "left"
+            call = msgspec.structs.replace(call, scope=scope)
+            return await _probe_only(engine, call, record, recovery.probe)
         if recovery.resume is not None:
             outcome = await engine.execute(call)
             return "settled" if outcome.replayed else "resumed"

@@ -214,7 +214,7 @@ class LoopRuntime:
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inline: bool
     ) -> Awaitable[Any]:
         code = getattr(fn, "__code__", None)  # as `is_async` begins, without the call
-        if not inline and ((code is not None and code.co_flags & CO_COROUTINE) or is_async(fn)):
+        if (code is not None and code.co_flags & CO_COROUTINE) or (not inline and is_async(fn)):
             coroutine: Awaitable[Any] = fn(*args, **kwargs)
             return coroutine
         return self._call_plain(fn, args, kwargs, inline)

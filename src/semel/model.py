@@ -111,8 +111,10 @@ def view(record: Record | None, now: float) -> State | None:
 
 def claim(record: Record | None, ask: Ask, now: float) -> tuple[Verdict, Record | None]:
     """Decide a claim. Returns the verdict and the record to write (None: write nothing; a replay never writes)."""
+    if record is None:
+        return _won(_fresh(ask, now, None))
     seen = view(record, now)
-    if record is None or seen is None:
+    if seen is None:
         return _won(_fresh(ask, now, record))
     if seen is State.EXPIRED:
         return Expired(record.tombstone), None

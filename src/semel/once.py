@@ -6,7 +6,7 @@ import asyncio
 import threading
 import warnings
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
@@ -18,8 +18,9 @@ from semel.errors import ConfigurationError, SemelWarning
 from semel.face import Face
 from semel.flow import Engine
 from semel.guarantees import Guarantee
+from semel.keys import Scope
 from semel.loop import LoopRuntime, is_async, running_loop
-from semel.model import Event, Record
+from semel.model import Event, Record, State
 from semel.run import Outcome
 from semel.running import runs_here
 from semel.runtime import ThreadRuntime, run_sync
@@ -45,7 +46,7 @@ class Semel(Face):
     `Semel("sqlite:///semel.db")`, or a URL of PostgreSQL, MariaDB/MySQL, Redis, Redis Cluster or Sentinel, or a client.
     `lease` is how long a dead owner's key stays locked, `retention` how long a result is replayed, `wait` how long a
     caller waits for another one; each can also be given per call. `timeout` bounds every question to the store,
-    `settle_timeout` the writing of an outcome.
+    `settle_timeout` the writing of an outcome, tries and all (0: one try, its answer up to `timeout`).
     """
 
     _colour: Colour = "sync"
@@ -126,13 +127,34 @@ class Semel(Face):
         """Make the tables now, on a connection of our own, instead of at the first call. Safe to repeat."""
         run_sync(keeping.create(self._engine(), self._about("create", {})))
 
-    def peek(self, key: str, /, **where: Any) -> Record | None:
-        """The key's record as it reads now, or None. Never changes anything. `where`: tenant=, operation=."""
+    def peek(self, key: str | Scope, /, **where: Any) -> Record | None:
+        """The key's record as it reads now, or None. Never changes anything. `where`: tenant=, operation=.
+
+        As for resolve, forget and history, the `scope` of a record that was found names it too, though its key be masked.
+        """
         return run_sync(keeping.peek(self._engine(), self._about(key, where)))
+
+    def find(
+        self,
+        *,
+        states: Iterable[State | str] = (),
+        tenant: str | None = None,
+        operation: str | None = None,
+        ref: str | None = None,
+        abandoned: bool = False,
+        limit: int = 100,
+    ) -> list[Record]:
+        """Records that need attention (running, unknown, failed), or those in the `states` that are named.
+
+        Redis can list what is in its index: those three, and with index={"ref"} what has a ref. SQL and memory list all states.
+        `abandoned=True`: only runs whose lease is over.
+        """
+        query = keeping.query_for(states, tenant, operation, ref, limit, abandoned=abandoned)
+        return run_sync(keeping.find(self._engine(), query, self._prefix))
 
     def resolve(
         self,
-        key: str,
+        key: str | Scope,
         /,
         *,
         value: Any = _UNSET,
@@ -150,11 +172,13 @@ class Semel(Face):
         verdict = keeping.word(value, error, has_value=value is not _UNSET, release=release)
         run_sync(keeping.resolve(self._engine(), self._about(key, where), verdict, actor, reason))
 
-    def forget(self, key: str, /, *, actor: str = "anonymous", reason: str = "", **where: Any) -> bool:
+    def forget(
+        self, key: str | Scope, /, *, actor: str = "anonymous", reason: str = "", **where: Any
+    ) -> bool:
         """Remove the key's record and tombstone; True if there was one. Refuses a live run."""
         return run_sync(keeping.forget(self._engine(), self._about(key, where), actor, reason))
 
-    def history(self, key: str, /, **where: Any) -> list[Event]:
+    def history(self, key: str | Scope, /, **where: Any) -> list[Event]:
         """Who changed this key by hand, when and why."""
         return run_sync(keeping.history(self._engine(), self._about(key, where)))
 
@@ -195,7 +219,7 @@ class AsyncSemel(Face):
     `AsyncSemel("sqlite:///semel.db")`, or a URL of PostgreSQL, MariaDB/MySQL, Redis, Redis Cluster or Sentinel, or a client.
     `lease` is how long a dead owner's key stays locked, `retention` how long a result is replayed, `wait` how long a
     caller waits for another one; each can also be given per call. `timeout` bounds every question to the store,
-    `settle_timeout` the writing of an outcome.
+    `settle_timeout` the writing of an outcome, tries and all (0: one try, its answer up to `timeout`).
     """
 
     _colour: Colour = "async"
@@ -293,13 +317,34 @@ class AsyncSemel(Face):
         """Make the tables now, on a connection of our own, instead of at the first call. Safe to repeat."""
         await keeping.create(self._engine(), self._about("create", {}))
 
-    async def peek(self, key: str, /, **where: Any) -> Record | None:
-        """The key's record as it reads now, or None. Never changes anything. `where`: tenant=, operation=."""
+    async def peek(self, key: str | Scope, /, **where: Any) -> Record | None:
+        """The key's record as it reads now, or None. Never changes anything. `where`: tenant=, operation=.
+
+        As for resolve, forget and history, the `scope` of a record that was found names it too, though its key be masked.
+        """
         return await keeping.peek(self._engine(), self._about(key, where))
+
+    async def find(
+        self,
+        *,
+        states: Iterable[State | str] = (),
+        tenant: str | None = None,
+        operation: str | None = None,
+        ref: str | None = None,
+        abandoned: bool = False,
+        limit: int = 100,
+    ) -> list[Record]:
+        """Records that need attention (running, unknown, failed), or those in the `states` that are named.
+
+        Redis can list what is in its index: those three, and with index={"ref"} what has a ref. SQL and memory list all states.
+        `abandoned=True`: only runs whose lease is over.
+        """
+        query = keeping.query_for(states, tenant, operation, ref, limit, abandoned=abandoned)
+        return await keeping.find(self._engine(), query, self._prefix)
 
     async def resolve(
         self,
-        key: str,
+        key: str | Scope,
         /,
         *,
         value: Any = _UNSET,
@@ -317,11 +362,13 @@ class AsyncSemel(Face):
         verdict = keeping.word(value, error, has_value=value is not _UNSET, release=release)
         await keeping.resolve(self._engine(), self._about(key, where), verdict, actor, reason)
 
-    async def forget(self, key: str, /, *, actor: str = "anonymous", reason: str = "", **where: Any) -> bool:
+    async def forget(
+        self, key: str | Scope, /, *, actor: str = "anonymous", reason: str = "", **where: Any
+    ) -> bool:
         """Remove the key's record and tombstone; True if there was one. Refuses a live run."""
         return await keeping.forget(self._engine(), self._about(key, where), actor, reason)
 
-    async def history(self, key: str, /, **where: Any) -> list[Event]:
+    async def history(self, key: str | Scope, /, **where: Any) -> list[Event]:
         """Who changed this key by hand, when and why."""
         return await keeping.history(self._engine(), self._about(key, where))
 

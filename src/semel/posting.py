@@ -20,9 +20,11 @@ __all__ = ["Brief", "Poster", "poster_of"]
 
 
 class Brief(msgspec.Struct, gc=False):
-    """A replay that was read no further than its caller needs: done, with no ref, marker, error or steps."""
+    """A replay that was read no further than its caller needs: done by its owner, with no ref, marker, error or steps."""
 
     attempts: int
+    expires: float
+    """Until when it is replayed, by the store's clock."""
     reply: bytes
     at: int
     """Where the result begins."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from semel.codec import Codec, check_encodable, encoder_for, return_type
+from semel.codec.annotations import names_a_cell
 
 __all__ = ["codec_for", "known_codec"]
 
@@ -20,6 +21,10 @@ _UNTYPED = encoder_for(None)
 # By the function's id; the weak reference tells whether the id still means that function. Two functions may share code
 # and annotation text and yet mean two classes, so nothing less than the function itself will do.
 _by_function: dict[int, tuple[weakref.ref[Any], Codec]] = {}
+# A function that another one makes anew for each call, as for a transaction, is known by what it is made of. Its code is
+# kept, so that the id stays its own; globals and annotation are compared, for they may differ where the code does not.
+_by_code: dict[int, tuple[CodeType, dict[str, Any], Any, Codec]] = {}
+_NOTHING = object()
 
 
 def codec_for(fn: Callable[..., Any] | None, result_type: Any = None) -> Codec:
@@ -31,20 +36,45 @@ def codec_for(fn: Callable[..., Any] | None, result_type: Any = None) -> Codec:
         return known[1]
     annotations = getattr(fn, "__annotations__", None)
     if annotations is not None and "return" not in annotations and not hasattr(fn, "__wrapped__"):
-        return _UNTYPED
-    codec = _codec_of_type(return_type(fn) if fn is not None else None)
+        codec = _UNTYPED
+    else:
+        codec = _codec_of_type(return_type(fn) if fn is not None else None)
     # A bound method is a new object at every call; a generator function is refused by whoever is to run it.
     if type(fn) is FunctionType and not fn.__code__.co_flags & _GENERATORS:
-        if len(_by_function) >= _MOST:
-            _by_function.clear()
-        _by_function[id(fn)] = (weakref.ref(fn), codec)
+        _remember(fn, codec)
     return codec
+
+
+def _remember(fn: FunctionType, codec: Codec) -> None:
+    hint = fn.__annotations__.get("return", _NOTHING)
+    if "<locals>" in fn.__qualname__ and not fn.__dict__ and not names_a_cell(fn, hint):
+        if len(_by_code) >= _MOST:
+            _by_code.clear()
+        _by_code[id(fn.__code__)] = (fn.__code__, fn.__globals__, hint, codec)
+        return
+    if len(_by_function) >= _MOST:
+        _by_function.clear()
+    _by_function[id(fn)] = (weakref.ref(fn), codec)
 
 
 def known_codec(fn: Callable[..., Any]) -> Codec | None:
     """The codec of a plain or coroutine function that was met before, whose annotation has been found good."""
     known = _by_function.get(id(fn))
-    return known[1] if known is not None and known[0]() is fn else None
+    if known is not None and known[0]() is fn:
+        return known[1]
+    if type(fn) is not FunctionType:
+        return None
+    code = fn.__code__
+    made = _by_code.get(id(code))
+    if (
+        made is None
+        or made[0] is not code
+        or made[1] is not fn.__globals__
+        or made[2] is not fn.__annotations__.get("return", _NOTHING)
+        or fn.__dict__
+    ):
+        return None
+    return made[3]
 
 
 def _codec_of_type(result_type: Any) -> Codec:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["AsyncRun", "Outcome", "Run", "current_run", "run_or_none"]
 
 T = TypeVar("T")
+D = TypeVar("D")
 T_co = TypeVar("T_co", covariant=True)
+_NO_DEFAULT: Any = object()
 
 # Weakly: an interruption may leave a context that nobody resets, and it must not keep the run, and its lease, alive.
 _current: ContextVar[ref[Run]] = ContextVar("semel_run")
@@ -34,17 +36,28 @@ def run_or_none() -> Run | None:
     return None if known is None else known()
 
 
-def current_run() -> Run:
-    """The run that this code belongs to. Outside of one there is nothing to return: ConfigurationError."""
+@overload
+def current_run() -> Run: ...
+
+
+@overload
+def current_run(default: D) -> Run | D: ...
+
+
+def current_run(default: Any = _NO_DEFAULT) -> Any:
+    """The run that this code belongs to. Outside of one there is nothing to return: `default`, or ConfigurationError without one."""
     run = run_or_none()
     if run is None:
+        if default is not _NO_DEFAULT:
+            return default
         raise ConfigurationError(
-            "current_run() works only inside a function that semel runs (execute, consume, @once, a probe)"
+            "current_run() works only inside a function that semel runs (execute, consume, @once, a probe): elsewhere, as in a "
+            "route that was called without a key, current_run(None) gives None"
         )
     return run
 
 
-class Outcome(msgspec.Struct, Generic[T_co], eq=False):
+class Outcome(msgspec.Struct, Generic[T_co]):
     """What happened: the value, whether it was replayed, the ref, and the attempt that made it.
 
     A result over `max_result` is known as done but was not kept: then `value` raises CodecError on a replay, and

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from inspect import iscoroutine
 from typing import Any, Literal, Protocol, TypeVar
 
+from semel.bell import Bell
 from semel.errors import ConfigurationError
 from semel.forks import survive_fork
 
@@ -136,18 +137,16 @@ class Runtime(Protocol):
 
 
 class _ThreadParker:
-    __slots__ = ("_event",)
+    __slots__ = ("_bell",)
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._bell = Bell()
 
     def wake(self) -> None:
-        self._event.set()
+        self._bell.ring()
 
     async def park(self, timeout: float) -> bool:
-        woken = self._event.wait(min(timeout, threading.TIMEOUT_MAX))
-        self._event.clear()
-        return woken
+        return self._bell.heard(timeout)
 
 
 class _NoInterrupt:
@@ -194,7 +193,9 @@ class _ThreadTicker:
         survive_fork(self, _ThreadTicker._reset)
 
     def _reset(self) -> None:
-        self._wakeup = threading.Condition()
+        # Taken by its own `with`: a signal's handler that raises inside of a condition's would leave it locked for good.
+        self._lock = threading.RLock()  # gevent has one of its own; of a plain lock it has not
+        self._wakeup = threading.Condition(self._lock)
         self._when: float | None = None
         self._thread: threading.Thread | None = None
         self._stopped = False
@@ -204,18 +205,25 @@ class _ThreadTicker:
         current = self._when
         if current is not None and current <= when and self._thread is not None:
             return
-        with self._wakeup:
+        with self._lock:
             if self._stopped:
                 return
             if self._when is None or when < self._when:
                 self._when = when
                 self._wakeup.notify()
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="semel-heart", daemon=True)
-                self._thread.start()
+                self._start()
+
+    def _start(self) -> None:
+        thread = self._thread = threading.Thread(target=self._run, name="semel-heart", daemon=True)
+        try:
+            thread.start()
+        except BaseException:  # a handler raised, say: if it comes up all the same, it ends at once
+            self._thread = None
+            raise
 
     def stop(self) -> None:
-        with self._wakeup:
+        with self._lock:
             self._stopped = True
             self._wakeup.notify()
             thread, self._thread = self._thread, None
@@ -223,22 +231,23 @@ class _ThreadTicker:
             thread.join()
 
     def _run(self) -> None:
-        while True:
-            with self._wakeup:
-                while not self._stopped and (self._when is None or time.monotonic() < self._when):
-                    pause = _IDLE if self._when is None else self._when - time.monotonic()
-                    pause = min(max(0.0, pause), threading.TIMEOUT_MAX)
-                    if not self._wakeup.wait(pause) and self._when is None:
-                        self._thread = (
-                            None  # nothing to do for a while: a forgotten face must not keep a thread
-                        )
-                        return
-                if self._stopped:
-                    return
-                self._when = None
+        while self._sleep(threading.current_thread()):
             again = run_sync(ticked(self._tick, time.monotonic))
             if again is not None:
                 self.at(again)
+
+    def _sleep(self, me: threading.Thread) -> bool:
+        """Until the appointment; False: nobody needs this thread any more."""
+        with self._lock:
+            while self._thread is me and (self._when is None or time.monotonic() < self._when):
+                pause = _IDLE if self._when is None else self._when - time.monotonic()
+                pause = min(max(0.0, pause), threading.TIMEOUT_MAX)
+                if not self._wakeup.wait(pause) and self._when is None and self._thread is me:
+                    self._thread = None  # nothing to do for a while: a forgotten face must not keep a thread
+            if self._thread is not me:
+                return False
+            self._when = None
+            return True
 
 
 class ThreadRuntime:

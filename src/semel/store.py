@@ -11,9 +11,11 @@ nonce). A batch verb answers per item: one bad item fails alone, as an exception
 
 from __future__ import annotations
 
+import re
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 import msgspec
@@ -36,6 +38,7 @@ __all__ = [
     "Unwatch",
     "adopt",
     "open_store",
+    "origin_of",
     "register",
     "schema_sql",
 ]
@@ -61,6 +64,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     """A lost request or reply is sent again inside the store, with the same nonce: no retry layer is needed."""
     server_clock: bool = False
     """Time is the server's; embedded stores use the process's."""
+    lists_all: bool = True
+    """`scan` finds records of every state; otherwise only what needs attention, and what has an indexed ref."""
 
 
 class Query(msgspec.Struct, frozen=True):
@@ -173,6 +178,8 @@ _SCHEMES: dict[str, str] = {
     "unix": "semel.stores.redis",
 }
 _openers: dict[str, Opener] = {}
+_origins: Final[weakref.WeakKeyDictionary[Any, object]] = weakref.WeakKeyDictionary()
+_TABLE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", re.ASCII)
 
 
 def register(scheme: str, opener: Opener) -> None:
@@ -182,27 +189,43 @@ def register(scheme: str, opener: Opener) -> None:
 
 def open_store(url: str, settings: Settings, colour: Colour) -> Store:
     """Open a store by URL. Nothing is connected yet; what the URL alone shows to be wrong raises now."""
-    scheme = urlsplit(url).scheme.partition("+")[0]
+    scheme = _scheme_of(url)
     if opener := _openers.get(scheme):
         return opener(url, settings, colour)
+    module: Any = import_module(_SCHEMES[scheme])
+    _check_table(module, settings)
+    store: Store = module.open_url(url, settings, colour)
+    _origins[store] = url
+    return store
+
+
+def _scheme_of(url: str) -> str:
+    """One that a store answers to; ConfigurationError for whatever is no URL of one."""
+    scheme = urlsplit(url).scheme.partition("+")[0]
     if not scheme:
         raise ConfigurationError(
             f"{url!r} is not a store URL; a file is sqlite:///{url or 'semel.db'}, others begin with their scheme"
         )
-    if scheme not in _SCHEMES:
+    if scheme not in _SCHEMES and scheme not in _openers:
         known = ", ".join(sorted({*_SCHEMES, *_openers}))
         raise ConfigurationError(f"no store answers to the URL scheme {scheme!r}; known schemes: {known}")
-    module: Any = import_module(_SCHEMES[scheme])
-    store: Store = module.open_url(url, settings, colour)
-    return store
+    return scheme
+
+
+def _check_table(module: Any, settings: Settings) -> None:
+    """Stores with tables say what they take. The others would keep quiet until the URL is one of a database."""
+    if not hasattr(module, "schema_sql") and not _TABLE.fullmatch(settings.table):
+        raise ConfigurationError(
+            f"table={settings.table!r} cannot be a table name: use letters, digits and underscores (this store has no tables)"
+        )
 
 
 def schema_sql(url: str, settings: Settings) -> str:
     """The statements that create a store's tables; ConfigurationError for a store that has none."""
-    scheme = urlsplit(url).scheme.partition("+")[0]
+    scheme = _scheme_of(url)
     module: Any = import_module(_SCHEMES[scheme]) if scheme in _SCHEMES else None
     if module is None or not hasattr(module, "schema_sql"):
-        raise ConfigurationError(f"a {scheme or 'nameless'} store has no tables; SQL stores have")
+        raise ConfigurationError(f"a {scheme} store has no tables; SQL stores have")
     text: str = module.schema_sql(settings.table)
     return text
 
@@ -228,5 +251,15 @@ def adopt(client: object, settings: Settings, colour: Colour) -> Store:
             "pass a URL, a Store, a Redis client, a database pool or an SQLAlchemy engine"
         )
     module: Any = import_module(name)
+    if name != "semel.stores.sqlalchemy":  # which opens one of the others
+        _check_table(module, settings)
     store: Store = module.adopt(client, settings, colour)
+    _origins[store] = client
     return store
+
+
+def origin_of(store: Store) -> object | None:
+    """What a store was opened from: its URL, or the client, pool or engine; None for a store of somebody else's."""
+    while (inner := getattr(store, "inner", None)) is not None:  # a layer
+        store = inner
+    return _origins.get(store)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+
 from semel.calls import Call, in_progress
 from semel.hooks import Contended, Emit
-from semel.keys import Scope
 from semel.model import Busy
 from semel.points import reach
 from semel.runtime import Parker, Runtime
@@ -22,43 +23,71 @@ class Bench:
         self.store = store
         self.runtime = runtime
         self._emit = emit
-        self._waiting: dict[bytes, int] = {}
+        self._waiting = _Seats()
 
     async def sit(self, call: Call, busy: Busy) -> Seat:
         """A seat for a caller that waits; InProgress for one that does not, or that finds the bench full."""
         options = call.options
-        sitting = self._waiting.get(call.scope.hash, 0)
-        waits = options.wait > 0 and sitting < options.max_waiters
-        if self._emit is not None:
-            self._emit(Contended(call.scope, waits, busy.retry_after))
-        if not waits:
-            raise in_progress(call, busy, crowded=options.wait > 0)
-        seat = Seat(self, call)
-        self._waiting[call.scope.hash] = sitting + 1
+        seat = Seat(self, call) if options.wait > 0 else None
         try:
+            waits = seat is not None and self._waiting.take(seat, options.max_waiters)
+            if self._emit is not None:
+                self._emit(Contended(call.scope, waits, busy.retry_after))
+            if seat is None or not waits:
+                raise in_progress(call, busy, crowded=options.wait > 0)
             await seat.watch()
         except BaseException:
-            await seat.leave()
+            if seat is not None:
+                await seat.leave()
             raise
         return seat
 
-    def stand(self, scope: Scope) -> None:
-        left = self._waiting.get(scope.hash, 0) - 1
-        if left > 0:
-            self._waiting[scope.hash] = left
-        else:
-            self._waiting.pop(scope.hash, None)
+    def stand(self, seat: Seat) -> None:
+        self._waiting.give(seat)
+
+
+class _Seats(dict[bytes, int]):
+    """How many wait, by key; nothing of a key for which nobody does.
+
+    Counted under a lock: of two threads of which one takes a seat while the other leaves one, both might stay counted for good.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Not a plain lock: a signal's handler may wait for a key too.
+        self._lock = threading.RLock()
+
+    def take(self, seat: Seat, most: int) -> bool:
+        key = seat.call.scope.hash
+        with self._lock:
+            sitting = self.get(key, 0)
+            if sitting < most:
+                self[key] = sitting + 1
+                seat.counted = True
+        return seat.counted
+
+    def give(self, seat: Seat) -> None:
+        """Once more, or of one that was not taken, is no harm."""
+        key = seat.call.scope.hash
+        with self._lock:
+            if seat.counted:
+                seat.counted = False
+                if self[key] == 1:
+                    del self[key]
+                else:
+                    self[key] -= 1
 
 
 class Seat:
     """A waiter of a busy key: woken by the settle where the store can, polling where it cannot."""
 
-    __slots__ = ("_bench", "_pause", "_scope", "_until", "call", "parker", "unwatch")
+    __slots__ = ("_bench", "_pause", "_scope", "_until", "call", "counted", "parker", "unwatch")
 
     def __init__(self, bench: Bench, call: Call) -> None:
         self._bench = bench
         self._scope = call.scope
         self.call = call
+        self.counted = False
         self.parker: Parker = bench.runtime.parker()
         self.unwatch: Unwatch | None = None
         self._until = bench.runtime.now() + call.options.wait
@@ -85,6 +114,6 @@ class Seat:
         return await self.parker.park(min(left, pause, max(busy.retry_after, 0.001)))
 
     async def leave(self) -> None:
-        self._bench.stand(self._scope)
+        self._bench.stand(self)
         if self.unwatch is not None:
             await self.unwatch()

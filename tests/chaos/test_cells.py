@@ -7,13 +7,14 @@ import math
 import os
 import re
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from semel import ConfigurationError, points
 from semel.testing.chaos import Cell, Heir, Report, Result, Verdict, choose, matrix
-from semel.testing.chaos.expectations import LOSING, permitted
+from semel.testing.chaos.expectations import AWAY, LOSING, permitted
 from semel.testing.chaos.goals import campaign, misfortunes
 from semel.testing.chaos.ledger import Answer, Effect
 from semel.testing.chaos.messaging_cells import WINDOWS
@@ -168,6 +169,16 @@ def test_what_memory_can_outlive_is_broken_and_the_rest_has_a_reason() -> None:
     }
 
 
+@pytest.mark.parametrize("point", AWAY)
+def test_every_server_is_met_while_it_is_away_in_both_colours(point: str) -> None:
+    met = {
+        (each.store, each.colour)
+        for each in APPLICABLE
+        if (each.fault, each.point) == ("store-kill", point) and each.part == "core"
+    }
+    assert met == set(product(("redis", "cluster", "postgres", "mariadb"), ("sync", "async")))
+
+
 def test_a_name_that_no_cell_has_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="semel chaos --list"):
         choose(["redis/async/hold/kill@nowhere"])
@@ -309,6 +320,42 @@ def test_one_misfortune_of_a_server_counts_once_though_it_strikes_many() -> None
     assert misfortunes([*batch, *batch, good("redis/sync/tx/kill@claim.won")]) == {"power-loss": 2, "kill": 1}
 
 
+def test_a_misfortune_that_struck_nobody_is_not_counted() -> None:
+    missed = good("redis/sync/tx/power-loss@acked.always", bit=False)
+    assert misfortunes([missed, good("redis/sync/tx/kill@claim.won", bit=False)]) == {}
+
+
+def test_too_many_schedules_without_a_verdict_at_the_first_try_make_a_run_invalid() -> None:
+    name = APPLICABLE[0].name
+    few = Report(results=[good(name, again=True)] * 24 + [good(name)] * 76)
+    assert few.valid
+    many = Report(results=[good(name, again=True)] * 41 + [good(name)] * 1959)
+    assert many.reach == ["41 of 2000 schedules had no verdict at the first try: 2% may"]
+
+
+def test_a_page_does_not_call_a_run_good_that_is_invalid(tmp_path: Path) -> None:
+    lame = Report(results=[good(APPLICABLE[0].name, well=0)])
+    page = write(lame, CELLS, tmp_path, "semel chaos").read_text("utf-8")
+    assert "every cell agrees" not in page
+    assert "only 0 of 2 calls ended well" in page
+    assert "**invalid**: only 0 of 2 calls" in (tmp_path / "matrix.md").read_text("utf-8")
+
+
+COMMON = {
+    "kill", "zombie", "cancel", "interrupt", "reset-before", "reset-after", "stall", "store-kill", "power-loss", "failover",
+    "clock-forward", "clock-back", "disk-full", "slow",
+}  # fmt: skip
+
+
+def test_no_common_fault_is_silent_in_any_mode_on_any_store() -> None:
+    """Each is a cell, or has a reason."""
+    faults: dict[tuple[str, str, str], set[str]] = {}
+    for each in CELLS:
+        faults.setdefault((each.mode, each.store, each.colour), set()).add(each.fault)
+    silent = {name: COMMON - found for name, found in faults.items() if "any" not in found and COMMON - found}
+    assert not silent
+
+
 def test_recoveries_that_are_late_or_were_not_measured_make_a_run_invalid() -> None:
     name = APPLICABLE[0].name
     slow = Report(results=[good(name, recovery=2.0, lease=0.5)] * 9, timed=9)
@@ -336,6 +383,10 @@ def test_a_cell_that_could_be_and_is_not_is_counted_apart() -> None:
     summary = summarize(Report(), CELLS, "semel chaos")
     assert summary.not_built == len(unbuilt)
     assert summary.applicable + summary.not_applicable + summary.not_built == len(CELLS)
+
+
+def test_every_cell_that_could_be_is_built() -> None:
+    assert not [each.name for each in CELLS if each.unbuilt]
 
 
 def test_what_other_proofs_left_in_the_folder_is_shown(tmp_path: Path) -> None:

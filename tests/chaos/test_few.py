@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
+import msgspec
+import pytest
 from typer.testing import CliRunner
 
 from semel.cli.commands import app
+from semel.testing.chaos import program
+from semel.testing.chaos.verdicts import Result
 
 CELL = "sqlite/{}/{}/{}@{}"
 FEW = [
@@ -26,6 +32,24 @@ def test_semel_chaos_runs_the_cells_that_it_is_told_and_writes_a_report(tmp_path
     assert done.exit_code == 0, done.output
     assert "7 cells, 7 schedules" in done.output
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"index.html", "chaos.json", "matrix.md"}
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_a_campaign_that_is_interrupted_tells_what_it_has_and_is_not_valid(
+    by: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def show(self: object, result: Result, done: int, total: int) -> None:
+        assert total == 60
+        if done == 2:
+            os.kill(os.getpid(), by)
+
+    monkeypatch.setattr(program._Bar, "show", show)
+    words = ["chaos", "--cell", FEW[0], "--cell", FEW[1], "--repeat", "30", "--drivers", "2"]
+    done = CliRunner().invoke(app, [*words, "--report", str(tmp_path)])
+    assert done.exit_code == 1, done.output
+    assert "INVALID it was interrupted: 58 schedules were not played" in done.output
+    assert msgspec.json.decode((tmp_path / "chaos.json").read_bytes())["summary"]["schedules"] == 2
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_semel_chaos_lists_cells_with_their_verdict_or_their_reason() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,23 @@ def test_without_its_words_the_preload_changes_nothing(tmp_path: Path) -> None:
     environment = {**os.environ, "LD_PRELOAD": str(compiled("power"))}
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_that_a_sync_was_asked_for_is_known_whether_it_came_in_time_or_too_late(lab: Lab) -> None:
+    before = time.monotonic()
+    lab.run("f = os.open('old', W); os.pwrite(f, b'ab', 0); os.fsync(f)")
+    between = time.monotonic()
+    lab.disk.cut()
+    lab.run("f = os.open('old', W); os.pwrite(f, b'cd', 2); os.fdatasync(f); os.pwrite(f, b'ef', 4)")
+    first, second = lab.disk.syncs()
+    assert before < first < between < second < time.monotonic()
+    assert lab.disk.lose().syncs == 1
+    assert lab.disk.syncs() == []
+
+
+def test_a_note_whose_writer_died_in_the_middle_is_no_change(lab: Lab) -> None:
+    lab.run("f = os.open('old', W); os.pwrite(f, b'ab', 0)")
+    notes = lab.data.parent / "notes"
+    notes.write_bytes(notes.read_bytes() + notes.read_bytes()[:-1])
+    assert lab.disk.lose() == Loss(undone=1, syncs=0)
+    assert lab.files() == {"old": b"0123456789"}

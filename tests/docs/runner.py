@@ -138,7 +138,7 @@ class Page:
             cwd=ROOT if in_clone else self.folder,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=110,
             check=False,
             env={
                 **os.environ,

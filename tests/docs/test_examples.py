@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -26,24 +26,31 @@ SAYS = {
     "order_service": "5 orders, 5 parcels",
     "probe": "resolved by ann",
 }
-SECONDS = 10  # far above what they take: this machine is shared
+SECONDS = (
+    10  # of the processor, far above what they take; by the clock they take as long as this machine is busy
+)
+
+
+def _used() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return children.ru_utime + children.ru_stime
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_and_says_what_happened(example: Path, tmp_path: Path) -> None:
-    start = time.monotonic()
+    before = _used()
     done = subprocess.run(
         [sys.executable, "-W", "error", example],
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert SAYS[example.stem] in done.stdout, done.stdout
     assert done.stderr == ""
-    assert time.monotonic() - start < SECONDS
+    assert _used() - before < SECONDS
     assert list(tmp_path.iterdir()) == [], "an example leaves nothing behind"
 
 

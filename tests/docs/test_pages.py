@@ -24,6 +24,7 @@ def _cases() -> list[object]:
     ]
 
 
+@pytest.mark.timeout(360)  # a page of commands is dozens of processes
 @pytest.mark.parametrize("page", _cases())
 @pytest.mark.filterwarnings("error")
 def test_every_block_of_the_page_runs(

@@ -129,7 +129,8 @@ class Lab:
         if options.get("anonymous"):
             del options["principal"]
         kind: Any = Semel if self.colour == "sync" else AsyncSemel
-        self.once = kind(self.url, **{"tenant": self.tenant} | (settings or {}))
+        given: dict[str, Any] = {"tenant": self.tenant, "timeout": 20}  # a busy machine is no broken store
+        self.once = kind(self.url, **given | (settings or {}))
         interceptor: Any = IdempotencyInterceptor if self.colour == "sync" else AsyncIdempotencyInterceptor
         self.interceptor = interceptor(once=self.once, **options)
         chain = [*outer, self.interceptor]

@@ -20,6 +20,7 @@ from semel.grpc import (
     idempotent_operation,
     service_config,
 )
+from semel.hooks import Contended
 from tests.grpc.lab import KEY, SERVICE, Lab, Stop, shop, shop_grpc
 
 Code = grpc.StatusCode
@@ -162,13 +163,15 @@ def test_g06_the_retries_of_the_transport_obey_the_pushback(lab: Lab) -> None:
         return shop.Made(id="one")
 
     def principal(context: Any) -> str:
-        asked.append(time.monotonic())
-        if len(asked) == 3:  # the first call, then the second one twice
-            go.set()
+        asked.append(time.monotonic())  # by the first call, then by the second one twice
         return "ann"
 
+    def heard(event: Any) -> None:
+        if isinstance(event, Contended):  # the second one is being told that it is too early
+            go.set()
+
     lab.act = act
-    lab.serve(wait=0, lease=0.3, principal=principal)
+    lab.serve(wait=0, principal=principal, settings={"hooks": [heard]})
     first = lab.later(key="k-1")
     lab.wait_for(lambda: lab.calls)
     second = lab.call(key="k-1", channel=lab.connect(RETRIES))

@@ -41,8 +41,9 @@ class Edge:
     def open(self, *, semel: dict[str, Any] | None = None, app: Any = None, **options: Any) -> Edge:
         """Put the middleware around the shop, with these options."""
         kind = Semel if self.colour == "sync" else AsyncSemel
-        self.once = kind(self.url, **{"tenant": self.tenant, **(semel or {})})
-        options.setdefault("store_timeout", 10.0)  # a busy machine is no broken store
+        given: dict[str, Any] = {"tenant": self.tenant, "timeout": 20}
+        self.once = kind(self.url, **(given | (semel or {})))
+        options.setdefault("store_timeout", 20.0)  # a busy machine is no broken store
         if not options.get("anonymous"):
             options.setdefault("principal", lambda request: request.headers.get("x-user"))
         if "authorize" not in options:

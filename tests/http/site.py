@@ -26,17 +26,25 @@ class Site:
     """One server process, its ledger and its gate."""
 
     def __init__(
-        self, kind: str, url: str, folder: Path, *, workers: int = 1, app: str = "", **rules: Any
+        self,
+        kind: str,
+        url: str,
+        folder: Path,
+        *,
+        workers: int = 1,
+        app: str = "",
+        patience: float = 20.0,
+        **rules: Any,
     ) -> None:
         self.kind = kind
         self._app = app
         self.folder = folder
         self.port = free_port()
-        face = {"tenant": uuid.uuid4().hex, "timeout": 1, "settle_timeout": 1}
+        face = {"tenant": uuid.uuid4().hex, "timeout": patience, "settle_timeout": patience}
         self._env = os.environ | {
             "SEMEL_URL": url,
             "SEMEL_OPTIONS": json.dumps(face),
-            "SEMEL_RULES": json.dumps({"store_timeout": 10, **rules}),  # a busy machine is no broken store
+            "SEMEL_RULES": json.dumps({"store_timeout": 20, **rules}),  # a busy machine is no broken store
             "SEMEL_FOLDER": str(folder),
             "PYTHONPATH": str(ROOT),
         }

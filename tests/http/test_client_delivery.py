@@ -31,6 +31,7 @@ from semel.http.client import (
     RetentionOver,
     sending,
 )
+from semel.testing.services.home import free_port
 from tests.http.libraries import LIBRARIES, TRANSPORT_ERRORS, Caller, Library
 from tests.http.rogue import BUSY, PROBLEM, Rogue, Say, problem, rogue
 
@@ -110,9 +111,10 @@ def test_other_methods_are_left_alone(library: Library, server: Rogue) -> None:
     assert (reply.status, server.keys, reply.how) == (503, [None], None)
 
 
-def test_methods_are_configurable(library: Library, server: Rogue) -> None:
+@pytest.mark.parametrize("methods", [["put"], "put"])
+def test_methods_are_configurable(library: Library, server: Rogue, methods: list[str] | str) -> None:
     server.script = ["lose"]
-    Caller(library, methods=["put"]).request("PUT", server.url, content=b"x")
+    Caller(library, methods=methods).request("PUT", server.url, content=b"x")
     once(server)
 
 
@@ -139,18 +141,17 @@ def test_a_reply_that_is_lost_is_asked_for_again(library: Library, server: Rogue
 
 def test_a_timeout_is_asked_for_again(library: Library, server: Rogue) -> None:
     server.script = ["hang"]
-    reply = Caller(library).post(server.url, json={}, timeout=0.2)
+    reply = Caller(library).post(server.url, json={}, timeout=0.5)
     assert reply.report.replayed
     once(server)
 
 
 def test_a_server_that_is_not_there_is_asked_again_until_attempts_run_out(library: Library) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     told: list[Any] = []
     caller = Caller(library, attempts=3, on_retry=told.append, retry_lost=False)
     with pytest.raises(TRANSPORT_ERRORS) as failed:
-        caller.post(f"http://127.0.0.1:{port}/", timeout=1)
+        caller.post(f"http://127.0.0.1:{port}/", timeout=20)
     assert [one.attempt for one in told] == [1, 2]
     assert {one.why.partition(":")[0] for one in told} == {"unsent"}
     assert "3 attempts" in failed.value.__notes__[0]
@@ -309,11 +310,11 @@ def test_backoff_is_jittered_and_bounded(server: Rogue) -> None:
 
 
 def test_no_pause_goes_beyond_the_deadline(library: Library, server: Rogue) -> None:
-    server.script = [Say(429, {"Retry-After": "30"})]
+    server.script = [Say(429, {"Retry-After": "60"})]
     begun = time.monotonic()
-    reply = Caller(library, deadline=5).post(server.url)
+    reply = Caller(library, deadline=30).post(server.url)
     assert (reply.status, len(server.seen)) == (429, 1)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
 
 
 def test_no_attempt_is_given_more_time_than_the_deadline_leaves(library: Library, server: Rogue) -> None:
@@ -321,18 +322,18 @@ def test_no_attempt_is_given_more_time_than_the_deadline_leaves(library: Library
     begun = time.monotonic()
     with pytest.raises(TRANSPORT_ERRORS):
         Caller(library).post(server.url, timeout=None, wishes={"deadline": 0.3})
-    assert 0.2 < time.monotonic() - begun < 4
+    assert 0.2 < time.monotonic() - begun < 20
 
 
 # -- retention ----------------------------------------------------------------------------------------------------------
 
 
 def test_no_attempt_is_made_after_the_advertised_retention(library: Library, server: Rogue) -> None:
-    server.script = [problem("in-progress", 409, Retry_After="3", Idempotency_Retention="2")]
+    server.script = [problem("in-progress", 409, Retry_After="60", Idempotency_Retention="30")]
     begun = time.monotonic()
-    with pytest.raises(RetentionOver, match="keeps a key for 2 s") as over:
+    with pytest.raises(RetentionOver, match="keeps a key for 30 s") as over:
         Caller(library).post(server.url)
-    assert time.monotonic() - begun < 2, "it is known before the pause"
+    assert time.monotonic() - begun < 20, "it is known before the pause"
     assert (over.value.attempts, over.value.key) == (1, server.keys[0])
     assert over.value.key not in str(over.value)
 
@@ -464,7 +465,11 @@ def test_a_response_can_be_streamed(server: Rogue) -> None:
         ({"attempts": 0}, "attempts must be"),
         ({"backoff": 3}, "backoff must be a pair"),
         ({"backoff": (3, 1)}, "begin with the shorter"),
-        ({"methods": "POST"}, "methods must be a list"),
+        ({"methods": 7}, "methods must be a list"),
+        ({"methods": ""}, "methods is empty"),
+        ({"methods": "POST,PATCH"}, "which is no method"),
+        ({"methods": ["POST, PATCH"]}, "which is no method"),
+        ({"methods": []}, "methods is empty"),
         ({"header": "a b"}, "header must be the name"),
         ({"trusted": "yes"}, "trusted must be True or False"),
         ({"key": "k"}, "key must be a function"),

@@ -44,9 +44,14 @@ def _serve(app: Any, listener: socket.socket) -> tuple[uvicorn.Server, threading
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     ledger = Ledger()
-    once = AsyncSemel(f"sqlite:///{tmp_path / 'server.db'}")
+    once = AsyncSemel(f"sqlite:///{tmp_path / 'server.db'}", timeout=20)
     app = IdempotencyMiddleware(
-        starlette_shop(ledger), once=once, principal=lambda _: "ada", authenticated_outside=True, wait=0
+        starlette_shop(ledger),
+        once=once,
+        principal=lambda _: "ada",
+        authenticated_outside=True,
+        wait=0,
+        store_timeout=20,  # a busy machine is no broken store
     )
 
     async def closing(scope: Any, receive: Any, send: Any) -> None:
@@ -86,7 +91,7 @@ def test_lost_requests_and_replies_leave_one_order(library: Library, site: Site,
 
 
 def test_the_second_of_two_at_once_gets_the_result_of_the_first(library: Library, site: Site) -> None:
-    caller = Caller(library, attempts=20, backoff=(0.01, 0.1), max_wait=0.1)
+    caller = Caller(library, attempts=300, backoff=(0.01, 0.1), max_wait=0.1)
     with ThreadPoolExecutor(2) as pool:
         replies = list(pool.map(lambda _: caller.post(f"{site.url}/slow", wishes={"key": "both"}), range(2)))
     assert [reply.body for reply in replies] == [b"slow", b"slow"]

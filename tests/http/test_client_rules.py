@@ -35,7 +35,15 @@ def test_every_problem_type_is_obeyed_under_any_base(name: str, base: str) -> No
     verdict = judge(Answer(kind.status, {}, seen), honoured=False, trusted=False, now=NOW)
     assert verdict.again == kind.retryable
     assert verdict.honoured
-    assert verdict.done == (name == "response-not-stored")
+    assert verdict.done == (name in ("previous-failure", "response-not-stored"))
+
+
+def test_h15_a_failure_that_is_kept_is_not_asked_again_and_decided_once_it_is_replayed() -> None:
+    problem = {"type": "urn:semel:problem:handler-failed", "retryable": False}
+    first = judged(500, trusted=True, problem=problem, idempotency_replayed="false")
+    again = judged(500, trusted=True, problem=problem, idempotency_replayed="true")
+    assert (first.again, first.done) == (False, False)
+    assert (again.again, again.done) == (False, True)
 
 
 def test_a_known_type_without_the_member_retryable_is_enough() -> None:

@@ -93,6 +93,27 @@ def test_flask_a_form_that_was_read_before_still_counts(once: Semel) -> None:
     assert [answer.status_code for answer in answers] == [200, 200, 422]
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_flask_decorators_in_the_wrong_order_are_refused(once: Semel, is_late: bool) -> None:
+    app = Flask("shop")
+    app.testing = True
+    if is_late:
+        install(app)
+
+    @flask_idempotent(once=once, principal=plain_user)
+    @app.post("/")
+    def view() -> str:
+        return "run"
+
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="view is registered without its guard"):
+            app.test_client().post("/") if is_late else install(app)
+    if not is_late:
+        app.post("/guarded", endpoint="guarded")(view)
+        install(app)
+        assert app.test_client().post("/").text == "run", "both forms are registered, which is meant so"
+
+
 def test_flask_r33_authentication_comes_first_on_replays_too(once: Semel) -> None:
     calls: list[str] = []
 
@@ -168,9 +189,12 @@ def asynchronous(view: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["wsgi", "asgi"])
 @pytest.mark.parametrize("how", ["decorator", "middleware"])
+@pytest.mark.parametrize("kept", ["in the record", "spilled"])
 def test_django_a_file_is_sent_recorded_and_closed(
-    django_site: Any, tmp_path: Path, is_async: bool, how: str
+    django_site: Any, tmp_path: Path, is_async: bool, how: str, kept: str
 ) -> None:
+    responses = tmp_path / "responses"
+    more: dict[str, Any] = {"max_response": 1000, "spill": f"file://{responses}"} if kept == "spilled" else {}
     file = tmp_path / "report.csv"
     file.write_bytes(b"a,b\n" * 20_000)
     opened: list[Any] = []
@@ -182,12 +206,14 @@ def test_django_a_file_is_sent_recorded_and_closed(
     once: Any = AsyncSemel("memory://") if is_async else Semel("memory://")
     shown = asynchronous(view) if is_async else view
     if how == "decorator":
-        app = django_site(django_idempotent(once=once, principal=plain_user)(shown), is_async=is_async)
+        around = django_idempotent(once=once, principal=plain_user, **more)
+        app = django_site(around(shown), is_async=is_async)
     else:
         given = {
             ("async_once" if is_async else "once"): once,
             "principal": plain_user,
             "authenticated_outside": True,
+            **more,
         }
         app = django_site(
             shown, is_async=is_async, SEMEL=given, MIDDLEWARE=["semel.http.django.IdempotencyMiddleware"]
@@ -195,6 +221,7 @@ def test_django_a_file_is_sent_recorded_and_closed(
     answers = ask(app, {}, {})
     assert [answer.content for answer in answers] == [file.read_bytes()] * 2
     assert (marks(answers), [handle.closed for handle in opened]) == (["false", "true"], [True])
+    assert responses.exists() == (kept == "spilled")
 
 
 def test_django_a_form_that_was_read_before_still_counts(django_site: Any, once: Semel) -> None:

@@ -53,6 +53,18 @@ Someone = Annotated[User, Depends(current_user)]
 guarded = idempotent(once=once, principal="user.id")
 
 
+async def people_of(user: Someone) -> list[User]:
+    return [user]
+
+
+async def shop_of(x_shop: Annotated[str, Header()]) -> dict[str, str]:
+    return {} if x_shop == "none" else {"name": x_shop}
+
+
+People = Annotated[list[User], Depends(people_of)]
+Shop = Annotated[dict[str, str], Depends(shop_of)]
+
+
 class Unit:
     """What a session does: commits at the end, unless there was an error."""
 
@@ -418,6 +430,94 @@ def test_routers_with_a_prefix_and_h42_openapi(client: Client) -> None:
     names = [given["name"] for given in operation["parameters"]]
     assert not any("semel" in name for name in names)
     assert "x-idempotency" not in document["paths"]["/api/v1/orders/{number}"]["get"]
+
+
+def test_h42_a_route_that_keeps_failures_says_so(client: Client) -> None:
+    for path, options in {"/plain": {}, "/kept": {"effects": "opaque", "max_waiters": 3}}.items():
+
+        @client.app.post(path)
+        @idempotent(once=AsyncSemel("memory://"), principal=lambda _: "ada", **options)  # type: ignore[arg-type]
+        async def act() -> None: ...
+
+    install(client.app)
+    plain, kept = (client.app.openapi()["paths"][path]["post"] for path in ("/plain", "/kept"))
+    assert "500" not in plain["responses"]
+    assert "handler-failed" in kept["responses"]["500"]["description"]
+    assert kept["x-idempotency"]["in_flight_max"] == 3
+
+
+def test_a_principal_path_that_begins_with_no_parameter_is_refused_when_decorating() -> None:
+    with pytest.raises(ConfigurationError, match="has no such parameter: it has user"):
+
+        @idempotent(once=once, principal="usr.id")
+        async def act(user: str = "") -> None: ...
+
+
+def test_h07_a_principal_path_that_leads_nowhere_is_nobody_who_is_known(client: Client) -> None:
+    ran: list[str] = []
+
+    @client.app.post("/act")
+    @idempotent(once=once, principal="user.id.part")
+    async def act(user: str = "ada") -> None:
+        ran.append(user)
+
+    install(client.app)
+    answer = client.post("/act")
+    assert (answer.status_code, ran) == (401, [])
+    assert answer.json()["type"] == "urn:semel:problem:not-authenticated"
+
+
+def test_h07_a_tenant_may_be_a_path_too(client: Client) -> None:
+    ran: list[str] = []
+
+    @client.app.post("/act")
+    @idempotent(once=once, principal="people[0].id", tenant="shop.name")
+    async def act(people: People, shop: Shop) -> int:
+        ran.append(shop.get("name", ""))
+        return len(ran)
+
+    install(client.app)
+    answers = [client.post("/act", headers={"X-Shop": name}) for name in ("a", "b", "a")]
+    assert [answer.json() for answer in answers] == [1, 2, 1]
+    assert [client.post("/act", headers={"X-Shop": name}).status_code for name in ("", "none")] == [401, 401]
+    assert client.post("/act", key=None, headers={"X-Shop": "none"}).json() == 3, "it has no key: nobody asks"
+    with pytest.raises(ConfigurationError, match="tenant='shop' begins with 'shop'"):
+
+        @idempotent(once=once, principal="user", tenant="shop")
+        async def other(user: str = "") -> None: ...
+
+
+def swapped(app: FastAPI) -> Any:
+    @idempotent(once=once, principal="user.id")
+    @app.post("/act")
+    async def act(user: Someone) -> None: ...
+
+    return act
+
+
+def test_decorators_in_the_wrong_order_are_refused(client: Client) -> None:
+    act = swapped(client.app)
+    with pytest.raises(ConfigurationError, match="act is registered without its guard"):
+        install(client.app)
+    client.app.post("/guarded")(act)
+    install(client.app)  # both forms are registered, which is meant so
+
+
+def test_decorators_in_the_wrong_order_are_refused_when_the_app_starts(client: Client) -> None:
+    install(client.app)
+    router = APIRouter()
+    act = swapped(router)  # type: ignore[arg-type]
+    client.app.include_router(router)
+    transport = httpx.ASGITransport(client.app)
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as asking:
+            await asking.post("/act")
+
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="put it below"):
+            client.runner.run(ask())
+    assert act
 
 
 def test_install_answers_the_cores_errors_as_problems(client: Client) -> None:

@@ -75,11 +75,26 @@ def test_h11_the_applications_own_500_is_replayed(options: dict[str, Any], name:
 
 
 @pytest.mark.parametrize("options", KINDS)
-def test_h11_without_a_handler_the_plain_500_is_replayed(options: dict[str, Any]) -> None:
+def test_h15_without_a_handler_the_problem_is_sent_and_replayed(options: dict[str, Any]) -> None:
     shop = Shop(**options)
     shop.fail()
     first, again = shop.post()
-    assert (same(first, again), first.text, shop.ran) == (True, "Internal Server Error", 1)
+    assert (same(first, again), first.status_code, shop.ran) == (True, 500, 1)
+    assert first.headers["content-type"] == "application/problem+json"
+    assert (first.json()["type"], first.json()["retryable"]) == ("urn:semel:problem:handler-failed", False)
+
+
+def test_a_route_without_a_key_is_answered_as_before() -> None:
+    shop = Shop(effects="opaque")
+    shop.fail()
+
+    @shop.app.post("/other")
+    async def other() -> None:
+        raise LookupError
+
+    shop.post(1)  # from now on our handler stands in
+    [plain] = shop.post(1, path="/other")
+    assert (plain.status_code, plain.text) == (500, "Internal Server Error")
 
 
 def test_h11_a_plain_function_may_be_the_handler() -> None:

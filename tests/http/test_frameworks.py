@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from semel import AsyncSemel, Semel
+from semel.http.rules import core_key, recorded
 from tests.http.frames import ASYNC, SYNC, DjangoApp
 from tests.http.shop import PIECES, Ledger
 
@@ -151,6 +152,41 @@ def test_h19_a_stream_is_recorded_and_replayed(frame: Frame) -> None:
     assert [answer.content for answer in answers] == [b"".join(PIECES)] * 2
     assert [answer.headers["idempotency-replayed"] for answer in answers] == ["false", "true"]
     assert frame.count("stream") == 1
+
+
+def test_h07_an_unknown_tenant_is_refused(frame: Frame) -> None:
+    frame.open(tenant=lambda _: None)
+    answer = frame.post("/orders", content=b"abc")
+    assert (answer.status_code, problem(answer), frame.count("orders")) == (401, "not-authenticated", 0)
+
+
+@pytest.mark.parametrize(
+    "said, told",
+    [
+        (
+            {"value": recorded(201, b"paid", {"Content-Type": "text/plain", "Location": "/o/7"})},
+            (201, "paid"),
+        ),
+        ({"value": {"paid": 7}}, (200, '{"paid":7}')),
+        ({"error": "it failed"}, (422, "previous-failure")),
+    ],
+    ids=["response", "json", "failure"],
+)
+def test_h16_what_a_person_decides_is_the_answer(
+    frame: Frame, said: dict[str, Any], told: tuple[int, str]
+) -> None:
+    frame.open(effects="opaque")
+    frame.ledger.failing = 9
+    frame.post("/fail")
+    resolved = frame.once.resolve(core_key("key-1", "ada"), operation="http", actor="op", **said)
+    if frame.is_async:
+        frame.runner.run(resolved)
+    for _ in range(2):
+        answer = frame.post("/fail")
+        assert (answer.status_code, problem(answer) if "error" in said else answer.text) == told
+        assert answer.headers.get("location") == ("/o/7" if told[0] == 201 else None)
+        assert answer.headers.get("idempotency-replayed") == (None if "error" in said else "true")
+    assert frame.count("fail") == 1
 
 
 def test_h15_a_failed_handler_runs_again(frame: Frame) -> None:

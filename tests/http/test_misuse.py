@@ -59,6 +59,9 @@ def _environ(path: str) -> dict[str, Any]:
     [
         ({"methods": "POST, PATCH"}, "no method"),
         ({"methods": ["GET"]}, "no effect"),
+        ({"methods": []}, "methods= is empty"),
+        ({"sources": []}, "is empty, so no key"),
+        ({"header": ()}, "is empty, so no key"),
         ({"routes": {}}, "guards nothing"),
         ({"routes": {"POST,PUT /o": True}}, "no method"),
         ({"sources": ["path:id"]}, "names it"),

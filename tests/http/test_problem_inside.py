@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from fastapi import FastAPI
 from flask import Flask
 
-from semel import InProgress, KeyMismatch
+from semel import InProgress, KeyMismatch, PreviousFailure
 from semel.http import fastapi, flask
 from tests.http.conftest import Edge
 
@@ -39,8 +40,11 @@ def test_what_is_true_only_for_now_is_not_the_outcome(shop: Edge) -> None:
     assert [answer.headers["idempotency-replayed"] for answer in answers] == ["false"] * 3 + ["true"]
 
 
-def test_what_stays_true_is_the_outcome(shop: Edge) -> None:
-    shop.open(app=app_of(shop.colour, [KeyMismatch("used with another request")]))
+@pytest.mark.parametrize(
+    "error", [KeyMismatch("used with another request"), PreviousFailure("Declined", None, "not enough money")]
+)
+def test_what_stays_true_is_the_outcome(shop: Edge, error: Exception) -> None:
+    shop.open(app=app_of(shop.colour, [error]))
     answers = [shop.send("/orders") for _ in range(2)]
     assert [answer.status_code for answer in answers] == [422, 422]
     assert answers[1].headers["idempotency-replayed"] == "true"

@@ -210,6 +210,22 @@ def test_h07_two_tenants_never_meet(edge: Edge) -> None:
     assert answers == [1, 2, 1]
 
 
+@pytest.mark.parametrize("unknown", [None, ""])
+def test_h07_an_unknown_tenant_is_refused(shop: Edge, unknown: str | None) -> None:
+    """Under the face's own tenant two of them would meet."""
+    shop.open(tenant=lambda request: {"a": "acme"}.get(request.headers["x-tenant"], unknown))
+    answers = [shop.send("/orders", headers={"X-Tenant": tenant}) for tenant in ("umbrella", "initech", "a")]
+    assert [answer.status_code for answer in answers] == [401, 401, 201]
+    assert problem(answers[0]) == "not-authenticated"
+    assert shop.count("orders") == 1
+
+
+def test_h07_a_tenant_may_be_a_number(shop: Edge) -> None:
+    shop.open(tenant=lambda request: int(request.headers["x-tenant"]))
+    answers = [shop.send("/orders", headers={"X-Tenant": tenant}).json()["n"] for tenant in ("1", "2", "1")]
+    assert answers == [1, 2, 1]
+
+
 def test_h07_an_unknown_sender_is_refused(shop: Edge) -> None:
     shop.open()
     answer = shop.send("/orders", user=None)

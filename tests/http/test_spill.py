@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,15 +15,19 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI, Request, Response
+from typer.testing import CliRunner
 
 from semel import AsyncSemel, ConfigurationError, StoreUnavailable
 from semel.bodies import BodyMissing, BodyStore, Stored
 from semel.bodies.files import FileBodies
+from semel.bodies.s3 import S3Bodies
 from semel.bodies.table import TableBodies
+from semel.cli.commands import app as commands
 from semel.http.asgi import IdempotencyMiddleware
 from semel.http.fastapi import idempotent
 from semel.http.spill import Spill
 from semel.messaging.bodies.sql import SqlBodies
+from semel.testing import services
 from tests.http.conftest import Edge
 from tests.http.shop import Ledger, starlette_shop
 from tests.http.site import Site
@@ -233,12 +238,13 @@ def test_h17_a_process_that_ends_while_a_body_is_stored_frees_no_key(tmp_path: P
     ledger, store = Ledger(), Stuck(FileBodies(tmp_path / "responses"))
 
     async def run() -> None:
-        async with AsyncSemel(f"sqlite:///{tmp_path}/semel.db") as once:
+        async with AsyncSemel(f"sqlite:///{tmp_path}/semel.db", timeout=20) as once:
             app = IdempotencyMiddleware(
                 starlette_shop(ledger),
                 once=once,
                 principal=lambda _: "ada",
                 authenticated_outside=True,
+                store_timeout=20,
                 max_response=1000,
                 spill=store,
             )
@@ -295,6 +301,35 @@ def test_a_sweep_leaves_what_is_kept_for_ever_and_what_is_not_ours(shop: Edge, t
     for file in files(tmp_path):
         aged(file, 1e8)
     assert (spill.sweep(), len(files(tmp_path))) == (0, 2)
+
+
+@pytest.mark.parametrize("colour", ["async"])
+def test_a_bucket_keeps_them_and_the_command_sweeps_it(shop: Edge, s3_server: services.S3Server) -> None:
+    client, prefix = s3_server.client(), f"http{uuid.uuid4().hex[:8]}"
+    spill = Spill(S3Bodies(client, s3_server.bucket, prefix=prefix), grace=0)
+    shop.open(max_response=1000, retention=3, spill=spill)
+    first, again = shop.send("/big"), shop.send("/big")
+    assert (first.content, again.content, again.headers["idempotency-replayed"]) == (BIG, BIG, "true")
+    assert shop.count("big") == 1
+    keys = {"AWS_ACCESS_KEY_ID": s3_server.access_key, "AWS_SECRET_ACCESS_KEY": s3_server.secret_key}
+
+    def swept(grace: int) -> str:
+        url = f"s3://{s3_server.bucket}/{prefix}?endpoint={s3_server.url}&region=us-east-1"
+        return CliRunner().invoke(commands, ["http", "sweep", url, "--grace", str(grace)], env=keys).output
+
+    assert swept(3600) == "0 bodies removed\n"
+    deadline = time.monotonic() + 60
+    while (said := swept(0)) == "0 bodies removed\n" and time.monotonic() < deadline:
+        time.sleep(0.1)  # until its retention is over, by the bucket's clock
+    assert said == "1 body removed\n"
+    assert "Contents" not in client.list_objects_v2(Bucket=s3_server.bucket, Prefix=prefix)
+
+
+@pytest.mark.parametrize("where", ["ftp://x", "nonsense", "file://relative", "s3://"])
+def test_a_place_that_is_none_is_refused_by_the_command(where: str) -> None:
+    done = CliRunner().invoke(commands, ["http", "sweep", where])
+    assert done.exit_code == 1
+    assert isinstance(done.exception, ConfigurationError)
 
 
 def test_h14_a_handlers_own_retention_is_the_bodys_too(tmp_path: Path) -> None:
@@ -371,6 +406,18 @@ def test_a_table_keeps_bodies(table: TableBodies) -> None:
     table.delete("http/a")
     with pytest.raises(BodyMissing, match="http/a"):
         table.get("http/a")
+
+
+def test_r49_a_spill_is_closed_by_either_kind_of_block(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/bodies.db"
+    with Spill(url) as spill:
+        spill.store.put("http/a", b"one")
+
+    async def work() -> bytes:
+        async with Spill(url) as again:
+            return again.store.get("http/a")
+
+    assert asyncio.run(work()) == b"one"
 
 
 def test_a_table_is_read_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

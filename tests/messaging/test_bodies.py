@@ -378,12 +378,12 @@ async def test_a_consumer_tries_again_and_then_buries_it_with_the_reason(
     inbox.handler("orders", max_attempts=2, backoff=(0.01, 0.01))(lambda message: got.append(message))
     source = _Source(message)
     task = asyncio.create_task(inbox.consuming(source).run())
-    await asyncio.wait_for(source.acked.wait(), 10)
+    await asyncio.wait_for(source.acked.wait(), 30)
     (letter,) = await inbox.dead_letters()
     assert (letter.attempts, "BodyMissing" in letter.reason, got) == (2, True, [])
     store.put(reference.name, data)
     await inbox.replay(["m1"])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not got:
             await asyncio.sleep(0.01)
     assert got[0].body == large()
@@ -481,7 +481,7 @@ class _Slow:
 
     def delete(self, name: str) -> None:
         self.removing.set()
-        assert self.go.wait(10)
+        assert self.go.wait(30)
         self._inner.delete(name)
 
     def stored(self, home: str) -> Iterator[Any]:
@@ -505,7 +505,7 @@ def test_content_that_is_added_again_while_it_is_swept_is_there_in_the_end(
     removed: list[int] = []
     sweeper = threading.Thread(target=lambda: removed.append(asyncio.run(outbox.sweep(grace=-5))))
     sweeper.start()
-    assert store.removing.wait(10)
+    assert store.removing.wait(30)
     adder = threading.Thread(target=lambda: add(outbox, home, Message("orders", large(), id="second")))
     adder.start()
     adder.join(0.2)
@@ -572,7 +572,7 @@ async def test_a_running_relay_removes_what_is_over(sqlite_home: Home, tmp_path:
     add(outbox, sqlite_home, Message("orders", large(), id="one"))
     await relayed(outbox)
     task = asyncio.create_task(Relay(outbox, {"*": Book()}).run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while names(store, outbox):
             await asyncio.sleep(0.01)
     task.cancel()
@@ -607,3 +607,33 @@ def test_a_damaged_file_is_repaired_by_whoever_has_the_right_bytes(tmp_path: Pat
         path.write_bytes(damaged)
         store.put(name, data)
         assert store.get(name) == data
+
+
+@awaited
+async def test_a_late_copy_in_a_batch_needs_no_body(home: Home, tmp_path: Path) -> None:
+    """What was handled is left out of the batch; what was not, and has no body any more, is an error of the whole batch."""
+    outbox = opened(home, folder(tmp_path))
+    add(outbox, home, *(Message("orders", large(word), id=f"m{word}") for word in "ab"))
+    a, b = await relayed(outbox)
+    inbox = Inbox(
+        home.url, consumer="c", table=home.table, claim_check=FileBodies(tmp_path / "bodies"), hooks=()
+    )
+    inbox.create()
+    got: list[Message] = []
+
+    def tried(*messages: Message) -> int:
+        with Session(home.engine) as session, session.begin():
+            return int(inbox.process_batch(session, messages, got.extend))
+
+    assert tried(a) == 1
+    for path in (tmp_path / "bodies").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    small = Message("orders", {"n": 1}, id="small")
+    assert tried(a, small, a) == 1
+    assert [message.id for message in got] == [a.id, "small"]
+    with pytest.raises(BodyMissing):
+        tried(a, b, Message("orders", {"n": 2}, id="another"))
+    assert (len(got), home.count("_inbox")) == (2, 2)
+    inbox.close()
+    outbox.close()

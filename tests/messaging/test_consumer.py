@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -57,7 +58,7 @@ def shop(sqlite_home: Home, redis_server: services.RedisServer) -> Any:
     made.outbox.close()
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 30) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)
@@ -175,21 +176,28 @@ async def test_failures_are_tried_again_in_order_and_die_at_last(shop: Shop) -> 
 async def test_attempts_survive_the_consumer(shop: Shop) -> None:
     inbox = Inbox(shop.home.url, consumer="shipping", table=shop.home.table)
     tries: list[int] = []
+    loop, second, told = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
     @inbox.handler("orders", max_attempts=4, backoff=(0.05, 0.05))
     def handle(message: Message) -> None:
         tries.append(1)
+        if len(tries) == 2:  # told to end before this fails: the third try is the other one's
+            loop.call_soon_threadsafe(second.set)
+            assert told.wait(30)
         raise ValueError("never")
 
     await shop.send(Message("orders", {"n": 1}, id="bad", key="k"))
 
     async def two(consumer: Consumer) -> None:
-        await until(lambda: len(tries) == 2)
+        async with asyncio.timeout(30):
+            await second.wait()
+        loop.call_soon(told.set)  # after the cancellation that comes next
 
     async def rest(consumer: Consumer) -> None:
         await until(lambda: consumer.counts.dead == 1)
 
     await consuming(inbox, shop.url + "&idle=0.1", two)
+    assert len(tries) == 2
     await consuming(inbox, shop.url + "&idle=0.1", rest)
     assert len(tries) == 4
     inbox.close()

@@ -67,7 +67,7 @@ async def test_from_outbox_to_handler(sqlite_home: Home, broker: tuple[str, str]
     await first.source.aclose()
     consumer = inbox.consuming(source)
     task = asyncio.create_task(consumer.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while consumer.counts.handled + consumer.counts.duplicates < 10:
             await asyncio.sleep(0.02)
     task.cancel()
@@ -84,7 +84,7 @@ async def test_from_outbox_to_handler(sqlite_home: Home, broker: tuple[str, str]
 
 
 async def _some(consumer: Consumer) -> list[Any]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             found = list(await consumer.source.receive(5))
             if found:

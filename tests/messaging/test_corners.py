@@ -13,9 +13,9 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from semel import ConfigurationError, StoreUnavailable
-from semel.messaging import Fenced, Inbox, Message, Outbox, Rejected, Relay, Route, Row, care, ledger
-from semel.messaging.database import Database
+from semel.messaging import Fenced, Inbox, Message, Outbox, Rejected, Relay, Route, Row, care, owners
 from semel.messaging.events import Alarm, RelayEvent
+from semel.messaging.failures import is_away
 from semel.messaging.pages import Lane, State
 from semel.messaging.parts import Part, Shipment
 from semel.messaging.tables import messaging_tables
@@ -108,9 +108,9 @@ async def test_a_hand_over_that_fails_sends_nothing_twice(
     assert book.ids == ["a"]
     (part,) = relay._carrier.parts.values()
     part.leaving = True
-    monkeypatch.setattr(ledger, "release", _deadlock)
+    monkeypatch.setattr(owners, "release", _deadlock)
     with pytest.raises(StoreUnavailable):
-        await relay._hand_over(part.number % relay._loops)
+        await relay._membership.hand_over([part])
     monkeypatch.undo()
     assert relay.parts == []
     await relay._stop()
@@ -129,10 +129,10 @@ async def test_a_part_given_up_that_is_another_ones_by_the_draw_is_released(sqli
     relays = [Relay(outbox, {"t": book}, lease=5) for _ in range(2)]
     await relays[0]._start()
     for part in list(relays[0]._carrier.parts.values()):
-        relays[0]._carrier.drop(part)  # as after an error
+        relays[0]._carrier.holdings.drop(part)  # as after an error
     await relays[1]._start()
-    await relays[0]._rebalance()
-    await relays[1]._rebalance()
+    await relays[0]._membership.rebalance()
+    await relays[1]._membership.rebalance()
     assert sorted(relays[0].parts + relays[1].parts) == list(range(8))
     for relay in relays:
         await relay._stop()
@@ -255,8 +255,11 @@ async def test_kept_batches_are_sent_again_as_they_were_sent(sqlite_home: Home) 
     import msgspec
 
     outbox, book = sqlite_home.outbox(parts=1), Book()
-    masked = Route(book, transform=lambda row: msgspec.structs.replace(row, body=b'"masked"'))
-    relay = Relay(outbox, {"t": masked}, sink_safety=60, hooks=())
+
+    def masked(row: Row) -> Row:
+        return msgspec.structs.replace(row, body=b'"masked"')
+
+    relay = Relay(outbox, {"t": Route(book, transform=masked)}, sink_safety=60, hooks=())
     add(sqlite_home, outbox, Message("t", "secret", id="a"))
     await relay.drain()
     book.rows, book.frontier[0] = [], 0
@@ -291,10 +294,10 @@ async def test_a_batch_that_may_be_sent_is_not_changed_by_a_transform_that_fails
     await relay._start()
     await relay._carrier.round(list(relay._carrier.parts.values()))
     fails = True
-    await asyncio.sleep(0.3)
+    relay._carrier.away.try_again()
     await relay._carrier.round(list(relay._carrier.parts.values()))
     fails = False
-    await asyncio.sleep(0.6)
+    relay._carrier.away.try_again()
     await relay._carrier.round(list(relay._carrier.parts.values()))
     await relay._stop()
     assert book.ids == ["a", "b"]
@@ -330,11 +333,9 @@ async def test_reasons_that_no_database_takes(sqlite_home: Home) -> None:
     outbox.close()
 
 
-def test_a_violated_constraint_is_not_an_outage(tmp_path: Any) -> None:
-    database = Database(f"sqlite:///{tmp_path}/x.db")
-    assert not database.is_away(IntegrityError("x", {}, Exception("row (7, closed, null)")))
-    assert database.is_away(OperationalError("x", {}, Exception("server closed the connection")))
-    database.close()
+def test_a_violated_constraint_is_not_an_outage() -> None:
+    assert not is_away(IntegrityError("x", {}, Exception("row (7, closed, null)")))
+    assert is_away(OperationalError("x", {}, Exception("server closed the connection")))
 
 
 def test_the_order_of_a_bodys_names_is_no_conflict(sqlite_home: Home) -> None:

@@ -156,7 +156,7 @@ def test_storm(broken: str) -> None:
         writer.wait(60)
         for relay in relays:
             relay.terminate()
-            relay.wait(20)
+            relay.wait(60)
         home.engine.dispose()
         lab.drain()
         lab.check(told)
@@ -203,7 +203,7 @@ async def test_a_consumer_ends_though_its_driver_swallowed_the_cancellation(sqli
         running = asyncio.create_task(inbox.run(source))
         await source.asked.wait()
         running.cancel()
-        done, _ = await asyncio.wait([running], timeout=10)
+        done, _ = await asyncio.wait([running], timeout=30)
         assert (len(done), source.swallowed) == (1, 1)
         assert running.cancelled()
 
@@ -213,8 +213,9 @@ async def test_a_relay_does_not_overtake_itself(sqlite_home: Home) -> None:
     """Its heartbeat and its drain may look for free parts at the same time."""
     with sqlite_home.outbox(parts=4) as outbox:
         async with Relay(outbox, {"*": lambda _: None}) as relay:
-            await relay._join()
-            await asyncio.gather(relay._rebalance(), relay._rebalance())
+            member = relay._membership
+            await member.join()
+            await asyncio.gather(member.rebalance(), member.rebalance())
             assert relay.parts == [0, 1, 2, 3]
-            await relay._rebalance()
+            await member.rebalance()
             assert relay.report.overtaken == 0

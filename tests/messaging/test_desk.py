@@ -63,7 +63,7 @@ async def test_a_running_relay_goes_on_after_a_message_was_given_up(place: Place
     assert [m.id for m in await Relay(other, {"orders": Book()}).delete(["m0"])] == ["m0"]
     with place.transaction() as session:
         outbox.add(session, Message("orders", {"n": 12}, key="k0", id="m12"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while "m12" not in sink.ids:
             await asyncio.sleep(0.01)
     task.cancel()

@@ -50,7 +50,7 @@ async def running(relay: Relay) -> AsyncIterator[None]:
         relay.outbox.close()
 
 
-async def until(said: Callable[[], bool], seconds: float = 20) -> None:
+async def until(said: Callable[[], bool], seconds: float = 30) -> None:
     async with asyncio.timeout(seconds):
         while not said():
             await asyncio.sleep(0.01)

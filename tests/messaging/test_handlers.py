@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from semel import ConfigurationError, StoreUnavailable
 from semel.messaging import Inbox, Message
+from semel.messaging.calling import takes_two
 from semel.messaging.consumer import Counts
 from semel.messaging.sources import Delivery
 from semel.messaging.standing import Undone
@@ -59,7 +63,7 @@ async def consumed(inbox: Inbox, *messages: Message, **options: Any) -> tuple[li
     tray = Tray(messages)
     consumer = inbox.consuming(tray, **options)
     task = asyncio.create_task(consumer.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while not all(each.state for each in tray.all):
             await asyncio.sleep(0.005)
     task.cancel()
@@ -240,3 +244,49 @@ def test_a_connection_that_begins_by_itself_may_be_processed_in(
                 connection.commit()
             assert done is expected, "its admission was committed"
         assert count(home, effects) == int(writes)
+
+
+# -- what it is called with -------------------------------------------------------------------------------------------------
+class Handlers:
+    def of_message(self, message: Message) -> None: ...
+
+    def of_both(self, session: Session, message: Message) -> None: ...
+
+    def __call__(self, session: Session, message: Message) -> None: ...
+
+
+@dataclass
+class Unhashable:
+    count: int = 0
+
+    def __call__(self, session: Session, message: Message) -> None: ...
+
+
+def signed_for_one(*args: Any) -> None: ...
+
+
+signed_for_one.__signature__ = inspect.signature(lambda message: None)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("handler", "two"),
+    [
+        (lambda message: None, False),
+        (lambda session, message: None, True),
+        (lambda message, retries=3: None, False),
+        (lambda message, *, log=print: None, False),
+        (lambda *args: None, True),
+        (lambda session, message, extra=None: None, True),
+        (Handlers().of_message, False),
+        (Handlers().of_both, True),
+        (Handlers(), True),
+        (Unhashable(), True),
+        (functools.partial(Handlers().of_both, Session()), False),
+        (signed_for_one, False),
+        (functools.wraps(lambda message: None)(lambda *args: None), False),
+        (print, True),
+        (int, False),
+    ],
+)
+def test_a_handler_of_two_gets_the_session_too(handler: Any, two: bool) -> None:
+    assert takes_two(handler) is two

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from semel import ConfigurationError, KeyMismatch
 from semel.messaging import Inbox, Message
+from semel.messaging.failures import is_away
 from semel.messaging.quick import connection_of
 from tests.messaging.conftest import Home
 
@@ -160,7 +161,7 @@ def test_two_copies_at_once_are_one(postgres_home: Home, inbox: Inbox) -> None:
         ) -> None:
             effect(session, message)
             inside.set()
-            assert go.wait(10)
+            assert go.wait(30)
             if not commits:
                 raise RuntimeError("no")
 
@@ -172,7 +173,7 @@ def test_two_copies_at_once_are_one(postgres_home: Home, inbox: Inbox) -> None:
 
         threads = [threading.Thread(target=run, args=(first,)), threading.Thread(target=run, args=(effect,))]
         threads[0].start()
-        assert inside.wait(10)
+        assert inside.wait(30)
         threads[1].start()
         threads[1].join(0.2)
         assert threads[1].is_alive(), "did not wait for the first"
@@ -193,12 +194,25 @@ def test_what_goes_wrong_is_told_in_the_ordinary_words(
         connection.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
     with pytest.raises(DBAPIError) as lost:
         done(inbox, one, Message("t", 1, id="m2"))
-    assert inbox.database.is_away(lost.value)
+    assert is_away(lost.value)
     assert done(inbox, one, Message("t", 1, id="m2")) is True
     elsewhere = Inbox(postgres_home.url, consumer="c", table=postgres_home.table)
     elsewhere.create()
-    elsewhere.table = "not_there"
-    with pytest.raises(DBAPIError, match="not_there"):
+    elsewhere._processing._table = "not_there"
+    with pytest.raises(ConfigurationError, match="no table not_there_inbox"):
         done(elsewhere, one, Message("t", 1, id="m3"))
     assert done(inbox, one, Message("t", 1, id="m3")) is True
     elsewhere.close()
+
+
+def test_another_encoding_of_the_connection_is_no_way(postgres_home: Home, inbox: Inbox) -> None:
+    """The short way speaks UTF-8; an id that is read in another encoding would be another id."""
+    engine = create_engine(postgres_home.url, connect_args={"client_encoding": "LATIN1"})
+    message = Message("t", {"n": 1}, id="müller")
+    assert done(inbox, engine, message) is True
+    assert prepared(engine) == 0
+    with postgres_home.engine.connect() as connection:
+        kept = connection.execute(text(f"SELECT message FROM {postgres_home.table}_inbox")).scalars().all()
+    assert kept == ["müller"]
+    assert done(inbox, engine, message) is False
+    engine.dispose()

@@ -21,9 +21,12 @@ from semel.messaging import Inbox, Message, Outbox, Relay, Row
 from semel.messaging.events import Alarm, Handled, HandlerFailed, RelayEvent, SinkBack
 from semel.messaging.sink import Guarantee, SinkUnavailable
 from semel.messaging.sinks import open_sink
+from semel.messaging.sinks.envelope import filled
 from semel.messaging.sinks.nats import _subject
 from semel.messaging.sinks.outbox import OutboxSink
+from semel.messaging.sinks.redis import RedisStreamSink
 from semel.testing import services
+from semel.testing.sinks import rows
 from tests.messaging.books import Book, Post
 from tests.messaging.conftest import Home, RedisPlace, awaited
 
@@ -268,7 +271,7 @@ async def test_a_pause_that_nothing_waits_for_is_over(
         relay = Relay(outbox, {"t": book}, lease=0.2, hooks=(told.append,))
         add(sqlite_home, outbox, Message("t", 1, key="k"))
         running = asyncio.create_task(relay.run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not relay.paused:
                 await asyncio.sleep(0.005)
             for part in list(relay._carrier.parts.values()):  # as if somebody else had them
@@ -294,7 +297,7 @@ async def test_a_store_of_bodies_that_fails_stops_no_sending(sqlite_home: Home) 
         outbox.tend = broken  # type: ignore[method-assign]
         book = Book()
         running = asyncio.create_task(Relay(outbox, {"t": book}, hooks=(told.append,)).run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not any(isinstance(event, Alarm) and event.what == "bodies" for event in told):
                 await asyncio.sleep(0.005)
             add(sqlite_home, outbox, Message("t", 1))
@@ -339,7 +342,7 @@ async def test_a_relay_that_is_not_wanted_is_told_so_at_once(
     if wrong == "database":
         url = f"{url.rpartition('/')[0]}/nosuch"
     with Outbox(url, table="unwanted", create=False) as outbox:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             with pytest.raises(ConfigurationError, match=r"(?i)does not exist|no messaging tables"):
                 await Relay(outbox, {"t": Book()}, hooks=()).run()
 
@@ -440,3 +443,12 @@ def test_who_catches_a_handlers_error_cannot_commit_half_of_it(home: Home) -> No
                     done = None
                 session.commit()
             assert done is expected, "its admission was undone with it"
+
+
+# -- names in names ---------------------------------------------------------------------------------------------------
+def test_a_name_is_filled_in_once() -> None:
+    """A topic may be called as a place to fill in."""
+    row = msgspec.structs.replace(rows(1, topic="{tenant}")[0], tenant="{key}", key="k")
+    assert filled("{topic}.{tenant}.{key}.{other}", row) == "{tenant}.{key}.k.{other}"
+    sink = RedisStreamSink("redis://localhost", "{topic}:{tenant}:{key}")
+    assert sink.lane(row) == "{tenant}:{key}:{key}"

@@ -31,7 +31,7 @@ def listeners(home: Home, outbox: Outbox) -> list[int]:
         return list(connection.execute(said, {"said": f"LISTEN {outbox.channel}"}).scalars())
 
 
-async def until(condition: Callable[[], object], seconds: float = 10) -> None:
+async def until(condition: Callable[[], object], seconds: float = 30) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)

@@ -258,7 +258,7 @@ def test_a_sweep_that_sleeps_before_it_removes_takes_nothing_that_was_committed_
     class Sleepy(Between):
         def delete(self, name: str) -> None:
             asleep.set()
-            assert wake.wait(20)
+            assert wake.wait(60)
             super().delete(name)
 
     sleeper = opened(place, Sleepy(files, lambda: None))
@@ -267,7 +267,7 @@ def test_a_sweep_that_sleeps_before_it_removes_takes_nothing_that_was_committed_
     def begin() -> None:
         if not sweeping.ident:
             sweeping.start()
-            assert asleep.wait(20)
+            assert asleep.wait(60)
 
     store = Between(files, begin)
     outbox = opened(place, store)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, create_engine, event, text
-from sqlalchemy.exc import PendingRollbackError
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.exc import OperationalError, PendingRollbackError
 from sqlalchemy.orm import Session
 
 from semel import KeyMismatch, StoreUnavailable
 from semel.messaging import Message, Outbox
 from semel.messaging.bodies.files import FileBodies
+from semel.testing import services
 from tests.messaging.conftest import Home
 
 
@@ -205,3 +207,54 @@ def test_an_outbox_leaves_the_callers_message_as_it_is(home: Home) -> None:
             found = connection.execute(text(f"SELECT tenant FROM {home.table}_outbox ORDER BY tenant"))
             assert list(found.scalars()) == ["acme", "globex"]
     assert message == before
+
+
+def test_a_deadlock_that_is_swallowed_takes_the_messages_with_it(
+    mariadb_server: services.MariaServer,
+) -> None:
+    """MariaDB rolls the whole transaction back, not the statement: what was added before belongs to what is gone."""
+    url = mariadb_server.url.replace("mysql://", "mysql+pymysql://")
+    table = f"d{secrets.token_hex(4)}"
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE TABLE {table}_rows (id int PRIMARY KEY, v int)"))
+        connection.execute(text(f"INSERT INTO {table}_rows VALUES (1, 0), (2, 0)"))
+        connection.execute(text(f"CREATE TABLE {table}_many (k int)"))
+    outbox = Outbox(url, table=table)
+    outbox.create()
+    for style in ("session", "connection"):
+        with pytest.raises((PendingRollbackError, OperationalError)):
+            _swallowing(engine, table, outbox, style)
+        with engine.connect() as connection:
+            assert connection.execute(text(f"SELECT count(*) FROM {table}_outbox")).scalar() == 0
+            assert connection.execute(text(f"SELECT sum(v) FROM {table}_rows")).scalar() == 0
+    with Session(engine) as session, session.begin():  # the next one is well
+        outbox.add(session, Message("orders", 2))
+    with engine.connect() as connection:
+        assert connection.execute(text(f"SELECT count(*) FROM {table}_outbox")).scalar() == 1
+    outbox.close()
+    engine.dispose()
+
+
+def _swallowing(engine: Engine, table: str, outbox: Outbox, style: str) -> None:
+    """An order, its message, a deadlock whose victim this is, and a commit all the same."""
+    change = f"UPDATE {table}_rows SET v = v + 1 WHERE id = "
+    with Session(engine) if style == "session" else engine.connect() as target:
+        target.execute(text(change + "1"))
+        outbox.add(target, Message("orders", 1))
+        with engine.connect() as heavier:
+            heavier.execute(text(f"INSERT INTO {table}_many VALUES {', '.join(['(1)'] * 200)}"))
+            heavier.execute(text(change + "2"))
+            blocked = threading.Thread(target=heavier.execute, args=(text(change + "1"),))
+            blocked.start()
+            with engine.connect() as watching:
+                waits = text(
+                    "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+                )
+                while not watching.execute(waits).scalar():
+                    watching.rollback()
+            with pytest.raises(OperationalError, match="1213"):
+                target.execute(text(change + "2"))
+            blocked.join()
+            heavier.rollback()
+        target.commit()

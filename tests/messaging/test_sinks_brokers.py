@@ -64,7 +64,7 @@ class TestRabbitStreams(SinkContract):
             await channel.default_exchange.publish(aio_pika.Message(b"", message_id=end), self.place)
             queue = await channel.get_queue(self.place, ensure=False)
             tag = await queue.consume(take, arguments={"x-stream-offset": "first"})
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(30):
                 await done.wait()
             await queue.cancel(tag)
         return found
@@ -127,7 +127,7 @@ class TestNats(SinkContract):
         subjects = (await js.stream_info(self.place, subjects_filter=f"{self.place}.>")).state.subjects or {}
         subscription = await js.subscribe(f"{self.place}.>", ordered_consumer=True)
         while len(found) < sum(subjects.values()):
-            message = await subscription.next_msg(timeout=5)
+            message = await subscription.next_msg(timeout=30)
             headers = {name: from_line(value) for name, value in (message.headers or {}).items()}
             found.append(arrived((message.headers or {})["semel-id"], message.data, headers))
         await client.close()

@@ -102,7 +102,7 @@ async def test_a_paused_server_is_unavailable_and_a_zombie_of_before_is_fenced()
                 await old.publish(0, 1, 2, rows(5, start=5))
             await insist(new, 2, rows(5, start=5), epoch=2)
             with pytest.raises(Fenced):
-                await old.publish(0, 1, 2, rows(5, start=5))
+                await insist(old, 2, rows(5, start=5))
             assert [message.id for message in await jetstreamed(server, "orders")] == [
                 row.id for row in rows(10)
             ]
@@ -122,6 +122,9 @@ async def test_a_stream_batch_of_several_frames_that_was_cut_is_completed(
         if type(frame).__name__ == "PublishSubBatching":
             frames += 1
             if frames == 4:
+                async with asyncio.timeout(30):
+                    while not await streamed(rabbitmq_server, place):  # else the cut is before the batch
+                        await asyncio.sleep(0.05)
                 raise ConnectionResetError("cut in the middle of a batch")
         await send(self, frame, version)
 
@@ -158,6 +161,9 @@ async def test_a_jetstream_batch_that_was_cut_is_completed_within_the_window(
             patch.setattr(NatsClient, "publish", cut)
             with pytest.raises(SinkUnavailable):
                 await sink.publish(0, 1, 1, many)
+        async with asyncio.timeout(60):  # the server has them all; it writes them when it comes to it
+            while len(await jetstreamed(nats_server, place)) < 39:
+                await asyncio.sleep(0.01)
         assert len(await jetstreamed(nats_server, place)) == 39
         assert await sink.publish(0, 1, 1, many) == 0
     assert [message.id for message in await jetstreamed(nats_server, place)] == [row.id for row in many]

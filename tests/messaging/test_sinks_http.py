@@ -347,7 +347,7 @@ async def test_messages_of_different_keys_are_in_the_handler_together() -> None:
         most = max(most, inside)
         if inside == 3:
             together.set()
-        await asyncio.wait_for(together.wait(), 5)
+        await asyncio.wait_for(together.wait(), 30)
         inside -= 1
 
     await HandlerSink(handle, concurrency=3).publish(0, 1, 1, rows(3))
@@ -357,3 +357,18 @@ async def test_messages_of_different_keys_are_in_the_handler_together() -> None:
 def test_a_handler_must_be_a_function() -> None:
     with pytest.raises(ConfigurationError, match="function"):
         HandlerSink("orders")  # type: ignore[arg-type]
+
+
+@awaited
+async def test_credentials_of_whoever_made_a_message_stay_here(endpoint: Endpoint) -> None:
+    """A message may carry copies of the headers of the request that made it."""
+    sink = WebhookSink(endpoint.url)
+    (row,) = rows(1)
+    headers = {"Authorization": "Bearer x", "cookie": "session=1", "Proxy-Authorization": "y", "x-mine": "z"}
+    await sink.publish(
+        0, 1, 1, [Row(**{**{f: getattr(row, f) for f in row.__struct_fields__}, "headers": headers})]
+    )
+    ((_, sent, _),) = endpoint.requests
+    assert sent["x-mine"] == "z"
+    assert not {"authorization", "cookie", "proxy-authorization"} & sent.keys()
+    await sink.aclose()

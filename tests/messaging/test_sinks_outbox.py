@@ -308,3 +308,16 @@ async def test_a_relay_carries_messages_into_another_outbox_once(sqlite_home: Ho
     for key in range(5):
         assert [n for n in bodies if n % 5 == key] == list(range(key, 50, 5))
     first.close()
+
+
+@awaited
+async def test_a_message_of_another_outbox_keeps_its_tenant(place: Home | RedisPlace) -> None:
+    """An outbox that gives a tenant to what is added to it takes what arrives as it is: two tenants may have the same id."""
+    outbox, sink_rows = place.outbox(tenant="acme", parts=4), rows(2, keys=1)
+    theirs = msgspec.structs.replace(sink_rows[0], tenant="acme", body=b"another body")
+    sink = OutboxSink(outbox)
+    sink.bind(secrets.token_hex(4))
+    assert await sink.publish(0, 1, 1, [sink_rows[0], theirs, sink_rows[1]]) == 0
+    found = {(each.tenant, each.id) for each in await outbox.waiting()}
+    assert found == {("default", "m-000000"), ("acme", "m-000000"), ("default", "m-000001")}
+    outbox.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 
 import msgspec
@@ -10,11 +11,13 @@ import pytest
 
 from semel import model
 from semel.testing.mutants import MUTANTS, Catch, catch, hunt, planted, search
+from semel.testing.mutants.__main__ import main
 from semel.testing.mutants.hunt import clause_of
 from semel.testing.mutants.plant import recorded_seeds
 from semel.testing.simulation.invariants import CHECKS
 from semel.testing.simulation.plans import plan_of
 from semel.testing.simulation.runner import check, explore, names_of
+from tests.command_line import refused
 
 MODE = os.environ.get("SEMEL_TEST", "full")
 SIMULATED = [name for name, mutant in MUTANTS.items() if not mutant.store]
@@ -95,3 +98,18 @@ def test_a_lease_by_the_worker_s_clock_is_seen_because_clocks_are_off() -> None:
     with planted(name):
         assert "I4" in names_of(check(plan)[0])
         assert not check(msgspec.structs.replace(plan, clocks=()))[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nonsense"], "no mutant 'nonsense'; --list names them all"),
+        (["--plan", "{}"], "--plan shows one mutant: name it"),
+        (["settle-unfenced", "--plan", "{"], "this is no plan"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong_with_its_arguments(
+    arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mutants", *arguments])
+    assert told in refused(main, capsys)

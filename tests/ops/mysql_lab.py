@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
+import msgspec
 import pymysql
 
 from semel.keys import Scope, make_scope
@@ -36,7 +37,8 @@ def using(
     """Open a store, run `body` with it in its colour, close it."""
 
     async def main() -> T:
-        store = mysql.open_url(url, Settings(**settings), colour)
+        given = {"timeout": 20.0} | settings  # a busy machine is no broken store
+        store = mysql.open_url(url, Settings(**given), colour)
         try:
             return await body(store)
         finally:
@@ -68,6 +70,17 @@ async def win(store: MysqlStore, key: str = "key", **options: Any) -> Ask:
     (verdict,) = await store.claim([mine])
     assert isinstance(verdict, Won), verdict
     return mine
+
+
+@contextmanager
+def hurried(store: MysqlStore, seconds: float) -> Iterator[None]:
+    """For the block the store has little time. Before and after it it has plenty, however busy the machine is."""
+    kept = store._settings
+    store._settings = msgspec.structs.replace(kept, timeout=seconds)
+    try:
+        yield
+    finally:
+        store._settings = kept
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+import msgspec
+
 from semel.keys import Scope, make_scope
 from semel.model import Answer, Ask, Kind, Policy, Renewal, Settle, Verdict, Won
 from semel.runtime import run_sync
@@ -55,7 +57,8 @@ class Lab:
     stores: list[PostgresStore] = field(default_factory=list)
 
     def open(self, settings: Settings | None = None, *, options: str = "", url: str = "") -> PostgresStore:
-        store = postgres.open_url((url or self.url) + options, settings or Settings(), self.colour)
+        given = settings or Settings(timeout=20)  # a busy machine is no broken store
+        store = postgres.open_url((url or self.url) + options, given, self.colour)
         self.stores.append(store)
         return store
 
@@ -88,6 +91,17 @@ class Lab:
             self.run(store.aclose())
         if self.runner is not None:
             self.runner.close()
+
+
+@contextmanager
+def hurried(store: PostgresStore, seconds: float) -> Iterator[None]:
+    """For the block the store has little time. Before and after it it has plenty, however busy the machine is."""
+    kept = store._talk._settings
+    store._talk._settings = msgspec.structs.replace(kept, timeout=seconds)
+    try:
+        yield
+    finally:
+        store._talk._settings = kept
 
 
 _databases: dict[tuple[str, str], str] = {}  # by the server's folder, which is never used again, and driver

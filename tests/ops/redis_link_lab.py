@@ -55,7 +55,8 @@ def run(face: Face, coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def open_face(source: Any, face: Face, **options: Any) -> Link:
-    return open_link(source, colour="sync" if face == "sync" else "async", **options)
+    given = {"timeout": 20.0} | options  # a busy machine is no broken server
+    return open_link(source, colour="sync" if face == "sync" else "async", **given)
 
 
 def fresh(name: str = "k") -> bytes:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
+import msgspec
 import pytest
 import redis
 
@@ -58,7 +59,8 @@ async def finish(store: RedisStore, owner: Ask, kind: Kind = Kind.DONE, **more: 
 
 def opened(server: services.RedisServer | str, colour: Colour = "sync", **settings: Any) -> RedisStore:
     url = server if isinstance(server, str) else server.url
-    return open_url(url, Settings(**settings), colour)
+    given = {"timeout": 20.0} | settings  # a busy machine is no broken store
+    return open_url(url, Settings(**given), colour)
 
 
 @contextmanager
@@ -68,6 +70,24 @@ def sync_store(server: services.RedisServer | str, **settings: Any) -> Iterator[
         yield store
     finally:
         run_sync(store.aclose())
+
+
+@contextmanager
+def hurried(store: RedisStore, seconds: float) -> Iterator[None]:
+    """For the block the store has little time. Before and after it it has plenty, however busy the machine is."""
+    kept = store._settings
+    _give(store, msgspec.structs.replace(kept, timeout=seconds))
+    try:
+        yield
+    finally:
+        _give(store, kept)
+
+
+def _give(store: RedisStore, settings: Settings) -> None:
+    link: Any = store._link
+    store._settings, link._timeout = settings, settings.timeout
+    if store.colour == "async":
+        link._patience = settings.timeout / 2
 
 
 @contextmanager

@@ -54,9 +54,27 @@ async def finish(store: SqliteStore, owner: Ask, **more: Any) -> None:
 
 
 def opened(path: Path, colour: Colour = "sync", **settings: Any) -> SqliteStore:
-    store = open_store(f"sqlite:///{path}", Settings(**settings), colour)
+    given = {"timeout": 20.0} | settings  # a busy machine is no broken store
+    store = open_store(f"sqlite:///{path}", Settings(**given), colour)
     assert isinstance(store, SqliteStore)
     return store
+
+
+@contextmanager
+def hurried(store: SqliteStore, seconds: float) -> Iterator[None]:
+    """For the block the store has little time. Before and after it it has plenty, however busy the machine is."""
+    kept = store._timeout
+    _give(store, seconds)
+    try:
+        yield
+    finally:
+        _give(store, kept)
+
+
+def _give(store: SqliteStore, seconds: float) -> None:
+    store._timeout = seconds
+    for desk in store._desks.values():
+        desk._timeout = seconds
 
 
 def raw(path: Path, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:

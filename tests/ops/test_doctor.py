@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from typer.testing import CliRunner
@@ -17,8 +18,10 @@ from typer.testing import CliRunner
 from semel import AsyncSemel, ConfigurationError, Semel, StoreUnavailable
 from semel.cli.commands import app
 from semel.doctor import Checkup, examine, examine_async, judge
+from semel.doctor.advice import advice_for
 from semel.doctor.page import lines
-from semel.store import Settings
+from semel.store import Facts, Settings
+from semel.stores.mysql.server import facts_of
 from semel.testing import services
 
 
@@ -205,6 +208,15 @@ def test_what_the_doctor_says_to_set_makes_it_content() -> None:
 
 
 @pytest.mark.services
+def test_redis_that_does_not_sync_while_it_rewrites_its_log_is_refused() -> None:
+    with services.redis(appendonly="always", config={"no-appendfsync-on-rewrite": "yes"}) as server:
+        page = doctor(server.url, "--require", "exactly-once", code=1)
+        assert "CONFIG SET no-appendfsync-on-rewrite no and CONFIG REWRITE" in page
+        server.command("CONFIG", "SET", "no-appendfsync-on-rewrite", "no")
+        assert examine(server.url).exactly_once
+
+
+@pytest.mark.services
 def test_redis_that_drops_records_is_misconfigured() -> None:
     config = {"maxmemory": "50mb", "maxmemory-policy": "allkeys-lru"}
     with services.redis(appendonly="always", config=config) as server:
@@ -288,7 +300,9 @@ def test_postgres_without_fsync_is_refused(postgres_server: services.PostgresSer
     url = postgres_server.database(driver=driver)
     checkup = examine(url)
     assert checkup.schema.state == "missing"
-    assert postgres_server.execute("SELECT count(*) FROM pg_class WHERE relname LIKE 'semel%'") == [(0,)]
+    name = urlsplit(url).path[1:]
+    made = "SELECT count(*) FROM pg_class WHERE relname LIKE 'semel%'"
+    assert postgres_server.execute(made, database=name) == [(0,)]
     assert not checkup.exactly_once
     assert {text.partition(":")[0] for text in checkup.guarantee.warnings} >= {
         "fsync = off",
@@ -315,6 +329,16 @@ def test_postgres_with_fsync_is_exactly_once_and_its_commit_setting_counts() -> 
         while examine(url).exactly_once:
             assert time.monotonic() < until, "the setting was not read"
         assert "set synchronous_commit = on" in doctor(url, "--require", "durable", code=1)
+        server.execute("ALTER SYSTEM RESET synchronous_commit")
+        server.execute("SELECT pg_reload_conf()")
+
+        name = url.rpartition("/")[2]
+        server.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
+        assert "ALTER DATABASE … RESET synchronous_commit" in doctor(url, "--require", "durable", code=1)
+        server.execute(f"ALTER DATABASE {name} RESET synchronous_commit")
+        until = time.monotonic() + 20
+        while not examine(url).exactly_once:
+            assert time.monotonic() < until, "the setting was not read"
 
 
 @pytest.mark.services
@@ -379,3 +403,18 @@ def test_the_program_leaves_with_the_code(file: Path) -> None:
     assert subprocess.run([*program, f"sqlite:///{file}"], capture_output=True, check=False).returncode == 0
     weak = [*program, "memory://", "--require", "exactly-once"]
     assert subprocess.run(weak, capture_output=True, check=False).returncode == 1
+
+
+def test_three_flushes_of_mariadb_are_as_good_as_one_and_none_is_not() -> None:
+    kept = {
+        level: facts_of({"innodb_flush_log_at_trx_commit": level}, "mariadb").durable_writes
+        for level in "0123"
+    }
+    assert kept == {"0": False, "1": True, "2": False, "3": True}
+
+
+def test_a_standby_that_every_commit_waits_for_and_that_is_not_there_is_told() -> None:
+    waiting = Facts("postgresql", settings={"synchronous_standby_names": "*", "standbys": "0"})
+    assert any("no standby is connected" in text for text in advice_for(waiting))
+    alone = Facts("postgresql", settings={"synchronous_standby_names": "", "standbys": "0"})
+    assert not list(advice_for(alone))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from semel.store import Capabilities
 from semel.stores.memory import MemoryStore
 from semel.testing import services
 from tests.ops.postgres_lab import Lab, ask_for, database_of, end_of, lab
-from tests.ops.sqlite_lab import opened
+from tests.ops.sqlite_lab import hurried, opened
 
 
 async def _seven() -> int:
@@ -49,16 +50,22 @@ async def _posted(store: Any, ask: Ask, *, whole: bool) -> Verdict | Brief | Non
     return poster.claimed(ask, await posted, whole=whole)
 
 
-def test_a_plain_replay_read_in_short_equals_the_whole_record(here: Lab) -> None:
+@pytest.mark.parametrize("labels", [None, {"route": "POST /orders"}])
+def test_a_plain_replay_read_in_short_equals_the_whole_record(here: Lab, labels: Any) -> None:
     store = here.open()
-    owner = here.begin(store, "key", fingerprint=b"f" * 32)
+    owner = here.begin(store, "key", fingerprint=b"f" * 32, labels=labels)
     here.settle(store, end_of(owner, result=b"\x10\xa3yes"))
     for asked in (ask_for("key"), ask_for("key", fingerprint=b"f" * 32)):
         short = here.run(_posted(store, asked, whole=False))
         whole = here.run(_posted(store, asked, whole=True))
         assert isinstance(short, Brief)
         assert isinstance(whole, Replay)
-        assert (short.attempts, short.result) == (whole.record.attempts, whole.record.result)
+        record = whole.record
+        assert (short.attempts, short.expires, short.result) == (
+            record.attempts,
+            record.expires,
+            record.result,
+        )
     assert isinstance(here.run(_posted(store, ask_for("key", fingerprint=b"g" * 32), whole=False)), Mismatch)
 
 
@@ -196,16 +203,20 @@ def test_a_cancelled_claim_on_the_quick_way_leaves_the_key_to_others(here: Lab) 
 # ---------------------------------------------------------------------------------------------------- SQLite
 def test_a_file_that_stays_locked_is_told_before_the_effect_and_waited_for_after_it(tmp_path: Path) -> None:
     async def work() -> None:
-        async with AsyncSemel(f"sqlite:///{tmp_path}/semel.db", timeout=0.1) as once:
+        async with AsyncSemel(f"sqlite:///{tmp_path}/semel.db", timeout=20) as once:
             await once.execute("warm", _seven)
             store: Any = once._store
             lock = store._file.writer.lock
-            with lock, pytest.raises(StoreUnavailable, match="stayed locked"):
+            with lock, hurried(store, 0.1), pytest.raises(StoreUnavailable, match="stayed locked"):
                 await once.execute("key", _seven)
+
+            left = ExitStack()
 
             async def locking() -> int:
                 lock.acquire()
-                asyncio.get_running_loop().call_later(0.25, lock.release)
+                left.callback(lock.release)
+                left.enter_context(hurried(store, 0.1))
+                asyncio.get_running_loop().call_later(0.25, left.close)
                 return 8
 
             assert (await once.execute("other", locking)).value == 8

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from semel.testing import services
-from semel.testing.proxy import CHUNKS, RESP, Proxy
+from semel.testing.proxy import CHUNKS, RESP, STREAMS, Proxy
 
 
 class Echo:
@@ -125,6 +125,20 @@ def test_stall_holds_replies_until_release(proxy: Proxy, client: socket.socket, 
     assert echo.seen == [b"slow"]
 
 
+def test_who_left_during_a_stall_is_gone_after_the_release() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, Proxy(*silent.getsockname()) as proxy:
+        rule = proxy.stall()
+        with socket.create_connection((proxy.host, proxy.port)) as client:
+            client.sendall(b"slow")
+            assert rule.fired.wait(30)
+        assert proxy.open_connections == 1  # the server is not told
+        proxy.release()
+        until = time.monotonic() + 30
+        while proxy.open_connections and time.monotonic() < until:
+            time.sleep(0.002)
+        assert not proxy.open_connections
+
+
 def test_blackhole_swallows_both_directions_and_closes_nothing(
     proxy: Proxy, client: socket.socket, echo: Echo
 ) -> None:
@@ -204,3 +218,41 @@ def test_redis_commands_are_cut_at_their_ends(data: bytes, commands: list[bytes]
 def test_whole_chunks_takes_a_read_as_one_request() -> None:
     assert CHUNKS.split(b"abc") == [b"abc"]
     assert CHUNKS.split(b"") == []
+
+
+def frame(command: int, body: bytes = b"") -> bytes:
+    """Of RabbitMQ's stream protocol: 2 publishes, 3 confirms."""
+    content = command.to_bytes(2, "big") + b"\x00\x01" + body
+    return len(content).to_bytes(4, "big") + content
+
+
+def test_of_a_stream_only_publications_count_and_their_confirmation_is_the_reply(echo: Echo) -> None:
+    with (
+        Proxy("127.0.0.1", echo.port, framing=STREAMS) as proxy,
+        socket.create_connection((proxy.host, proxy.port), timeout=5) as client,
+    ):
+        rule = proxy.swallow_reply(at=2)
+        assert ask(client, frame(5)) == frame(5)
+        assert ask(client, frame(2, b"one")) == frame(2, b"one")
+        assert proxy.requests == 1
+        assert not rule.fired.is_set()
+        whole = frame(2, b"two") + frame(3) + frame(3)
+        client.sendall(whole[:7])
+        client.sendall(whole[7:])
+        with pytest.raises(ConnectionResetError):
+            client.recv(4096)
+        assert rule.fired.is_set()
+        assert b"".join(echo.seen).startswith(frame(5) + frame(2, b"one") + frame(2, b"two"))
+
+
+def test_a_publication_that_is_reset_before_is_never_seen(echo: Echo) -> None:
+    with (
+        Proxy("127.0.0.1", echo.port, framing=STREAMS) as proxy,
+        socket.create_connection((proxy.host, proxy.port), timeout=5) as client,
+    ):
+        proxy.reset_before()
+        client.sendall(frame(5) + frame(2))
+        with pytest.raises(ConnectionResetError):
+            while client.recv(4096):
+                pass
+        assert frame(2) not in b"".join(echo.seen)

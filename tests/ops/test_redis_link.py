@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import subprocess
 import tempfile
 import threading
@@ -21,6 +20,7 @@ from semel.errors import ConfigurationError, StoreUnavailable
 from semel.stores.redis.link import Call, Lane, Script, ServerError, open_link
 from semel.testing import services
 from semel.testing.proxy import CHUNKS, Proxy
+from semel.testing.services.home import free_port
 from tests.ops.redis_link_lab import (
     COLOURS,
     COUNT,
@@ -169,10 +169,10 @@ def test_a_refused_command_raises_the_servers_own_error(
 @pytest.mark.parametrize("face", COLOURS)
 def test_nothing_connects_before_the_first_use(redis_server: services.RedisServer, face: Face) -> None:
     with proxied(redis_server) as proxy:
-        before = threading.active_count()
+        before = set(threading.enumerate())
         link = open_face(url_of(proxy), face)
         assert proxy.connections == 0
-        assert threading.active_count() == before
+        assert set(threading.enumerate()) <= before  # one of a test before may end meanwhile
         run(face, link.aclose())
         assert proxy.connections == 0
 
@@ -196,14 +196,16 @@ def test_bulk_and_blocking_calls_do_not_hold_up_the_main_lane(
     async def body() -> None:
         link = open_face(redis_server.url, face)
         await link.call(ECHO, [b"k"], [b"warm"])
-        parked = asyncio.create_task(link.command("BLPOP", fresh(), 1, lane=Lane.BLOCKING, timeout=5))
+        list_ = fresh()
+        parked = asyncio.create_task(link.command("BLPOP", list_, 0, lane=Lane.BLOCKING, timeout=60))
         bulk = asyncio.create_task(link.call(ECHO, [b"k"], [b"x" * (8 << 20)], lane=Lane.BULK))
         await asyncio.sleep(0)
         for lane in (Lane.MAIN, Lane.RENEW):
-            assert await link.call(ECHO, [b"k"], [b"small"], lane=lane, timeout=0.9) == [b"k", b"small"]
+            assert await link.call(ECHO, [b"k"], [b"small"], lane=lane, timeout=20) == [b"k", b"small"]
         assert not parked.done()
         assert len((await bulk)[1]) == 8 << 20
-        assert await parked is None
+        await link.command("RPUSH", list_, "came")
+        assert await parked == [list_, b"came"]
         await link.aclose()
 
     run(face, body())
@@ -222,8 +224,8 @@ def test_acks_counts_the_replicas_that_have_the_write(face: Face) -> None:
 
         async def body() -> None:
             link = open_face(master.url, face)
-            assert await link.call(COUNT, [key], acks=1, ack_timeout=1.0) == [1, 1]
-            (both,) = await link.call_many([Call(COUNT, [key], acks=1)])
+            assert await link.call(COUNT, [key], acks=1, ack_timeout=20) == [1, 1]
+            (both,) = await link.call_many([Call(COUNT, [key], acks=1, ack_timeout=20)])
             assert both == [2, 1]
             with replica.paused():
                 assert await link.call(COUNT, [key], acks=1, ack_timeout=0.1) == [3, 0]
@@ -267,7 +269,7 @@ def test_a_full_connection_refuses_with_a_clear_message_but_takes_renewals(
     with proxied(redis_server) as proxy:
 
         async def body() -> None:
-            link = open_link(url_of(proxy), colour="async", timeout=5, max_pending=10)
+            link = open_link(url_of(proxy), colour="async", timeout=30, max_pending=10)
             await link.call(ECHO, [b"k"], [b"warm"])
             proxy.stall(match=is_script)
             waiting = [asyncio.create_task(link.call(ECHO, [b"k"], [number])) for number in range(10)]
@@ -290,7 +292,7 @@ def test_threads_beyond_the_connection_limit_wait_their_turn_or_are_told(
     redis_server: services.RedisServer,
 ) -> None:
     with proxied(redis_server) as proxy:
-        link = open_link(url_of(proxy), colour="sync", timeout=5, max_connections=1)
+        link = open_link(url_of(proxy), colour="sync", timeout=30, max_connections=1)
         drive(link.call(ECHO, [b"k"], [b"warm"]))
         rule = proxy.stall(match=is_script)
         slow = threading.Thread(target=lambda: drive(link.call(ECHO, [b"k"], [b"slow"])))
@@ -330,11 +332,11 @@ def test_a_wrong_password_is_told_at_once_and_never_shown(
     locked_server: services.RedisServer, face: Face, login: str
 ) -> None:
     async def body() -> None:
-        link = open_face(f"redis://{login}{locked_server.host}:{locked_server.port}/0", face, timeout=5)
+        link = open_face(f"redis://{login}{locked_server.host}:{locked_server.port}/0", face, timeout=60)
         start = time.monotonic()
         with pytest.raises(ConfigurationError) as told:
             await link.call(ECHO, [b"k"], [1])
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 20
         assert f"127.0.0.1:{locked_server.port}" in str(told.value)
         assert "password" in str(told.value)
         assert "wr0ng" not in f"{told.value} {told.value.__cause__!r} {link!r}"
@@ -342,13 +344,6 @@ def test_a_wrong_password_is_told_at_once_and_never_shown(
         await link.aclose()
 
     run(face, body())
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize("face", COLOURS)
@@ -368,11 +363,11 @@ def test_an_unreachable_server_is_named_with_the_remedy_and_without_delay(
     port = free_port()
 
     async def body() -> None:
-        link = open_face(url.format(port=port), face, timeout=30)
+        link = open_face(url.format(port=port), face, timeout=60)
         start = time.monotonic()
         with pytest.raises(StoreUnavailable, match=says.format(port=port)) as told:
             await link.call(ECHO, [b"k"], [1])
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 20
         assert told.value.__cause__ is not None
         await link.aclose()
 

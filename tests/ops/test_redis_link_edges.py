@@ -50,11 +50,11 @@ def test_a_server_that_does_not_keep_the_protocol_is_given_up(face: Face, answer
     with Scripted(lambda _: answer) as server:
 
         async def body() -> None:
-            link = open_face(f"redis://127.0.0.1:{server.port}/0", face)
+            link = open_face(f"redis://127.0.0.1:{server.port}/0", face, timeout=60)
             start = time.monotonic()
             with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{server.port}") as told:
                 await link.call(ECHO, [b"k"], [1])
-            assert time.monotonic() - start < 2
+            assert time.monotonic() - start < 20
             assert told.value.__cause__ is not None
             await link.aclose()
 
@@ -84,7 +84,7 @@ def test_the_time_of_a_call_is_that_of_its_whole_reply_not_of_each_byte() -> Non
     start = time.monotonic()
     with pytest.raises(Overdue, match="within the caller's time"):
         dripping.exchange(b"PING", 1, 1.0, start + 0.3)
-    assert time.monotonic() - start < 3  # all of it would take 10 s
+    assert time.monotonic() - start < 8  # all of it would take 10 s
 
 
 def test_a_stray_reply_ends_the_shared_connection() -> None:
@@ -136,7 +136,7 @@ def test_a_map_that_cannot_be_had_is_told(face: Face, scheme: str, answer: bytes
                 await link.command_everywhere("PING")
             with pytest.raises((StoreUnavailable, ConfigurationError)):
                 await link.watch(b"channel", lambda: None)
-            assert time.monotonic() - start < 5
+            assert time.monotonic() - start < 20
             await link.aclose()
 
         run(face, body())
@@ -234,7 +234,7 @@ def test_a_master_demoted_by_sentinel_is_left_for_the_new_one(face: Face) -> Non
         key = fresh()
 
         async def body() -> None:
-            link = open_face(group.url, face, timeout=15)
+            link = open_face(group.url, face, timeout=60)
             await link.call(COUNT, [key])
             assert group.sentinels[0].command("SENTINEL", "FAILOVER", group.service_name)
             new = group.wait_failed_over(old)
@@ -270,9 +270,9 @@ def test_an_async_link_is_closed_from_another_thread(redis_server: services.Redi
 
     worker = threading.Thread(target=lambda: asyncio.run(use()))
     worker.start()
-    assert using.wait(5)
+    assert using.wait(30)
     link.close()
-    end = time.monotonic() + 5
+    end = time.monotonic() + 20
     while "elsewhere" in str(redis_server.command("CLIENT", "LIST")):
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -101,7 +101,10 @@ def test_a_link_dropped_without_closing_closes_its_connections_with_the_loop(
         asyncio.run(use())
         gc.collect()
     assert [str(one.message) for one in said] == []
-    assert "dropped" not in redis_server.command("CLIENT", "LIST").__str__()
+    end = time.monotonic() + 20
+    while "dropped" in str(redis_server.command("CLIENT", "LIST")):  # the server learns of it a moment later
+        assert time.monotonic() < end, "a connection stayed open"
+        time.sleep(0.01)
 
 
 def test_loops_in_several_threads_share_a_link(redis_server: services.RedisServer) -> None:
@@ -126,6 +129,18 @@ def test_loops_in_several_threads_share_a_link(redis_server: services.RedisServe
         worker.join()
     assert errors == []
     link.close()
+
+
+def test_a_link_whose_loop_has_ended_is_closed_in_another_one(redis_server: services.RedisServer) -> None:
+    link = open_link(redis_server.url, colour="async")
+    assert asyncio.run(_one_call(link)) == [b"k", b"1"]
+    asyncio.run(link.aclose())
+    with pytest.raises(StoreUnavailable, match="closed"):
+        asyncio.run(_one_call(link))
+
+
+async def _one_call(link: Link) -> Any:
+    return await link.call(ECHO, [b"k"], [1])
 
 
 def test_the_async_link_outside_of_a_loop_says_so() -> None:
@@ -328,7 +343,7 @@ def test_closing_concurrently_ends_waiting_calls(redis_server: services.RedisSer
     with proxied(redis_server) as proxy:
 
         async def body() -> None:
-            link = open_face(url_of(proxy), face, timeout=30)
+            link = open_face(url_of(proxy), face, timeout=60)
             await link.call(ECHO, [b"k"], [b"warm"])
             await link.watch(fresh("channel"), lambda: None)
             proxy.stall(match=is_script)
@@ -337,7 +352,7 @@ def test_closing_concurrently_ends_waiting_calls(redis_server: services.RedisSer
             start = time.monotonic()
             await asyncio.gather(*(link.aclose() for _ in range(5)))
             ends = await asyncio.gather(*waiting, return_exceptions=True)
-            assert time.monotonic() - start < 2
+            assert time.monotonic() - start < 20
             assert {type(end) for end in ends} == {StoreUnavailable}
 
         run(face, body())
@@ -347,12 +362,12 @@ def test_closing_while_dialling_ends_waiting_calls() -> None:
     with services.redis(password="pw") as server, server.paused():
 
         async def body() -> None:
-            link = open_link(server.url, colour="async", timeout=30)
+            link = open_link(server.url, colour="async", timeout=60)
             waiting = asyncio.create_task(link.call(ECHO, [b"k"], [1]))
             await asyncio.sleep(0.05)
             await link.aclose()
             with pytest.raises(StoreUnavailable):
-                await asyncio.wait_for(waiting, 2)
+                await asyncio.wait_for(waiting, 20)
 
         asyncio.run(body())
 
@@ -382,9 +397,9 @@ def test_threads_closing_concurrently_with_calls_leave_no_socket_open(
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(10)
+        worker.join(60)
     assert not any(worker.is_alive() for worker in workers)
-    end = time.monotonic() + 5
+    end = time.monotonic() + 20
     while "closing" in str(redis_server.command("CLIENT", "LIST")):
         assert time.monotonic() < end, "a connection stayed open"
         time.sleep(0.01)
@@ -401,7 +416,11 @@ link = open_face({redis_server.url!r}, {face!r})
 async def use():
     await link.call(ECHO, [b"k"], [1])
     await link.watch(b"channel", lambda: None)
-{"drive" if face == "sync" else "asyncio.run"}(use())
+async def main():
+    # -X dev is asyncio's debug mode too, in which a busy machine is told of slow callbacks.
+    asyncio.get_running_loop().slow_callback_duration = 60
+    await use()
+{"drive(use())" if face == "sync" else "asyncio.run(main())"}
 """
     ended = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "always", "-c", program],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import subprocess
 import sys
@@ -283,7 +284,7 @@ def _counted(watcher: Any) -> list[float]:
 
 
 def _comes_true(condition: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 5
+    until = time.monotonic() + 20
     while not condition() and time.monotonic() < until:
         time.sleep(0.001)
     return condition()
@@ -376,3 +377,93 @@ def test_a_watcher_of_threads_that_would_suspend_is_a_mistake_and_says_so(
     with pytest.raises(AssertionError, match="must not suspend"):
         type(link._watcher)._turn_now(stand_in)
     drive(link.aclose())
+
+
+# ---- no time, no room, no place
+@pytest.mark.parametrize("face", COLOURS)
+def test_whoever_has_spent_his_time_on_one_node_of_a_cluster_does_not_ask_the_next(face: Face) -> None:
+    with Scripted(lambda _: b"") as silent, Scripted(lambda _: b"") as other:
+
+        async def body() -> None:
+            url = f"redis+cluster://127.0.0.1:{silent.port},127.0.0.1:{other.port}"
+            link = open_face(url, face, timeout=0.5, connect_timeout=30)
+            start = time.monotonic()
+            with pytest.raises(StoreUnavailable):
+                await link.call(ECHO, [b"k"], [1])
+            assert time.monotonic() - start < 15
+            await link.aclose()
+
+        run(face, body())
+        assert len(silent._open) + len(other._open) == 1
+
+
+def test_a_post_needs_a_connection_and_room_on_it(redis_server: services.RedisServer) -> None:
+    async def body() -> None:
+        link: Any = open_link(redis_server.url, colour="async", max_queued_bytes=100)
+        command = b"*2\r\n$4\r\nECHO\r\n$100\r\n" + b"x" * 100 + b"\r\n"
+        assert link.post(b"k", command) is None, "nothing is connected yet"
+        await link.call(ECHO, [b"k"], [1])
+        first, second = link.post(b"k", command), link.post(b"k", command)
+        assert first is not None
+        assert second is None, "more bytes wait than may wait"
+        assert await first == b"x" * 100
+        third = link.post(b"k", command)
+        assert third is not None, "they are written"
+        assert await third == b"x" * 100
+        await link.aclose()
+        assert link.post(b"k", command) is None
+
+    asyncio.run(body())
+
+
+def test_a_post_to_a_cluster_whose_map_is_not_known_is_not_sent(redis_cluster: services.RedisCluster) -> None:
+    link: Any = open_link(redis_cluster.url, colour="sync")
+    assert link.post(b"k", b"") is None
+    drive(link.aclose())
+
+
+def _interrupt(when: Callable[[], bool]) -> None:
+    assert _comes_true(when)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+
+class Rang(BaseException):
+    """What a signal's handler raises."""
+
+
+@pytest.mark.parametrize("handed", [False, True], ids=["while it waits", "when it has just been handed one"])
+def test_a_thread_that_is_interrupted_in_the_queue_for_a_connection_takes_none_along(
+    redis_server: services.RedisServer, handed: bool
+) -> None:
+    assert threading.current_thread() is threading.main_thread()
+    with proxied(redis_server) as proxy:
+        link: Any = open_link(url_of(proxy), colour="sync", timeout=10, max_connections=1)
+        drive(link.call(ECHO, [b"k"], [b"warm"]))
+        held = proxy.stall(match=is_script)
+        answers: list[Any] = []
+        holder = threading.Thread(target=lambda: answers.append(drive(link.call(ECHO, [b"k"], [b"x"]))))
+        holder.start()
+        assert held.fired.wait(5)
+        (stack,) = link._stacks.values()
+
+        def ring(*_: object) -> None:
+            if handed:
+                proxy.release()
+                assert _comes_true(lambda: not stack._queue)
+            raise Rang
+
+        before = signal.signal(signal.SIGUSR1, ring)
+        interrupter = threading.Thread(target=_interrupt, args=(lambda: bool(stack._queue),))
+        interrupter.start()
+        try:
+            with pytest.raises(Rang):
+                drive(link.call(ECHO, [b"k"], [b"y"]))
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        proxy.release()
+        holder.join(10)
+        interrupter.join(10)
+        assert answers == [[b"k", b"x"]]
+        assert drive(link.call(ECHO, [b"k"], [b"z"])) == [b"k", b"z"], "its place is free"
+        assert stack._total == 1
+        drive(link.aclose())

@@ -211,7 +211,7 @@ def test_keys_torn_apart_by_a_migration_are_waited_for(
         move.begin()
         move.carry(nonces)
         with pytest.raises(StoreUnavailable, match="TRYAGAIN"):
-            await link.call(ONCE, [nonces, count], [b"second"], timeout=0.3)
+            await link.call(ONCE, [nonces, count], [b"second"], timeout=1)
 
         def end() -> None:
             move.carry(count)
@@ -256,11 +256,11 @@ def test_a_killed_cluster_master_is_replaced_within_the_callers_time(valkey: boo
     with services.redis_cluster(valkey=valkey) as cluster:
         key = fresh()
         victim = cluster.master_of(key.decode())
-        blocking = open_link(cluster.url, colour="sync", timeout=20)
+        blocking = open_link(cluster.url, colour="sync", timeout=60)
         drive(blocking.call(ONCE, once_keys(key), [b"warm"]))
 
         async def body() -> None:
-            link = open_link(cluster.url, colour="async", timeout=20)
+            link = open_link(cluster.url, colour="async", timeout=60)
             bell = Bell("async")
             await link.watch(key, bell)
             await link.call(ONCE, once_keys(key), [b"warm"])
@@ -268,13 +268,13 @@ def test_a_killed_cluster_master_is_replaced_within_the_callers_time(valkey: boo
             start = time.monotonic()
             with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{victim.port}"):
                 await link.call(ONCE, once_keys(key), [b"too short"], timeout=0.3)
-            assert time.monotonic() - start < 1.5
+            assert time.monotonic() - start < 15, "its own time, not the link's"
             calls = [link.call(ONCE, once_keys(key), [f"n{number}"]) for number in range(20)]
             in_thread = asyncio.to_thread(lambda: drive(blocking.call(ONCE, once_keys(key), [b"thread"])))
             *replies, last = await asyncio.gather(*calls, in_thread)
             assert [reply[0] for reply in replies] == [f"n{number}".encode() for number in range(20)]
             assert last[0] == b"thread"
-            await bell.until(1, timeout=20)
+            await bell.until(1, timeout=60)
             rung = bell.rings
             assert await link.call(PUBLISH, [key]) == 1
             await bell.until(rung + 1)
@@ -350,11 +350,12 @@ def test_a_lost_master_under_sentinel_is_replaced_within_the_callers_time(how: s
     with services.redis_sentinel(valkey=valkey) as group:
         key = fresh()
         victim = group.master()
-        blocking = open_link(group.url, colour="sync", timeout=12)
+        timeout = 60 if how == "killed" else 16  # half of it is spent on waiting for one that says nothing
+        blocking = open_link(group.url, colour="sync", timeout=timeout)
         drive(blocking.call(ONCE, once_keys(key), [b"warm"]))
 
         async def body() -> None:
-            link = open_link(group.url, colour="async", timeout=12)
+            link = open_link(group.url, colour="async", timeout=timeout)
             await link.call(ONCE, once_keys(key), [b"warm"])
             await asyncio.to_thread(victim.kill if how == "killed" else victim.pause)
             calls = [link.call(ONCE, once_keys(key), [f"n{number}"]) for number in range(20)]

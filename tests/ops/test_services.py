@@ -172,7 +172,7 @@ def test_cluster_fails_over_when_a_master_is_killed() -> None:
     with services.redis_cluster() as cluster:
         victim = cluster.master_of("key")
         victim.kill()
-        wait_until(lambda: len(cluster.masters()) == 3, timeout=20, what="a replica became master", step=0.05)
+        wait_until(lambda: len(cluster.masters()) == 3, timeout=60, what="a replica became master", step=0.05)
         cluster.wait_healthy()
         assert cluster.master_of("key") is not victim
 
@@ -499,9 +499,9 @@ def test_no_server_outlives_a_launcher_ended_by(
     process, pids, folder = launcher(*every_kind)
     assert not any(map(gone, pids))
     process.send_signal(how)
-    process.wait(10)
+    process.wait(60)
     wait_until(
-        lambda: all(map(gone, pids)) and not folder.exists(), timeout=10, what="servers and data are gone"
+        lambda: all(map(gone, pids)) and not folder.exists(), timeout=60, what="servers and data are gone"
     )
 
 
@@ -509,9 +509,9 @@ def test_no_server_outlives_a_launcher_that_forgot_to_close(
     launcher: Callable[..., tuple[subprocess.Popen[str], list[int], Path]],
 ) -> None:
     process, pids, folder = launcher("exit", "sql")
-    process.wait(10)
+    process.wait(60)
     wait_until(
-        lambda: all(map(gone, pids)) and not folder.exists(), timeout=10, what="servers and data are gone"
+        lambda: all(map(gone, pids)) and not folder.exists(), timeout=60, what="servers and data are gone"
     )
 
 
@@ -520,9 +520,9 @@ def test_a_forked_child_of_the_launcher_does_not_keep_servers_alive(
 ) -> None:
     process, pids, folder = launcher("fork")
     process.kill()
-    process.wait(10)
+    process.wait(60)
     wait_until(
-        lambda: all(map(gone, pids)) and not folder.exists(), timeout=10, what="servers and data are gone"
+        lambda: all(map(gone, pids)) and not folder.exists(), timeout=60, what="servers and data are gone"
     )
 
 
@@ -538,11 +538,11 @@ def test_the_next_start_clears_what_a_killed_watchdog_left(
     assert len(guards) == 1
     os.kill(guards[0], signal.SIGKILL)
     process.kill()
-    process.wait(10)
+    process.wait(60)
     time.sleep(0.2)  # long enough for a watchdog, had it lived
     assert not any(map(gone, pids))
     next_one, _, _ = launcher("exit")
-    next_one.wait(10)
+    next_one.wait(60)
     assert all(map(gone, pids))
     assert not folder.exists()
 

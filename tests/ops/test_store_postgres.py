@@ -36,9 +36,21 @@ from semel.model import (
 from semel.store import Query, Settings, open_store
 from semel.stores import postgres
 from semel.stores.postgres.facts import facts_of
-from semel.stores.postgres.sql import ask_args, statements
+from semel.stores.postgres.sql import claim_words, statements
 from semel.testing import services
-from tests.ops.postgres_lab import IDS, KINDS, Lab, ask_for, beat_of, database_of, end_of, lab, rows, scope_of
+from tests.ops.postgres_lab import (
+    IDS,
+    KINDS,
+    Lab,
+    ask_for,
+    beat_of,
+    database_of,
+    end_of,
+    hurried,
+    lab,
+    rows,
+    scope_of,
+)
 
 
 @pytest.fixture(params=KINDS, ids=IDS)
@@ -59,22 +71,26 @@ def stranger(url: str) -> psycopg.Connection[Any]:
 # ----------------------------------------------------------------------------------------------- statements
 
 
-def test_a_replay_writes_nothing(here: Lab, postgres_server: services.PostgresServer) -> None:
+@pytest.mark.parametrize("labels", [None, {"scene": "x"}])
+def test_a_replay_writes_nothing(
+    here: Lab, postgres_server: services.PostgresServer, labels: dict[str, str] | None
+) -> None:
     store = here.open()
     here.finish(store, "k", result=b"r")
-    ask = ask_for("k")
-    sql = statements("semel")["claim_one"]
+    name, args = claim_words(ask_for("k", labels=labels), 0.0)
+    assert name == ("claim_one" if labels else "claim_plain")
+    sql = statements("semel")[name]
     with psycopg.connect(plain(here.url), autocommit=True) as session:
         before = session.execute(
             "select pg_current_xact_id_if_assigned(), pg_current_wal_insert_lsn()"
         ).fetchone()
         cursor = psycopg.RawCursor(session)
         explain = b"explain (analyze, wal, format json) " + sql.encode()
-        cursor.execute(explain, (0.0, *ask_args(ask)))  # the first may still set hint bits
-        plan = cursor.execute(explain, (0.0, *ask_args(ask))).fetchall()[0][0][0]["Plan"]
+        cursor.execute(explain, args)  # the first may still set hint bits
+        plan = cursor.execute(explain, args).fetchall()[0][0][0]["Plan"]
         assert (plan["WAL Records"], plan["WAL Bytes"], plan["Actual Rows"]) == (0, 0, 1)
         for _ in range(50):
-            (verdict,) = here.claim(store, ask_for("k"))
+            (verdict,) = here.claim(store, ask_for("k", labels=labels))
             assert isinstance(verdict, Replay)
         after = session.execute(
             "select pg_current_xact_id_if_assigned(), pg_current_wal_insert_lsn()"
@@ -253,7 +269,7 @@ def test_an_empty_batch_is_an_empty_answer(here: Lab) -> None:
 
 
 def test_a_key_that_a_stranger_is_inserting_is_busy_and_holds_up_nobody(here: Lab) -> None:
-    store = here.open()
+    store = here.open(Settings(timeout=60))
     here.finish(store, "settled")
     with stranger(here.url) as session:
         session.execute(
@@ -265,10 +281,10 @@ def test_a_key_that_a_stranger_is_inserting_is_busy_and_holds_up_nobody(here: La
         began = time.monotonic()
         (alone,) = here.claim(store, ask_for("locked"))
         assert alone == Busy(0.05, 0)
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 20
         verdicts = here.claim(store, ask_for("x1"), ask_for("locked"), ask_for("x2"), ask_for("settled"))
         assert [type(verdict) for verdict in verdicts] == [Won, Busy, Won, Replay]
-        assert time.monotonic() - began < 3.0
+        assert time.monotonic() - began < 20
         session.rollback()
     (verdict,) = here.claim(store, ask_for("locked"))
     assert isinstance(verdict, Won)
@@ -289,7 +305,7 @@ def test_a_locked_row_is_replayed_while_it_is_settled_and_busy_when_it_must_chan
 
 
 def test_a_locked_settle_waits_for_the_lock_and_its_company_does_not(here: Lab) -> None:
-    store = here.open()
+    store = here.open(Settings(timeout=20))
     asks = [here.begin(store, f"k{number}") for number in range(4)]
     session = stranger(here.url)
     session.execute("select from semel where scope = %s for update", (asks[1].scope.hash,))
@@ -306,24 +322,30 @@ def test_a_locked_settle_waits_for_the_lock_and_its_company_does_not(here: Lab) 
 
 
 def test_what_stays_locked_is_unavailable_in_time(here: Lab) -> None:
-    store = here.open(Settings(timeout=0.4))
+    store = here.open(Settings(timeout=60))
     first, second = here.begin(store, "k1"), here.begin(store, "k2")
     with stranger(here.url) as session:
         session.execute("select from semel where scope = %s for update", (first.scope.hash,))
         began = time.monotonic()
-        answers = here.settle(store, end_of(first), end_of(second))
+        with hurried(store, 2):
+            answers = here.settle(store, end_of(first), end_of(second))
         assert isinstance(answers[0], StoreUnavailable)
         assert answers[1] is Answer.OK
-        with pytest.raises(StoreUnavailable, match="locked"):
-            here.settle(store, end_of(first))
-        with pytest.raises(StoreUnavailable, match="locked"):
-            here.run(store.note(Note(first.scope, first.nonce, b"step")))
-        with pytest.raises(StoreUnavailable, match="locked"):
-            here.run(store.renew([beat_of(first)]))
         session.execute("select from semel where scope = %s for update", (second.scope.hash,))
-        with pytest.raises(StoreUnavailable, match="locked"):
-            here.settle(store, end_of(second, Kind.FORGOTTEN, actor="me"))
-        assert time.monotonic() - began < 5
+        told: list[str] = []
+        for act in (
+            lambda: here.settle(store, end_of(first)),
+            lambda: here.run(store.note(Note(first.scope, first.nonce, b"step"))),
+            lambda: here.run(store.renew([beat_of(first)])),
+            lambda: here.settle(store, end_of(second, Kind.FORGOTTEN, actor="me")),
+        ):
+            with hurried(store, 0.6), pytest.raises(StoreUnavailable) as caught:
+                act()
+            told.append(str(caught.value))
+        assert time.monotonic() - began < 30
+        # It gives up a tenth of a second early, to say why; who does not get the processor for longer says what is true too.
+        assert {"locked" in text or "no answer in time" in text for text in told} == {True}
+        assert any("locked" in text for text in told), told
         session.rollback()
 
 

@@ -36,6 +36,7 @@ from tests.ops.postgres_lab import (
     claim_in_child,
     database_of,
     end_of,
+    hurried,
     lab,
     rows,
     scope_of,
@@ -110,24 +111,25 @@ def test_a_restart_in_the_middle_is_waited_for(there: Lab, own_server: services.
 def test_a_server_that_is_gone_is_unavailable_in_time(
     there: Lab, own_server: services.PostgresServer
 ) -> None:
-    store = there.open(Settings(timeout=0.5))
+    store = there.open(Settings(timeout=60))
     ask = there.begin(store, "k")
     own_server.kill()
     began = time.monotonic()
-    with pytest.raises(StoreUnavailable, match="cannot reach PostgreSQL") as caught:
-        there.settle(store, end_of(ask))
-    assert caught.value.__cause__ is not None
-    with pytest.raises(StoreUnavailable):
-        there.run(store.note(Note(ask.scope, ask.nonce, b"x")))
-    with pytest.raises(StoreUnavailable):
-        there.claim(store, ask_for("a"), ask_for("b"))
-    assert time.monotonic() - began < 4
+    with hurried(store, 0.5):
+        with pytest.raises(StoreUnavailable, match="cannot reach PostgreSQL") as caught:
+            there.settle(store, end_of(ask))
+        assert caught.value.__cause__ is not None
+        with pytest.raises(StoreUnavailable):
+            there.run(store.note(Note(ask.scope, ask.nonce, b"x")))
+        with pytest.raises(StoreUnavailable):
+            there.claim(store, ask_for("a"), ask_for("b"))
+    assert time.monotonic() - began < 20
 
 
 def test_a_paused_server_is_unavailable_in_time_and_the_late_claim_is_our_own(
     there: Lab, own_server: services.PostgresServer
 ) -> None:
-    store = there.open(Settings(timeout=0.4))
+    store = there.open(Settings(timeout=60))
     there.finish(store, "warm")
     ask = ask_for("k")
     sql = "select pid from pg_stat_activity where application_name = 'semel' and datname = current_database()"
@@ -136,9 +138,9 @@ def test_a_paused_server_is_unavailable_in_time_and_the_late_claim_is_our_own(
         os.kill(backend, signal.SIGSTOP)  # the server's end of our connection
     try:
         began = time.monotonic()
-        with pytest.raises(StoreUnavailable, match="no answer in time"):
+        with hurried(store, 0.4), pytest.raises(StoreUnavailable, match="no answer in time"):
             there.claim(store, ask)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 20
     finally:
         for backend in backends:
             os.kill(backend, signal.SIGCONT)
@@ -153,8 +155,8 @@ def test_an_unanswered_connect_is_given_up_in_time(there: Lab, own_server: servi
         began = time.monotonic()
         with pytest.raises(StoreUnavailable, match="does not answer"):
             there.claim(store, ask_for("k"))
-        assert time.monotonic() - began < 2
-    (verdict,) = there.claim(there.open(), ask_for("k"))
+        assert time.monotonic() - began < 20
+    (verdict,) = there.claim(there.open(Settings(timeout=20)), ask_for("k"))
     assert isinstance(verdict, Won)
 
 
@@ -164,7 +166,7 @@ def test_one_lost_request_or_reply_is_not_seen(
     here: Lab, postgres_server: services.PostgresServer, verb: str, fault: str
 ) -> None:
     with Proxy("127.0.0.1", postgres_server.port) as proxy:
-        store = here.open(url=through(proxy, here.url, postgres_server.port))
+        store = here.open(Settings(timeout=30), url=through(proxy, here.url, postgres_server.port))
         ask = here.begin(store, "k")
         here.run(store.note(Note(ask.scope, ask.nonce, b"one")))
         warm = here.finish(store, "warm")
@@ -189,13 +191,13 @@ def test_a_network_that_swallows_everything_is_unavailable_in_time(
     here: Lab, postgres_server: services.PostgresServer
 ) -> None:
     with Proxy("127.0.0.1", postgres_server.port) as proxy:
-        store = here.open(Settings(timeout=0.4), url=through(proxy, here.url, postgres_server.port))
+        store = here.open(Settings(timeout=60), url=through(proxy, here.url, postgres_server.port))
         here.finish(store, "warm")
         rule = proxy.blackhole(at=1)
         began = time.monotonic()
-        with pytest.raises(StoreUnavailable):
+        with hurried(store, 0.4), pytest.raises(StoreUnavailable):
             here.claim(store, ask_for("k"))
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 20
         assert rule.fired.is_set()
         (verdict,) = here.claim(store, ask_for("k"))
         assert isinstance(verdict, Won)
@@ -217,15 +219,15 @@ def test_a_statement_timeout_of_the_server_is_told(
 
 
 def test_a_pool_that_is_used_up_is_told(here: Lab) -> None:
-    store = here.open(Settings(timeout=0.4), options="?pool=1")
+    store = here.open(Settings(timeout=20), options="?pool=1")
     here.finish(store, "k")
     home = store._talk.homes.found() if here.colour == "sync" else here.run(store._talk.homes.here())
     assert home is not None
 
     async def hold() -> None:
-        link = await home.pool.take(time.monotonic() + 1)
+        link = await home.pool.take(time.monotonic() + 20)
         try:
-            with pytest.raises(StoreUnavailable, match=r"\?pool="):
+            with hurried(store, 0.4), pytest.raises(StoreUnavailable, match=r"\?pool="):
                 await store.peek(scope_of("k"))
         finally:
             await home.pool.give(link)
@@ -243,8 +245,8 @@ def test_an_unreachable_server_is_told_at_once(kind: Kind) -> None:
     try:
         began = time.monotonic()
         with pytest.raises(StoreUnavailable, match=r"cannot reach PostgreSQL at 127\.0\.0\.1:1/none"):
-            here.claim(here.open(Settings(timeout=5)), ask_for("k"))
-        assert time.monotonic() - began < 2
+            here.claim(here.open(Settings(timeout=60)), ask_for("k"))
+        assert time.monotonic() - began < 20
         with pytest.raises(StoreUnavailable, match=r"resolve|reach"):
             here.claim(
                 here.open(url=f"postgresql+{driver}://postgres@no-such-host.invalid/none"), ask_for("k")
@@ -339,10 +341,22 @@ def test_too_many_connections_is_told(kind: Kind) -> None:
     with services.postgres(config=config) as server, lab(server, kind) as here:
         with ExitStack() as others:
             for _ in range(5):
-                others.enter_context(psycopg.connect(server.url))
+                others.enter_context(_connected(server.url))
             with pytest.raises(StoreUnavailable, match="max_connections"):
                 here.claim(here.open(Settings(timeout=1.0)), ask_for("k"))
         here.finish(here.open(), "k")
+
+
+def _connected(url: str) -> psycopg.Connection[Any]:
+    """The connection that looked whether the server is up may still be on its way out."""
+    until = time.monotonic() + 10
+    while True:
+        try:
+            return psycopg.connect(url)
+        except psycopg.OperationalError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
 
 
 def test_many_processes_of_both_drivers_create_the_tables_at_once(
@@ -364,7 +378,7 @@ def test_many_processes_of_both_drivers_create_the_tables_at_once(
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 def test_two_loops_in_a_row_and_none_left_open(postgres_server: services.PostgresServer, driver: str) -> None:
     url = postgres_server.database(driver=driver)
-    store = postgres.open_url(url, Settings(), "async")
+    store = postgres.open_url(url, Settings(timeout=20), "async")
 
     async def once(key: str) -> None:
         ask = ask_for(key)
@@ -387,7 +401,7 @@ def test_two_loops_in_a_row_and_none_left_open(postgres_server: services.Postgre
 
 
 def test_loops_in_two_threads_at_once(postgres_server: services.PostgresServer) -> None:
-    store = postgres.open_url(postgres_server.database(driver="asyncpg"), Settings(), "async")
+    store = postgres.open_url(postgres_server.database(driver="asyncpg"), Settings(timeout=20), "async")
     found: list[Any] = []
 
     async def work(name: str) -> None:
@@ -407,7 +421,7 @@ def test_a_forgotten_sync_store_closes_its_connections(postgres_server: services
     url = postgres_server.database(driver="psycopg")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        store = postgres.open_url(url, Settings(), "sync")
+        store = postgres.open_url(url, Settings(timeout=20), "sync")
         run_sync(store.claim([ask_for("k")]))
         del store
         gc.collect()
@@ -472,7 +486,7 @@ async def _of(claim: Any) -> Any:
 
 def test_a_cancelled_caller_leaves_a_working_pool(postgres_server: services.PostgresServer) -> None:
     for driver in ("asyncpg", "psycopg"):
-        store = postgres.open_url(postgres_server.database(driver=driver), Settings(), "async")
+        store = postgres.open_url(postgres_server.database(driver=driver), Settings(timeout=20), "async")
 
         async def cancel(store: Any = store) -> None:
             await store.claim([ask_for("warm")])
@@ -509,7 +523,7 @@ def test_a_commit_that_did_not_wait_for_its_standby_is_not_a_success(kind: Kind)
     with services.postgres(config=config) as server, lab(server, kind) as here:
         ask = here.begin(here.open(), "k")
         server.execute(f"alter database {database_of(here.url)} set synchronous_commit = 'on'")
-        store = here.open(Settings(timeout=5.0))
+        store = here.open(Settings(timeout=20))
         stop = threading.Event()
         operator = threading.Thread(target=cancel_the_wait, args=(server, stop))
         operator.start()
@@ -520,11 +534,9 @@ def test_a_commit_that_did_not_wait_for_its_standby_is_not_a_success(kind: Kind)
             stop.set()
             operator.join()
         # asked again, it is not told as recorded while that is still unknown
-        store._talk._settings = Settings(timeout=0.4)
-        with pytest.raises(StoreUnavailable):
+        with hurried(store, 0.4), pytest.raises(StoreUnavailable):
             here.settle(store, end_of(ask, result=b"r"))
         server.execute(f"alter database {database_of(here.url)} set synchronous_commit = 'local'")
-        store._talk._settings = Settings(timeout=5.0)
         assert here.settle(store, end_of(ask, result=b"r")) == [Answer.OK]
         (verdict,) = here.claim(store, ask_for("k"))
         assert isinstance(verdict, Replay)

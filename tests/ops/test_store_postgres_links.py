@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Iterator
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
@@ -23,7 +24,7 @@ from semel.stores.postgres import asyncpg as asyncpg_links
 from semel.stores.postgres import url as postgres_url
 from semel.stores.postgres.asyncpg import AsyncpgLoans, AsyncpgPool, AsyncpgSource
 from semel.stores.postgres.errors import Clash, Late, Locked, Lost, Trouble, Unfit, refused
-from semel.stores.postgres.home import LoopWorld, Pool, ThreadWorld
+from semel.stores.postgres.home import Gate, LoopWorld, Pool, ThreadWorld
 from semel.stores.postgres.link import Link, NotReached, Source
 from semel.testing import services
 from semel.testing.proxy import Proxy
@@ -84,10 +85,13 @@ def test_a_link_tells_its_troubles_apart(here: Lab, postgres_server: services.Po
     here.run(work())
 
 
-def test_a_link_of_our_own_is_never_given_back(here: Lab) -> None:
+def test_a_link_of_our_own_that_is_given_back_is_over(here: Lab) -> None:
     async def work() -> None:
-        with pytest.raises(NotImplementedError):
-            await source_of(here).back(None)
+        source = source_of(here)
+        link = await source.open(5)
+        await source.back(link)
+        with pytest.raises(Lost):
+            await link.script("select 1", 5)
 
     here.run(work())
 
@@ -195,42 +199,68 @@ def test_a_pool_gives_warm_links_and_replaces_dead_ones(here: Lab) -> None:
 
 def test_waiters_for_a_link_get_their_turn_also_when_one_of_them_gives_up() -> None:
     async def work() -> None:
-        slots = LoopWorld().slots(1)
-        assert await slots.take(1)
-        waiting = [asyncio.create_task(slots.take(5)) for _ in range(4)]
+        gate = Gate(LoopWorld())
+        place = await gate.take(1)
+        assert place is not None
+        waiting = [asyncio.create_task(gate.take(5)) for _ in range(4)]
         await asyncio.sleep(0)
         waiting[1].cancel()  # while it waits
         await asyncio.sleep(0)
-        slots.give()
+        gate.give(place)
         waiting[0].cancel()  # when it has just been called
-        assert await waiting[2]
-        assert not await slots.take(0.01)
-        slots.give()
-        assert await waiting[3]
+        place = await waiting[2]
+        assert place is not None
+        assert await gate.take(0.01) is None
+        gate.give(place)
+        assert await waiting[3] is not None
         done = await asyncio.gather(*waiting[:2], return_exceptions=True)
         assert all(isinstance(found, asyncio.CancelledError) for found in done)
 
     asyncio.run(work())
 
 
-def test_who_waits_for_a_link_is_served_before_who_comes_later() -> None:
+def test_who_gets_a_place_in_the_moment_that_time_is_over_has_it() -> None:
     async def work() -> None:
-        slots = LoopWorld().slots(1)
-        assert slots.take_now()
-        waiting = asyncio.create_task(slots.take(5))
-        await asyncio.sleep(0)
-        slots.give()
-        assert not slots.take_now()  # it is the waiter's already, although he has not run yet
-        assert await waiting
-        late = asyncio.create_task(slots.take(5))
-        await asyncio.sleep(0)
-        late.cancel()
-        slots.give()  # called off, and not yet gone
-        assert slots.take_now()
-        with pytest.raises(asyncio.CancelledError):
-            await late
+        gate = Gate(LoopWorld())
+        place = await gate.take(1)
+        assert place is not None
+        waiting = asyncio.create_task(gate.take(0))
+        await asyncio.sleep(0)  # it waits, and the end of its time is the next thing that the loop does
+        gate.give(place)
+        assert await waiting is not None
+        assert await gate.take(0) is None
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("here", KINDS[:2], ids=IDS[:2], indirect=True)
+def test_who_waits_for_a_link_is_served_before_who_comes_later(here: Lab) -> None:
+    async def work() -> None:
+        pool = Pool(source_of(here), LoopWorld(), 1)
+        link = await pool.take(soon())
+        waiting = asyncio.create_task(pool.take(soon()))
+        await asyncio.sleep(0)
+        pool.give_now(link)
+        assert pool.take_now() is None  # it is the waiter's already, although he has not run yet
+        assert await waiting is link
+        late = asyncio.create_task(pool.take(soon()))
+        await asyncio.sleep(0)
+        late.cancel()
+        pool.give_now(link)  # called off, and not yet gone
+        assert pool.take_now() is link
+        with pytest.raises(asyncio.CancelledError):
+            await late
+        called = asyncio.create_task(pool.take(soon()))
+        await asyncio.sleep(0)
+        pool.give_now(link)
+        called.cancel()  # in the moment that it got it
+        with pytest.raises(asyncio.CancelledError):
+            await called
+        assert pool.take_now() is link
+        await pool.drop(link)
+        await pool.close()
+
+    here.run(work())
 
 
 def test_a_flag_is_waited_for_in_time(here: Lab) -> None:
@@ -243,15 +273,33 @@ def test_a_flag_is_waited_for_in_time(here: Lab) -> None:
     here.run(work())
 
 
+def test_a_flag_is_seen_by_all_who_wait_and_by_nobody_once_it_is_down() -> None:
+    flag, seen = ThreadWorld().flag(), SimpleQueue[bool]()
+    threads = [Thread(target=lambda: seen.put(run_sync(flag.wait(30))), daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    flag.set()  # also for who has not sat down yet
+    assert [seen.get(timeout=30) for _ in threads] == [True] * 3
+    for thread in threads:
+        thread.join(30)
+    flag.clear()
+    assert not run_sync(flag.wait(0))
+    flag.set()
+    assert run_sync(flag.wait(0))
+
+
 def test_the_gate_of_first_use_is_left_in_time(here: Lab) -> None:
     store = here.open(Settings(timeout=0.2))
 
     async def work() -> None:
         home = await store._talk.homes.here()
-        assert await home.gate.take(1)
+        place = await home.gate.take(1)
+        assert place is not None
         with pytest.raises(StoreUnavailable, match="in time"):
             await store.claim([ask_for("k")])
-        home.gate.give()
+        home.gate.give(place)
+        (verdict,) = await store.claim([ask_for("k")])
+        assert isinstance(verdict, Won)
 
     here.run(work())
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import queue
+import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +20,9 @@ from psycopg import waiting
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import StaticPool
 
+from semel.errors import StoreUnavailable
 from semel.runtime import run_sync
+from semel.stores.places import Places, ThreadTurns
 from semel.stores.postgres import psycopg as by_psycopg
 from semel.stores.postgres import url as postgres_url
 from semel.stores.postgres.asyncpg import AsyncpgLoans, AsyncpgPool
@@ -130,10 +136,69 @@ def test_a_link_that_another_thread_took_first_is_not_missed(psycopg_lab: Lab) -
             self.clear()
             return super().pop()
 
-    pool = Pool(source_of(psycopg_lab), ThreadWorld(), 1)
-    pool._idle = Raced([object()])
-    assert pool.take_now() is None
-    assert pool._slots.take_now()  # its place was given back
+    async def work() -> None:
+        pool = Pool(source_of(psycopg_lab), ThreadWorld(), 1)
+        pool._idle = Raced([object()])
+        assert pool.take_now() is None
+        link = await pool.take(time.monotonic() + 5)  # a new one: there is a place for it
+        await pool.drop(link)
+
+    run_sync(work())
+
+
+def test_a_thread_that_waits_for_a_link_is_served_before_one_that_comes_later(psycopg_lab: Lab) -> None:
+    async def work() -> None:
+        pool, got = Pool(source_of(psycopg_lab), ThreadWorld(), 1), list[Any]()
+        turns: Any = pool._turns
+        link = await pool.take(time.monotonic() + 5)
+        thread = threading.Thread(target=lambda: got.append(run_sync(pool.take(time.monotonic() + 30))))
+        thread.start()
+        while not turns._line:
+            await ThreadWorld().pause(0.001)
+        pool.give_now(link)
+        assert pool.take_now() is None  # the other's already, whether or not he has run yet
+        thread.join(30)
+        assert got == [link]
+        await pool.drop(link)
+        await pool.close()
+
+    run_sync(work())
+
+
+def test_what_is_handed_over_in_the_moment_that_its_owner_turns_away_is_not_lost() -> None:
+    returned = list[str]()
+    turns = ThreadTurns[str](lambda: None, returned.append)
+    box = queue.SimpleQueue[str]()  # no longer in the line: somebody is on the way with something
+    assert turns._leave(box, None) is None  # …and was struck
+    box.put("late")
+    assert turns._leave(box, None) == "late"
+    box.put("late")
+    assert turns._leave(box, "found") == "found"
+    assert returned == ["late"]
+
+
+def test_what_nobody_waits_for_any_more_goes_back() -> None:
+    returned = list[str]()
+
+    def look() -> str:
+        turns._line.clear()  # as the last who waits does, in between
+        return "found"
+
+    turns = ThreadTurns[str](look, returned.append)
+    turns._line.append(queue.SimpleQueue())
+    turns.ring()
+    assert returned == ["found"]
+
+
+def test_a_place_that_is_given_twice_is_one_place() -> None:
+    places = Places(1)
+    place = places.take()
+    assert place is not None
+    assert places.take() is None
+    places.give(place)
+    places.give(place)
+    assert places.take() is not None
+    assert places.take() is not None, "whoever had it does not have it any more"
 
 
 def test_two_threads_that_come_first_share_one_home() -> None:
@@ -222,3 +287,50 @@ def test_a_pool_that_its_owner_closed_is_not_reached(postgres_server: services.P
             await loans.open(5)
 
     asyncio.run(main())
+
+
+def test_a_link_that_an_interrupted_thread_held_is_closed_and_its_place_is_free_again(
+    psycopg_lab: Lab, recwarn: pytest.WarningsRecorder
+) -> None:
+    async def work() -> None:
+        pool = Pool(source_of(psycopg_lab), ThreadWorld(), 1)
+        link: Any = await pool.take(time.monotonic() + 5)
+        pgconn = link.connection.pgconn
+        del link  # as a signal's handler that raises does, between two lines; no collection is waited for
+        assert pgconn.status == psycopg.pq.ConnStatus.BAD
+        again: Any = await pool.take(time.monotonic() + 5)
+        await pool.give(again)
+        again.connection.pgconn.finish()
+        assert pool.take_now() is None  # found dead, and let go
+        del again
+        gc.collect()
+        last = await pool.take(time.monotonic() + 5)
+        with pytest.raises(StoreUnavailable, match="pool"):  # one place, neither lost nor given twice
+            await pool.take(time.monotonic() + 0.05)
+        await pool.give(last)
+        await pool.close()
+
+    run_sync(work())
+    assert not recwarn.list
+
+
+def test_a_connection_that_an_interrupted_thread_waited_for_is_closed() -> None:
+    class TooLate(BaseException): ...
+
+    made, closed = threading.Event(), threading.Event()
+
+    def ring(*_: object) -> None:
+        raise TooLate
+
+    def slow() -> bool:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        return made.wait(30)
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with pytest.raises(TooLate):
+            by_psycopg.in_time(slow, 30, late=lambda _: closed.set())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    made.set()
+    assert closed.wait(30)

@@ -14,7 +14,10 @@ import pytest
 from semel.stores.postgres.sql import schema_sql, statements
 from semel.testing import services
 
-HOT = ["claim_one", "claim_many", "settle_one", "settle_many", "renew", "note", "read", "mark"]
+HOT = [
+    *("claim_one", "claim_plain", "claim_many", "claim_plain_many", "renew", "note", "read", "mark"),
+    *("settle_one", "settle_done", "settle_many", "settle_done_many"),
+]
 
 
 @pytest.mark.parametrize("name", HOT)

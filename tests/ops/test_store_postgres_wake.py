@@ -26,7 +26,7 @@ from semel.stores import postgres
 from semel.stores.postgres import PostgresStore
 from semel.stores.postgres.wake import Watchers
 from semel.testing import services
-from tests.ops.postgres_lab import IDS, KINDS, Lab, ask_for, database_of, end_of, lab, rows
+from tests.ops.postgres_lab import IDS, KINDS, Lab, ask_for, database_of, end_of, lab, rows, scope_of
 
 
 @pytest.fixture(params=KINDS, ids=IDS)
@@ -64,7 +64,7 @@ def elsewhere(here: Lab, work: Callable[[PostgresStore], Any]) -> None:
     """The same from another process's point of view: a store of its own, in a thread of its own."""
 
     def act() -> None:
-        store = postgres.open_url(here.url.replace("+asyncpg", "+psycopg"), Settings(), "sync")
+        store = postgres.open_url(here.url.replace("+asyncpg", "+psycopg"), Settings(timeout=20), "sync")
         run_sync(work(store))
         run_sync(store.aclose())
 
@@ -313,7 +313,7 @@ SETTLER = """
     from semel.stores import postgres
 
     async def main(url):
-        store = postgres.open_url(url, Settings(), "async")
+        store = postgres.open_url(url, Settings(timeout=20), "async")
         print("ready", flush=True)
         for line in sys.stdin:
             key, nonce = line.split()
@@ -359,12 +359,16 @@ def test_waiters_in_another_process_wake_within_milliseconds(
         spans.append(bell.at - began)
         await unwatch()
 
+    trips: list[float] = []
     with settler(here.url) as settle:
         for number in range(30):
             here.run(wait(here.begin(store, f"k{number}"), settle))
+            began = time.perf_counter()
+            here.run(store.peek(scope_of("warm")))
+            trips.append(time.perf_counter() - began)
     assert listeners(postgres_server, here.url) == 1
-    # includes the pipe to the child and its commit; a loaded machine gets a margin
-    assert statistics.median(spans) < 0.05
+    # Includes the pipe to the child and its commit. A loaded machine gets a margin, and more where a look takes longer.
+    assert statistics.median(spans) < max(0.05, 10 * statistics.median(trips))
 
 
 def test_a_watcher_may_come_and_go_from_any_thread() -> None:
@@ -412,7 +416,7 @@ def test_an_asyncpg_pool_is_used_and_left_as_it_was(
 
     async def use() -> None:
         async with asyncpg.create_pool(url, min_size=1, max_size=size) as pool:
-            store = adopt(pool, Settings(), "async")
+            store = adopt(pool, Settings(timeout=20), "async")
             assert isinstance(store, PostgresStore)
             await both_ways(store)
             assert store.capabilities.notifies
@@ -438,7 +442,7 @@ def test_a_psycopg_pool_is_used_and_left_as_it_was(
         max_size=size,
         kwargs={"autocommit": autocommit, "row_factory": psycopg.rows.dict_row},
     ) as pool:
-        store = adopt(pool, Settings(), "sync")
+        store = adopt(pool, Settings(timeout=20), "sync")
         assert isinstance(store, PostgresStore)
         run_sync(both_ways(store))
         with pool.connection() as connection:
@@ -460,7 +464,7 @@ def test_an_async_psycopg_pool_is_used_and_left_as_it_was(
 
     async def use() -> None:
         async with psycopg_pool.AsyncConnectionPool(url, min_size=1, max_size=size, open=False) as pool:
-            store = adopt(pool, Settings(), "async")
+            store = adopt(pool, Settings(timeout=20), "async")
             assert isinstance(store, PostgresStore)
             await both_ways(store)
             async with pool.connection() as connection:
@@ -485,10 +489,10 @@ def test_what_is_no_pool_or_of_the_other_colour_is_refused(postgres_server: serv
         psycopg.connect(postgres_server.url) as connection,
         pytest.raises(ConfigurationError, match="within"),
     ):
-        adopt(connection, Settings(), "sync")
+        adopt(connection, Settings(timeout=20), "sync")
     pool = psycopg_pool.ConnectionPool(postgres_server.url, open=False)
     with pytest.raises(ConfigurationError, match="works with Semel only"):
-        adopt(pool, Settings(), "async")
+        adopt(pool, Settings(timeout=20), "async")
 
 
 # ---------------------------------------------------------------------------------------------------- PgBouncer
@@ -535,6 +539,6 @@ def test_a_pool_behind_pgbouncer_is_not_listened_on(
 ) -> None:
     url = pgbouncer.through(postgres_server.database())
     with psycopg_pool.ConnectionPool(url, min_size=1, max_size=3, kwargs={"prepare_threshold": None}) as pool:
-        store = adopt(pool, Settings(), "sync")
+        store = adopt(pool, Settings(timeout=20), "sync")
         run_sync(both_ways(store))  # type: ignore[arg-type]
         assert not store.capabilities.notifies

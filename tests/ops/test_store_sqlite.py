@@ -28,6 +28,7 @@ from tests.ops.sqlite_lab import (
     beside,
     end,
     finish,
+    hurried,
     opened,
     outcome_of,
     python,
@@ -47,7 +48,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(path: Path) -> Iterator[SqliteStore]:
-    store = opened(path, timeout=0.5)
+    store = opened(path, timeout=20)
     yield store
     run_sync(store.aclose())
 
@@ -193,7 +194,7 @@ def test_processes_that_create_and_race_at_once_have_one_winner_per_key(path: Pa
 
 @BOTH
 def test_a_replay_and_a_look_need_no_write_lock(path: Path, colour: Colour) -> None:
-    store = opened(path, colour, timeout=0.3)
+    store = opened(path, colour, timeout=20)
 
     async def main() -> None:
         done = await win(store, "done")
@@ -216,16 +217,16 @@ def test_a_replay_and_a_look_need_no_write_lock(path: Path, colour: Colour) -> N
 def test_a_file_locked_beyond_the_timeout_is_unavailable_in_time_and_nothing_is_written_later(
     path: Path, colour: Colour
 ) -> None:
-    store = opened(path, colour, timeout=0.2)
+    store = opened(path, colour, timeout=20)
 
     async def main() -> None:
         owner = await win(store)
-        with write_lock(path):
+        with write_lock(path), hurried(store, 0.2):
             began = time.monotonic()
             for call in (store.claim([ask("new")]), store.settle([end(owner)]), store.purge(1)):
                 with pytest.raises(StoreUnavailable, match="stayed locked"):
                     await call
-            assert 0.55 < time.monotonic() - began < 3
+            assert 0.55 < time.monotonic() - began < 15
         assert (await store.peek(scope("new")))[0] is None
         await finish(store, owner)
         await store.aclose()
@@ -273,8 +274,7 @@ def test_a_read_waits_while_a_stranger_has_the_file_for_itself(path: Path, colou
             store._epoch = store._file.epoch
             other.execute("PRAGMA locking_mode = EXCLUSIVE")
             other.execute("BEGIN IMMEDIATE")
-            store._timeout = 0.1
-            with pytest.raises(StoreUnavailable, match="stayed locked"):
+            with hurried(store, 0.1), pytest.raises(StoreUnavailable, match="stayed locked"):
                 await store.peek(scope())
         await store.aclose()
 
@@ -374,7 +374,7 @@ def test_more_than_a_group_is_written_in_several(path: Path) -> None:
 def test_a_lone_sync_caller_starts_no_thread(store: SqliteStore) -> None:
     before = set(threading.enumerate())
     run_sync(finish(store, run_sync(win(store))))
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before  # one of a test before may end meanwhile
 
 
 def test_a_cancelled_caller_leaves_its_write_on_the_way(path: Path) -> None:
@@ -414,10 +414,10 @@ def test_a_loop_that_ends_with_a_write_on_the_way_harms_nobody(path: Path) -> No
 
 
 def test_a_thread_that_queues_behind_a_lock_gives_up_in_time(path: Path) -> None:
-    store = opened(path, timeout=0.2)
+    store = opened(path, timeout=20)
     run_sync(store.peek(scope()))
     with store._file.writer.lock:
-        with pytest.raises(StoreUnavailable, match="stayed locked"):
+        with hurried(store, 0.2), pytest.raises(StoreUnavailable, match="stayed locked"):
             run_sync(store.claim([ask("late")]))
         late = opened(path, timeout=0.1)
         with pytest.raises(StoreUnavailable, match="stayed locked"):
@@ -428,15 +428,15 @@ def test_a_thread_that_queues_behind_a_lock_gives_up_in_time(path: Path) -> None
 
 
 def test_a_task_that_queues_behind_a_lock_gives_up_in_time(path: Path) -> None:
-    store = opened(path, "async", timeout=0.2)
+    store = opened(path, "async", timeout=60)
 
     async def main() -> None:
         await store.peek(scope())
-        with store._file.writer.lock:
+        with store._file.writer.lock, hurried(store, 0.2):
             began = time.monotonic()
             with pytest.raises(StoreUnavailable, match="stayed locked"):
                 await store.claim([ask("late")])
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 20
         await win(store, "next")
         assert (await store.peek(scope("late")))[0] is None
         await store.aclose()

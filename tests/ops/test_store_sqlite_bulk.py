@@ -8,12 +8,14 @@ import random
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from semel.errors import CodecError, ConfigurationError, StoreUnavailable
@@ -24,8 +26,8 @@ from semel.stores.posted import Posted
 from semel.stores.rows import COLUMNS
 from semel.stores.sqlite import SqliteStore, bulk
 from semel.stores.sqlite.desk import Desk
-from semel.stores.sqlite.writer import Job
-from tests.ops.sqlite_lab import ask, end, opened, raw, scope
+from semel.stores.sqlite.writer import Job, _reply
+from tests.ops.sqlite_lab import ask, end, hurried, opened, raw, scope
 
 NOW = 1_700_000_000.0
 KEYS = 40
@@ -104,6 +106,39 @@ def test_a_batch_leaves_what_its_items_leave_one_by_one(tmp_path: Path, seed: in
         assert rows(tmp_path / "together.db") == rows(tmp_path / "singly.db")
     run_sync(together.aclose())
     run_sync(singly.aclose())
+
+
+def test_a_batch_with_nonces_of_several_lengths_mixes_nothing_up(tmp_path: Path) -> None:
+    store = opened(tmp_path / "semel.db")
+    asks = [msgspec.structs.replace(ask(f"key-{n}"), nonce=os.urandom(15 + n % 3)) for n in range(64)]
+    assert {type(verdict) for verdict in run_sync(store.claim(asks))} == {Won}
+    ends = [end(one, result=one.nonce * (n % 4)) for n, one in enumerate(asks)]
+    assert set(run_sync(store.settle(ends))) == {Answer.OK}
+    wanted = {(one.scope.hash, one.nonce, one.nonce * (n % 4) or None) for n, one in enumerate(asks)}
+    assert set(raw(tmp_path / "semel.db", "SELECT scope, nonce, result FROM semel")) == wanted
+    run_sync(store.aclose())
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_batch_keeps_each_rows_own_words(tmp_path: Path, alike: bool) -> None:
+    store = opened(tmp_path / "semel.db")
+    asks = [
+        ask(f"key-{n} é", fingerprint=os.urandom(32) if n % 3 else b"", lease=10.0 + n * (not alike))
+        for n in range(64)
+    ]
+    assert {type(verdict) for verdict in run_sync(store.claim(asks))} == {Won}
+    ends = [
+        end(one, result=os.urandom(n * 7 % 50), retention=60.0 + n * (not alike))
+        for n, one in enumerate(asks)
+    ]
+    assert set(run_sync(store.settle(ends))) == {Answer.OK}
+    for one, ended in zip(asks, ends, strict=True):
+        record, now = run_sync(store.peek(one.scope))
+        assert record is not None
+        assert record.scope == one.scope
+        assert (record.nonce, record.fingerprint, record.result) == (one.nonce, one.fingerprint, ended.result)
+        assert abs(record.expires - now - ended.retention) < 30.0
+    run_sync(store.aclose())
 
 
 @contextmanager
@@ -278,7 +313,7 @@ def test_a_dropped_table_is_named_to_a_task_that_peeks(tmp_path: Path) -> None:
 def test_tasks_of_one_tick_are_all_told_what_went_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = opened(tmp_path / "semel.db", "async", timeout=0.2)
+    store = opened(tmp_path / "semel.db", "async", timeout=20)
     busy = sqlite3.OperationalError("database is locked")
     busy.sqlite_errorcode = sqlite3.SQLITE_BUSY
 
@@ -292,7 +327,7 @@ def test_tasks_of_one_tick_are_all_told_what_went_wrong(
             def broken(db: sqlite3.Connection, asks: Sequence[Ask], error: Exception = error) -> Any:
                 raise error
 
-            with monkeypatch.context() as patch:
+            with monkeypatch.context() as patch, hurried(store, 0.2):
                 patch.setattr(store._records, "look_all", broken)
                 assert [type(answer) for answer in await claims()] == [told] * 3
         with monkeypatch.context() as patch:
@@ -392,6 +427,22 @@ def test_a_loop_that_ends_while_a_look_waits_for_the_file_leaves_nobody_waiting(
     loop.close()
 
 
+def test_an_answer_that_ends_the_program_leaves_nobody_unanswered() -> None:
+    loop, told = asyncio.new_event_loop(), list[int]()
+
+    def leaves() -> None:
+        raise SystemExit(3)
+
+    replies: deque[Callable[[], None]] = deque([partial(told.append, 1), leaves, partial(told.append, 2)])
+    loop.call_soon(_reply, replies, loop)
+    with pytest.raises(SystemExit):
+        loop.run_forever()
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    assert told == [1, 2]
+
+
 def test_a_glance_needs_no_writing_connection(tmp_path: Path) -> None:
     store = opened(tmp_path / "semel.db")
     run_sync(store.peek(scope()))
@@ -402,11 +453,15 @@ def test_a_glance_needs_no_writing_connection(tmp_path: Path) -> None:
 
 
 def test_a_renewal_that_queues_behind_a_lock_gives_up_in_time(tmp_path: Path) -> None:
-    store = opened(tmp_path / "semel.db", "async", timeout=0.2)
+    store = opened(tmp_path / "semel.db", "async", timeout=20)
 
     async def main() -> None:
         await store.peek(scope())
-        with store._file.writer.lock, pytest.raises(StoreUnavailable, match="stayed locked"):
+        with (
+            store._file.writer.lock,
+            hurried(store, 0.2),
+            pytest.raises(StoreUnavailable, match="stayed locked"),
+        ):
             await store.renew([Renewal(scope(), b"", 1.0, 1.0)])
         await store.aclose()
 

@@ -19,6 +19,7 @@ from semel.store import Query
 from semel.stores.sqlite import SqliteStore
 from semel.stores.sqlite import errors as sqlite_errors
 from semel.stores.sqlite import file as sqlite_file
+from semel.stores.sqlite import writer as sqlite_writer
 from semel.stores.sqlite.writer import Job
 from tests.ops.sqlite_lab import (
     BOTH,
@@ -449,13 +450,28 @@ def test_a_word_that_ends_the_whole_transaction_fails_alone_all_the_same(
     assert states == [("done",), ("unknown",), ("done",)]
 
 
-def test_items_that_are_tried_alone_share_the_deadline(store: SqliteStore) -> None:
+class Clock:
+    """The time as the writer reads it: it stands still but for what a step takes."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_items_that_are_tried_alone_share_the_deadline(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_sync(store.peek(scope()))
 
+    clock = Clock(time.monotonic())
+    monkeypatch.setattr(sqlite_writer, "time", clock)
+
     def slow(db: sqlite3.Connection, item: int) -> int:
-        time.sleep(0.05)
+        clock.now += 5.0
         db.execute("SELEKT 1")
         return item
 
-    answers = store._file.writer.commit(Job(slow, [1, 2], time.monotonic() + 0.08))
+    answers = store._file.writer.commit(Job(slow, [1, 2], clock.now + 8.0))
     assert [type(answer) for answer in answers] == [sqlite3.OperationalError, StoreUnavailable]

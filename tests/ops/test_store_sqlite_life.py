@@ -193,7 +193,7 @@ def test_R29_a_fork_in_the_middle_of_writes_harms_neither_side(path: Path) -> No
     assert raw(path, "PRAGMA integrity_check") == [("ok",)]
 
 
-def _hold(lock: threading.Condition, busy: threading.Event, free: threading.Event) -> None:
+def _hold(lock: threading.RLock, busy: threading.Event, free: threading.Event) -> None:
     with lock:
         busy.set()
         assert free.wait(10)
@@ -321,7 +321,7 @@ def test_a_store_that_nobody_closes_is_closed_when_it_is_collected(path: Path, c
     while (set(threading.enumerate()) - before or beside(path) != {"semel.db"}) and time.monotonic() < until:
         time.sleep(0.001)
     assert beside(path) == {"semel.db"}
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before  # one of a test before may end meanwhile
 
 
 def test_a_store_collected_while_its_loop_goes_on_is_closed_too(path: Path) -> None:
@@ -365,6 +365,7 @@ async def main():
     assert all(isinstance(verdict, Won) for (verdict,) in verdicts)
 if sys.argv[2] == "async":
     loop = asyncio.new_event_loop()
+    loop.slow_callback_duration = 60  # -X dev is its debug mode too, in which a busy machine is told of slow callbacks
     loop.run_until_complete(main())
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
@@ -400,7 +401,7 @@ def test_ended_threads_leave_no_connections_behind(path: Path) -> None:
     for thread in threads:
         thread.join()
     file = store._file
-    assert file._lent == 0
+    assert not file._lent
     assert 1 <= len(file._idle) <= 16, "as many as ever read at once, whatever thread it was"
     run_sync(store.aclose())
     assert beside(path) == {"semel.db"}
@@ -460,10 +461,14 @@ def test_a_reader_that_stays_does_not_stop_the_writers(path: Path, monkeypatch: 
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN")
         other.execute("SELECT count(*) FROM semel").fetchall()
-        began = time.monotonic()
+        asked: list[str] = []
+        db = store._file._writing
+        assert db is not None
+        db.set_trace_callback(asked.append)
         for n in range(20):
             run_sync(finish(store, run_sync(win(store, f"key-{n}")), result=b"x" * 20_000))
-        assert time.monotonic() - began < 5
+        db.set_trace_callback(None)
+        assert 0 < sum("wal_checkpoint" in sql for sql in asked) < 10, "each waits for the reader, 250 ms"
         assert Path(f"{path}-wal").stat().st_size > 400_000, "what a reader may still need is kept"
     assert store._file._log_limit > 100_000
     for n in range(40):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
+import threading
+import uuid
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
-from semel import AsyncSemel, ConfigurationError, current_run
+from semel import AsyncSemel, ConfigurationError, InProgress, Semel, current_run
 from semel.testing.plugin import prove
 from semel.testing.plugin_report import Report
 from semel.testing.plugin_tries import Try
@@ -224,6 +227,29 @@ def test_a_report_holds_only_when_every_window_was_met_and_is_once() -> None:
     assert not report_of("unknown").never_loses
 
 
+def test_a_handler_whose_key_is_new_in_every_call_is_told_so_and_not_to_commit_in_one_transaction(
+    tmp_path: Path,
+) -> None:
+    once = Semel(f"sqlite:///{tmp_path / 'semel.db'}")
+
+    def handle(key: str) -> None:
+        once.execute(f"{key}-{uuid.uuid4()}", act, key)
+
+    def act(key: str) -> None:
+        with (tmp_path / key).open("a") as book:
+            book.write("x")
+
+    def count(key: str) -> int:
+        return (tmp_path / key).stat().st_size if (tmp_path / key).exists() else 0
+
+    report = prove(handle, arguments=lambda key: (key,), effects=count, faults=["kill"])
+    assert report.verdict("called twice", "none") == "doubled"
+    assert report.verdict("claim.won", "kill") == "once"
+    assert "even when nothing goes wrong" in str(report)
+    assert "one transaction" not in str(report)
+    once.close()
+
+
 def test_a_window_is_found_by_its_name_or_its_line_and_a_wrong_name_is_told() -> None:
     report = report_of("once", "lost")
     assert report.verdict("w1", "kill") == report.verdict("line 1", "kill") == "lost"
@@ -261,3 +287,86 @@ def test_an_async_handler_is_proved_on_its_own_server(
     wrong = prove(unkeyed, arguments=lambda key: (key,), effects=count, faults=["kill", "interrupt"])
     assert wrong.windows("doubled", fault="kill") == ("run.returned", "settle.sent"), str(wrong)
     assert wrong.never_loses, str(wrong)
+
+
+class Handler:
+    """A handler that is an object, and its call a coroutine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    async def __call__(self, key: str) -> None:
+        (self.folder / key).touch()
+
+    def count(self, key: str) -> int:
+        return int((self.folder / key).exists())
+
+
+def test_an_object_whose_call_is_a_coroutine_is_a_handler(tmp_path: Path) -> None:
+    handler = Handler(tmp_path)
+    report = prove(handler, arguments=lambda key: (key,), effects=handler.count, faults=["kill"])
+    assert report.holds, str(report)
+
+
+def test_arguments_that_are_a_text_are_refused_by_name(tmp_path: Path) -> None:
+    handler = Handler(tmp_path)
+    with pytest.raises(RuntimeError, match=r"give a tuple of arguments, \(key,\)"):
+        prove(handler, arguments=lambda key: key, effects=handler.count)
+
+
+def test_an_interrupt_in_a_thread_of_the_handlers_strikes_its_main_thread(tmp_path: Path) -> None:
+    def work(key: str) -> None:
+        (tmp_path / key).touch()
+
+    def handle(key: str) -> None:
+        failed: list[BaseException] = []
+
+        def guarded() -> None:
+            try:
+                work(key)
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=guarded)
+        thread.start()
+        thread.join()
+        if failed:
+            (tmp_path / f"{key}.struck").touch()
+
+    report = prove(
+        handle,
+        arguments=lambda key: (key,),
+        effects=lambda key: int((tmp_path / key).exists()) + int((tmp_path / f"{key}.struck").exists()),
+        faults=["interrupt"],
+    )
+    assert report.holds, str(report)
+
+
+def test_a_mark_without_effects_is_refused_with_the_remedy(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.exactly_once
+        def test_it(once_key): ...
+        """
+    )
+    run(pytester).stdout.fnmatch_lines(["*exactly_once needs effects=*"])
+
+
+def test_a_handler_that_hides_that_another_is_at_it_has_told_a_success_that_is_none(tmp_path: Path) -> None:
+    once = Semel(f"sqlite:///{tmp_path / 'semel.db'}")
+
+    def effect(key: str) -> None:
+        (tmp_path / key).touch()
+
+    def hides(key: str) -> None:
+        with contextlib.suppress(InProgress):
+            once.execute(key, effect, key)
+
+    def count(key: str) -> int:
+        return int((tmp_path / key).exists())
+
+    report = prove(hides, arguments=lambda key: (key,), effects=count, faults=["zombie"], lease=None)
+    assert report.verdict("claim.won", "zombie") == "lost", str(report)
+    assert "none of its errors swallowed" in str(report)

@@ -36,7 +36,8 @@ class Lab:
 
     def face(self, **settings: Any) -> Any:
         kind = Semel if self.colour == "sync" else AsyncSemel
-        face = kind(self.url, **{"tenant": self.tenant, **settings})
+        given: dict[str, Any] = {"tenant": self.tenant, "timeout": 20}  # a busy machine is no broken store
+        face = kind(self.url, **(given | settings))
         self._faces.append(face)
         return face
 

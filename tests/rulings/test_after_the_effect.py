@@ -154,4 +154,4 @@ async def test_R16_closing_takes_no_longer_than_it_may_when_the_store_does_not_a
     took = time.monotonic() - start
     store.answers.set()
     await light_lab.do(once.close())
-    assert 0.15 < took < 3.0  # unbounded, it would be the 30 s of the store
+    assert 0.15 < took < 15  # unbounded, it would be the 30 s of the store

@@ -29,7 +29,7 @@ from semel import (
 from semel.model import Busy, Mismatch, Replay, Won
 
 from .conftest import Lab
-from .tools import enter, meanwhile, owned
+from .tools import enter, meanwhile, owned, renewed
 
 
 @dataclasses.dataclass
@@ -131,23 +131,22 @@ def test_R4_a_plain_function_on_async_semel_runs_in_a_thread_and_outlives_its_ca
     def work() -> str:
         threads.append(threading.current_thread())
         started.set()
-        assert finish.wait(10)
+        assert finish.wait(30)
         return "finished"
 
     async def main() -> None:
-        once = AsyncSemel("memory://", lease=0.2)
+        once = AsyncSemel("memory://", lease=1.5)
         task = asyncio.create_task(once.execute("k", work))
         await asyncio.to_thread(started.wait, 10)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.sleep(
-            0.5
-        )  # beyond the lease: it must still be renewed, never released under the thread
+        # Beyond the lease: it must still be renewed, never released under the thread.
+        await renewed(Lab("async", ""), once, "k", times=3)
         with pytest.raises(InProgress):
             await once.execute("k", work)
         finish.set()
-        outcome = await once.execute("k", work, wait=5)
+        outcome = await once.execute("k", work, wait=30)
         assert (outcome.value, outcome.replayed) == ("finished", True)
         await once.aclose()
 

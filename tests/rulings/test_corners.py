@@ -28,11 +28,12 @@ from semel import (
     current_run,
 )
 from semel.layers import Layer
+from semel.runtime import run_sync
 from semel.stores.memory import MemoryStore
 
 from .conftest import Lab
 from .test_failure import _over, _stop_heart
-from .tools import owned, pause
+from .tools import owned, pause, renewed
 
 
 class Broken(Exception):
@@ -196,7 +197,7 @@ def test_R17_a_lost_lease_under_a_thread_is_told_as_lease_lost() -> None:
         stolen = threading.Event()
 
         def work() -> str:
-            assert stolen.wait(5)
+            assert stolen.wait(30)
             time.sleep(0.3)
             return "late"
 
@@ -216,27 +217,35 @@ def test_R17_a_lost_lease_under_a_thread_is_told_as_lease_lost() -> None:
 
 def test_R4_a_key_is_not_freed_under_the_thread_of_a_step() -> None:
     async def main() -> None:
-        once = AsyncSemel("memory://", lease=0.3)
+        once, loop = AsyncSemel("memory://", lease=1.5), asyncio.get_running_loop()
         running: list[int] = []
         most: list[int] = []
+        limits: list[asyncio.Timeout] = []
+        ends = [threading.Event(), threading.Event()]
 
         def slow() -> str:
             running.append(1)
             most.append(len(running))
-            time.sleep(0.6)
+            loop.call_soon_threadsafe(lambda: limits[-1].reschedule(loop.time()))  # now that the thread runs
+            assert ends[len(most) - 1].wait(30)
             running.pop()
             return "slow"
 
         async def work() -> Any:
-            async with asyncio.timeout(0.05):
+            async with asyncio.timeout(None) as limit:
+                limits.append(limit)
                 return await current_async_run().step("s", slow)
 
         with pytest.raises(TimeoutError):
             await once.execute("k", work)
+        await renewed(Lab("async", ""), once, "k", times=3)
         with pytest.raises(InProgress):
             await once.execute("k", work)
+        later = asyncio.create_task(once.execute("k", work, wait=30))
+        ends[0].set()
         with pytest.raises(TimeoutError):
-            await once.execute("k", work, wait=5)
+            await later
+        ends[1].set()
         assert max(most) == 1
         await once.aclose()
 
@@ -301,25 +310,27 @@ async def test_R10_the_stored_policy_counts_when_the_caller_asks_for_less(light_
 
 
 def test_R7_closing_lets_open_runs_end() -> None:
-    once = Semel("memory://closing", lease=0.2)
-    started, outcomes = threading.Event(), []
+    once, other = Semel("memory://closing", lease=1.5), Semel("memory://closing")
+    started, end, outcomes = threading.Event(), threading.Event(), []
 
     def work() -> str:
         started.set()
-        time.sleep(0.6)
+        assert end.wait(30)
         return "ended"
 
     caller = threading.Thread(target=lambda: outcomes.append(once.execute("k", work)))
     caller.start()
-    started.wait(5)
+    started.wait(30)
     closers = [threading.Thread(target=once.close) for _ in range(3)]
     for closer in closers:
         closer.start()
-    time.sleep(0.3)
+    run_sync(renewed(Lab("sync", ""), other, "k", times=3))  # closing, and beyond its lease
     with pytest.raises(InProgress):
-        Semel("memory://closing").execute("k", work)
+        other.execute("k", work)
+    end.set()
     for thread in (caller, *closers):
-        thread.join(10)
+        thread.join(30)
+    other.close()
     assert outcomes[0].value == "ended"
 
 
@@ -347,7 +358,7 @@ async def test_an_owed_outcome_survives_a_strange_error_of_the_store(light_lab: 
     from semel import NotRecorded
 
     store = Strange(MemoryStore())
-    once = _over(light_lab, store, settle_timeout=0.1, lease=0.3)
+    once = _over(light_lab, store, settle_timeout=0.1)
     with pytest.raises(NotRecorded):
         await light_lab.do(once.execute("k", light_lab.effect("kept")))
     store.broken = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import msgspec
@@ -30,7 +31,7 @@ from semel.model import Answer
 from semel.stores.memory import MemoryStore
 
 from .conftest import Lab
-from .tools import meanwhile, owned, pause, until
+from .tools import owned, pause, renewed, until
 
 
 class Declined(Exception):
@@ -289,11 +290,13 @@ class Stuck(Layer):
     """Takes claims, but no settles until it is told to."""
 
     broken = True
+    lost: float = math.inf
+    """How many are lost; all of them unless it is said."""
     settles = 0
 
     async def settle(self, ends: Any) -> list[Answer | Exception]:
         self.settles += 1
-        if self.broken:
+        if self.broken and self.settles <= self.lost:
             raise StoreUnavailable("the settle was lost")
         return await self.inner.settle(ends)
 
@@ -303,30 +306,30 @@ async def test_R16_a_settle_that_cannot_be_stored_is_not_recorded_and_goes_on_in
 ) -> None:
     alarms: list[Any] = []
     store = Stuck(MemoryStore())
-    once = _over(light_lab, store, settle_timeout=0.2, lease=0.3, hooks=[alarms.append])
+    once = _over(light_lab, store, settle_timeout=0.2, lease=1.5, hooks=[alarms.append])
     with pytest.raises(NotRecorded) as caught:
         await light_lab.do(once.execute("k", light_lab.effect({"id": 1})))
     assert caught.value.value == {"id": 1}
     assert "Unrecorded" in [type(event).__name__ for event in alarms]
-    await pause(light_lab, 0.6)  # beyond the lease: it is renewed while the write goes on
+    await renewed(light_lab, once, "k", times=3)  # beyond the lease: while the write goes on
     with pytest.raises(InProgress):
         await light_lab.do(once.execute("k", light_lab.effect()))
     store.broken = False
-    outcome = await light_lab.do(once.execute("k", light_lab.effect(), wait=10))
+
+    async def recorded() -> bool:
+        return bool((await light_lab.do(once.peek("k"))).state == "done")
+
+    await until(light_lab, recorded)
+    outcome = await light_lab.do(once.execute("k", light_lab.effect()))
     assert (outcome.value, outcome.replayed, len(light_lab.effects)) == ({"id": 1}, True, 1)
 
 
 async def test_R16_a_settle_lost_for_a_moment_is_not_noticed(light_lab: Lab) -> None:
     store = Stuck(MemoryStore())
-    once = _over(light_lab, store)
-
-    async def mend() -> None:
-        store.broken = False
-
-    mending = meanwhile(light_lab, 0.3, mend)
+    store.lost = 3
+    once = _over(light_lab, store, settle_timeout=30)
     assert (await light_lab.do(once.execute("k", light_lab.effect()))).value == "done"
-    await mending()
-    assert store.settles > 2
+    assert store.settles == 4
 
 
 async def test_R16_a_claim_without_an_answer_is_released_in_the_background(light_lab: Lab) -> None:

@@ -41,8 +41,8 @@ def test_R16_a_claim_that_arrives_late_is_released_all_the_same() -> None:
         async with AsyncSemel(store, lease=LEASE, timeout=0.01, on_unknown="hold") as once:
             with pytest.raises(StoreUnavailable):
                 await once.execute("k", _one)
-            await asyncio.wait_for(store.arrived.wait(), 5)
-            await asyncio.wait_for(_released(once), 5)
+            await asyncio.wait_for(store.arrived.wait(), 30)
+            await asyncio.wait_for(_released(once), 30)
             assert (await once.execute("k", _one)).value == 1
 
     asyncio.run(main())

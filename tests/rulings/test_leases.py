@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from typing import Any
 
 import pytest
@@ -15,13 +14,13 @@ from semel.stores.memory import MemoryStore
 
 from .conftest import Lab
 from .test_failure import _over, _stop_heart
-from .tools import meanwhile, owned, pause, until
+from .tools import let_pass, meanwhile, owned, pause, renewed, until
 
 
 async def test_R17_a_renewed_lease_outlives_itself(lab: Lab) -> None:
-    once, other = lab.face(lease=0.5), lab.face()
+    once, other = lab.face(lease=1.5), lab.face()
     async with owned(lab, once, "k") as claim:
-        await pause(lab, 1.2)
+        await renewed(lab, other, "k", times=3)
         with pytest.raises(InProgress):
             await lab.do(other.execute("k", lab.effect()))
         await lab.do(claim.complete("mine"))
@@ -52,7 +51,10 @@ def test_R17_a_lost_lease_cancels_the_coroutine_unless_told_to_warn(tmp_path: An
             run = current_run()
             await _steal(store, thief, run.key)
             try:
-                await asyncio.sleep(1.0 if patient else 30)
+                if patient:
+                    await until(Lab("async", ""), lambda: run.lease_lost)
+                else:
+                    await asyncio.sleep(30)
             finally:
                 flags.append(run.lease_lost)
             return "too late"
@@ -120,16 +122,43 @@ async def test_R17_a_record_that_vanished_is_claimed_again_and_settled(light_lab
     assert (await light_lab.do(once.execute("k", light_lab.effect()))).value == "kept"
 
 
+@pytest.mark.parametrize("in_a_step", [True, False])
+def test_R17_who_was_told_that_he_lost_the_key_does_not_claim_it_again_when_it_vanished(
+    in_a_step: bool,
+) -> None:
+    from semel import AsyncSemel
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with AsyncSemel(store, lease=0.2) as once, AsyncSemel(store) as thief:
+
+            async def late() -> str:
+                run = current_run()
+                await _steal(store, thief, run.key)
+                await until(Lab("async", ""), lambda: run.lease_lost)
+                assert await thief.forget("k")
+                return "too late"
+
+            async def work() -> str:
+                return await current_run().step("charge", late) if in_a_step else await late()
+
+            with pytest.raises(LeaseLost):
+                await once.execute("k", work, on_lease_lost="warn")
+            assert await thief.peek("k") is None  # as whoever forgot it left it
+
+    asyncio.run(main())
+
+
 async def test_R18_retention_counts_from_the_settle(lab: Lab) -> None:
-    once = lab.face(retention=0.3)
+    once = lab.face(retention=100)
 
     def slow() -> str:
-        time.sleep(0.4)
+        let_pass(once, 150)
         return "slow"
 
     assert (await lab.do(once.execute("k", lab.fn(slow)))).value == "slow"
     assert (await lab.do(once.execute("k", lab.effect()))).replayed
-    await pause(lab, 0.4)
+    let_pass(once, 150)
     assert (await lab.do(once.execute("k", lab.effect("again")))).value == "again"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
+import decimal
 import socket
 from typing import Any, TypedDict
 
@@ -364,3 +366,62 @@ async def test_R26_reconcile_probes_resumes_and_reports_what_is_left(lab: Lab) -
     assert "c" in report.left
     assert (await lab.do(once.execute("a", lab.effect(), operation="probed"))).value == "found a"
     assert (await lab.do(once.execute("b", lab.effect(), operation="resumed"))).value == "resumed b"
+
+
+@dataclasses.dataclass
+class Told:
+    order: str
+    at: dt.datetime
+    cents: int = 0
+
+
+class Modelled(pydantic.BaseModel):
+    order: str
+    cents: decimal.Decimal
+
+
+def _as_told() -> Told: ...  # type: ignore[empty-body]
+def _as_model() -> Modelled: ...  # type: ignore[empty-body]
+def _as_pair() -> tuple[int, str]: ...  # type: ignore[empty-body]
+def _as_bytes() -> bytes: ...  # type: ignore[empty-body]
+def _as_maybe() -> Told | None: ...
+
+
+@pytest.mark.parametrize(
+    ("fn", "value", "expected"),
+    [
+        (
+            _as_told,
+            {"order": "7", "at": "2026-01-02T03:04:05Z"},
+            Told("7", dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)),
+        ),
+        (_as_model, {"order": "7", "cents": "1.50"}, Modelled(order="7", cents=decimal.Decimal("1.50"))),
+        (_as_pair, [1, "a"], (1, "a")),
+        (_as_bytes, "aGk=", b"hi"),
+        (_as_maybe, None, None),
+    ],
+    ids=["dataclass", "pydantic", "tuple", "bytes", "optional"],
+)
+async def test_R2_what_a_person_resolved_has_the_functions_type(
+    light_lab: Lab, fn: Any, value: Any, expected: Any
+) -> None:
+    once = light_lab.face(on_unknown="hold")
+    with pytest.raises(SystemExit):
+        await light_lab.do(once.execute("k", light_lab.raising(SystemExit())))
+    await light_lab.do(once.resolve("k", value=value, actor="ann"))
+    outcome = await light_lab.do(once.execute("k", light_lab.fn(fn)))
+    assert (outcome.value, type(outcome.value), outcome.replayed) == (expected, type(expected), True)
+    untyped = await light_lab.do(once.execute("k", light_lab.fn(lambda: 1)))
+    assert untyped.value == value
+
+
+async def test_R2_what_cannot_be_the_functions_type_is_never_another_one(light_lab: Lab) -> None:
+    once = light_lab.face(on_unknown="hold")
+    with pytest.raises(SystemExit):
+        await light_lab.do(once.execute("k", light_lab.raising(SystemExit())))
+    with pytest.raises(CodecError) as refused:
+        await light_lab.do(once.resolve("k", value=Told("7", dt.datetime.now(dt.UTC))))
+    assert not hasattr(refused.value, "__notes__"), "nothing was recorded"
+    await light_lab.do(once.resolve("k", value={"cents": 5}, actor="ann"))
+    with pytest.raises(OutcomeUnknown, match="a person resolved the key with"):
+        await light_lab.do(once.execute("k", light_lab.fn(_as_told)))

@@ -77,7 +77,7 @@ async def pause(lab: Lab, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-async def until(lab: Lab, condition: Callable[[], Any], *, within: float = 5.0) -> Any:
+async def until(lab: Lab, condition: Callable[[], Any], *, within: float = 30.0) -> Any:
     """Wait until the condition answers something true."""
     end = time.monotonic() + within
     while time.monotonic() < end:
@@ -85,3 +85,29 @@ async def until(lab: Lab, condition: Callable[[], Any], *, within: float = 5.0) 
             return answer
         await pause(lab, 0.005)
     raise AssertionError(f"it did not become true within {within} s")
+
+
+async def renewed(lab: Lab, once: Any, key: str, times: int = 2) -> None:
+    """Wait until the owner has renewed its lease so often, as the store says it.
+
+    Better than a pause of some leases: those who did not get the processor for that long would find the lease over.
+    """
+    for _ in range(times):
+        seen = (await lab.do(once.peek(key))).lease_until
+
+        async def moved(seen: float = seen) -> bool:
+            return bool((await lab.do(once.peek(key))).lease_until > seen)
+
+        await until(lab, moved)
+
+
+def let_pass(once: Any, seconds: float) -> None:
+    """The clock of the face's store goes forward."""
+    store = once._engine().store
+    while hasattr(store, "inner"):
+        store = store.inner
+    if hasattr(store, "_skew"):
+        store._skew += seconds
+    else:
+        clock = store._clock
+        store._clock = lambda: clock() + seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import signal
 import threading
@@ -156,6 +157,7 @@ def test_an_interrupted_thread_leaves_no_reply_for_the_next_call(
         for late in range(0, ALARMS, 4):
             # Cut between two lines of the flow itself, a run has nobody who holds it: its lease ends by itself.
             assert once.execute(f"k{late}", str, late, wait=5).value == str(late)
+    gc.collect()  # what lost its owner is complained of here, not in the test that comes next
     print(f"\n{told} told, {cut} cut")
     assert told > 5
     assert cut > 5, "the alarms must bite"

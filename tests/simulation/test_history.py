@@ -10,10 +10,11 @@ import pytest
 
 from semel import model
 from semel.keys import make_scope
-from semel.model import Answer, Ask, Busy, Kind, Record, Renewal, Settle, Verdict, Won
+from semel.model import Answer, Ask, Busy, Kind, Note, Record, Renewal, Replay, Settle, Verdict, Won
 from semel.runtime import run_sync
+from semel.steps import Step, encode
 from semel.stores.memory import MemoryStore
-from semel.testing.simulation.history import Call, inexplicable, is_linearizable, judged
+from semel.testing.simulation.history import Call, Look, inexplicable, is_linearizable, judged
 from semel.testing.simulation.recorded import Log, Recorded, read_logs
 
 SCOPE = make_scope("semel", "t", "o", "k")
@@ -166,6 +167,32 @@ def test_what_the_server_never_noted_did_not_happen() -> None:
     assert is_linearizable([lost, busy])
 
 
+@pytest.mark.parametrize(("arrived", "explained"), [(3.0, True), (None, False)])
+def test_of_two_notes_the_one_that_nobody_heard_of_may_say_how_long_a_released_key_is_known(
+    arrived: float | None, explained: bool
+) -> None:
+    note = Note(SCOPE, b"a" * 16, encode(Step("s", "done", 1.0, b"1", "")))
+    silent = Call("note", note, 1.0, witnessed=True)
+    if arrived is not None:
+        silent.applied.append(arrived)
+    history = [
+        _at("claim", ask("a"), 0.5, won("a")),
+        silent,
+        _at("note", note, 2.0, Answer.OK),
+        _at("settle", Settle(SCOPE, b"a" * 16, Kind.RELEASED, 10.0), 4.0, Answer.OK),
+        # Known for 10 s after the last note: until 12 by the one that was answered, until 13 by the other one.
+        _at("settle", Settle(SCOPE, b"b" * 16, Kind.RELEASED, 10.0), 12.5, Answer.LOST),
+    ]
+    assert is_linearizable(history) is explained
+
+
+def _at(verb: str, item: Any, time: float, answer: Any) -> Call:
+    made = Call(verb, item, time, witnessed=True)
+    made.applied.append(time)
+    made.returned(time, answer)
+    return made
+
+
 def test_a_settle_that_was_sent_twice_may_have_been_taken_the_first_time() -> None:
     released = Settle(SCOPE, b"a" * 16, Kind.RELEASED, 100.0)
     history = [
@@ -176,6 +203,156 @@ def test_a_settle_that_was_sent_twice_may_have_been_taken_the_first_time() -> No
     assert not is_linearizable(history)
     history[1].resent = True
     assert is_linearizable(history)
+
+
+def renew(letter: str, lease: float = 10.0) -> Renewal:
+    return Renewal(SCOPE, letter.encode() * 16, lease, 100.0)
+
+
+def note(letter: str) -> Note:
+    return Note(SCOPE, letter.encode() * 16, encode(Step("s", "done", 0.0, b"v")))
+
+
+def replay(letter: str, result: bytes = b"1") -> Replay:
+    record = model.settle(won(letter).record, done(letter, result), 0.0)[1]
+    assert record is not None
+    return Replay(record)
+
+
+RELEASED_A = Settle(SCOPE, b"a" * 16, Kind.RELEASED, 100.0)
+LOCKED = Busy(0.05, 0)
+WON_A = ("claim", ask("a"), 0, 1, won("a"))
+DONE_A = ("settle", done("a"), 2, 3, Answer.OK)
+BRIEF_A = ("claim", ask("a", lease=1), 0, 0.1, won("a"))
+LATE_A = ("claim", ask("a", lease=1), 0, None)
+OVERTAKEN = (BRIEF_A, ("claim", ask("b"), 5, 5.1, won("b", attempts=2)))
+
+# What no store may tell; and beside each the least change that makes it right.
+WRONG: dict[str, tuple[list[Any], list[Any]]] = {
+    "a replay of another value": (
+        [WON_A, DONE_A, ("claim", ask("b"), 4, 5, replay("a", b"2"))],
+        [WON_A, DONE_A, ("claim", ask("b"), 4, 5, replay("a", b"1"))],
+    ),
+    "an outcome that was stored and is gone": (
+        [WON_A, DONE_A, ("claim", ask("b"), 4, 5, won("b"))],
+        [WON_A, ("settle", RELEASED_A, 2, 3, Answer.OK), ("claim", ask("b"), 4, 5, won("b"))],
+    ),
+    "a replay of what was released": (
+        [WON_A, ("settle", RELEASED_A, 2, 3, Answer.OK), ("claim", ask("b"), 4, 5, replay("a"))],
+        [WON_A, DONE_A, ("claim", ask("b"), 4, 5, replay("a"))],
+    ),
+    "a takeover that counts as the first attempt": (
+        [BRIEF_A, ("claim", ask("b"), 5, 5.1, won("b", attempts=1))],
+        [*OVERTAKEN],
+    ),
+    "a heartbeat of who was overtaken is taken": (
+        [*OVERTAKEN, ("renew", renew("a"), 6, 6.1, Answer.OK)],
+        [*OVERTAKEN, ("renew", renew("b"), 6, 6.1, Answer.OK)],
+    ),
+    "a step of who was overtaken is taken": (
+        [*OVERTAKEN, ("note", note("a"), 6, 6.1, Answer.OK)],
+        [*OVERTAKEN, ("note", note("b"), 6, 6.1, Answer.OK)],
+    ),
+    "a step that was noted is gone": (
+        [BRIEF_A, ("note", note("a"), 0.2, 0.3, Answer.OK), OVERTAKEN[1]],
+        [BRIEF_A, ("note", note("a"), 5.2, 5.3, Answer.LOST), OVERTAKEN[1]],
+    ),
+    "busy though the lease is over and nobody renewed it": (
+        [BRIEF_A, ("claim", ask("b"), 5, 6, BUSY)],
+        [BRIEF_A, ("renew", renew("a"), 0.5, 0.6, Answer.OK), ("claim", ask("b"), 5, 6, BUSY)],
+    ),
+    "a look that shows what is over": (
+        [WON_A, DONE_A, ("peek", Look(SCOPE), 4, 5, (won("a").record, 4.5))],
+        [WON_A, DONE_A, ("peek", Look(SCOPE), 4, 5, (replay("a").record, 4.5))],
+    ),
+    "two looks in an order that no clock has": (
+        [
+            WON_A,
+            ("settle", done("a"), 2, 9, Answer.OK),
+            ("peek", Look(SCOPE), 3, 4, (replay("a").record, 3.5)),
+            ("peek", Look(SCOPE), 5, 6, (won("a").record, 5.5)),
+        ],
+        [
+            WON_A,
+            ("settle", done("a"), 2, 9, Answer.OK),
+            ("peek", Look(SCOPE), 3, 4, (won("a").record, 3.5)),
+            ("peek", Look(SCOPE), 5, 6, (replay("a").record, 5.5)),
+        ],
+    ),
+    "a lost settle does not excuse another result": (
+        [WON_A, ("settle", done("a", b"1"), 2, None), ("claim", ask("b"), 4, 5, replay("a", b"2"))],
+        [WON_A, ("settle", done("a", b"1"), 2, None), ("claim", ask("b"), 4, 5, replay("a", b"1"))],
+    ),
+    "a lost settle does not excuse one and its opposite": (
+        [
+            WON_A,
+            ("settle", done("a"), 2, None),
+            ("claim", ask("b"), 4, 5, replay("a")),
+            ("claim", ask("c"), 6, 7, BUSY),
+        ],
+        [
+            WON_A,
+            ("settle", done("a"), 2, None),
+            ("claim", ask("c"), 4, 5, BUSY),
+            ("claim", ask("b"), 6, 7, replay("a")),
+        ],
+    ),
+    "a lost heartbeat keeps no lease but its own": (
+        [BRIEF_A, ("renew", renew("c"), 0.5, None), ("claim", ask("b"), 5, 6, BUSY)],
+        [BRIEF_A, ("renew", renew("a"), 0.5, None), ("claim", ask("b"), 5, 6, BUSY)],
+    ),
+    "a lost claim that has arrived holds the key until its lease is over": (
+        [
+            LATE_A,
+            ("claim", ask("b"), 3, 4, BUSY),
+            ("claim", ask("c"), 4.5, 4.6, BUSY),
+            ("claim", ask("d"), 4.7, 4.8, won("d")),
+        ],
+        [LATE_A, ("claim", ask("b"), 3, 4, BUSY), ("claim", ask("c"), 4.5, 4.6, BUSY)],
+    ),
+    "a row that nobody writes is not locked": (
+        [BRIEF_A, ("settle", RELEASED_A, 5, 5.2, Answer.OK), ("claim", ask("b"), 6, 6.1, LOCKED)],
+        # A late settle held the row for so long that the next claim was sent away, though the key was free before and after.
+        [BRIEF_A, ("settle", RELEASED_A, 5, 5.2, Answer.OK), ("claim", ask("b"), 5.1, 5.15, LOCKED)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_history_is_told_from_the_right_one_beside_it(name: str) -> None:
+    wrong, right = WRONG[name]
+    assert not is_linearizable([call(*each) for each in wrong])
+    assert is_linearizable([call(*each) for each in right])
+
+
+def granted(letter: str, at: float, attempts: int) -> Call:
+    """A grant that says by itself when it was decided, as those of real stores do."""
+    made = call("claim", ask(letter, lease=0.05), at - 0.01, at + 0.01, won(letter, attempts))
+    made.applied.append(at)
+    return made
+
+
+def test_a_heartbeat_that_took_longer_than_its_lease_was_decided_somewhere_in_between() -> None:
+    """On a busy machine: at 0.1 it set the lease until 0.15. So it was busy at 0.12, and free at 0.16."""
+    first = granted("a", 0.0, 1)
+    beat = call("renew", renew("a", lease=0.05), 0.01, 0.2, Answer.OK)
+    busy = call("claim", ask("b", lease=0.05), 0.11, 0.12, BUSY)
+    next_one = granted("c", 0.16, 2)
+    assert is_linearizable([first, beat, busy, next_one])
+    too_late = call("claim", ask("b", lease=0.05), 0.115, 0.125, BUSY)
+    assert not is_linearizable([first, beat, too_late, granted("c", 0.155, 2), granted("d", 0.16, 3)])
+
+
+def test_an_inexplicable_history_is_told_with_every_call_and_the_one_that_does_not_fit() -> None:
+    history = [call(*each) for each in (WON_A, DONE_A, ("claim", ask("b"), 4, 5, BUSY))]
+    ((text,), keys, undecided) = inexplicable(history, at_length=True)
+    assert (keys, undecided) == (1, 0)
+    head, *lines = text.splitlines()
+    assert head.startswith("H1: no order of decisions explains 3 calls on ")
+    assert [line[0] for line in lines] == [" ", " ", "!"]
+    assert "616161 0.000…1000.000 claim lease 10 s → Won running of 616161, attempt 1" in lines[0]
+    assert "settle done → <Answer.OK" in lines[1]
+    assert inexplicable(history)[0] == [head]
 
 
 def test_a_log_gives_back_what_was_asked_and_told_also_of_who_was_cut_short(tmp_path: Path) -> None:

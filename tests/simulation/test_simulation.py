@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,13 +19,15 @@ from semel.once import AsyncSemel
 from semel.testing.mutants import story
 from semel.testing.mutants.plant import recorded_seeds
 from semel.testing.simulation import Op, Plan, Workload, World, register
-from semel.testing.simulation.loop import Clock, Deadlock, SimLoop, worker_tag
+from semel.testing.simulation.__main__ import main
+from semel.testing.simulation.loop import Clock, Deadlock, Livelock, SimLoop, worker_tag
 from semel.testing.simulation.plans import FAULTS, ON_ERROR, Fault, Mode, plan_of
 from semel.testing.simulation.reach import class_of, shortcomings
 from semel.testing.simulation.runner import Report, check, explore
 from semel.testing.simulation.stories import told
 from semel.testing.simulation.workloads import workload_of
 from semel.testing.simulation.world import Answered
+from tests.command_line import refused
 from tests.pythons import VERSIONS, packages
 
 MODE = os.environ.get("SEMEL_TEST", "full")
@@ -31,6 +35,8 @@ SCHEDULES = {
     "core": {"quick": 1_000, "full": 40_000, "long": 100_000}[MODE],
     "sync": {"quick": 200, "full": 3_000, "long": 20_000}[MODE],
     "stragglers": {"quick": 100, "full": 1_000, "long": 5_000}[MODE],
+    "beats": {"quick": 100, "full": 500, "long": 5_000}[MODE],
+    "cancels": {"quick": 100, "full": 1_500, "long": 10_000}[MODE],
 }
 TRACES = (
     "import hashlib, os, sys\n"
@@ -43,7 +49,7 @@ TRACES = (
 )
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("workload", SCHEDULES)
 def test_no_promise_is_broken_and_every_window_is_reached(workload: str) -> None:
     report = explore(0, SCHEDULES[workload], workload=workload)
@@ -114,9 +120,40 @@ def _told(report: Report, workload: str) -> str:
     return "\n".join([*lines, "", told(report.failures[0][0], workload=workload)])
 
 
-def test_a_seed_gives_the_same_trace_twice() -> None:
+def test_a_seed_gives_the_same_trace_in_another_process_whatever_the_hashes_of_text_are() -> None:
     here = packages(f"{sys.version_info.major}.{sys.version_info.minor}", Path())
-    assert _traces(*here) == _traces(*here)
+    assert _traces(*here, hashes="1") == _traces(*here, hashes="4711")
+
+
+@pytest.mark.parametrize("workload", SCHEDULES)
+def test_a_world_reads_no_clock_and_no_chance_but_its_own(
+    workload: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read from the machine would be another time, or another nonce, in the next run of the same seed."""
+
+    def forbidden(*_: object) -> float:
+        raise AssertionError("a simulated world looked at the real one")
+
+    plans = [workload_of(workload).plan(seed) for seed in range(40)]
+    for name in ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "sleep"):
+        monkeypatch.setattr(time, name, forbidden)
+    monkeypatch.setattr(os, "urandom", forbidden)
+    for name in ("random", "getrandbits", "uniform", "choice", "randint"):
+        monkeypatch.setattr(random, name, forbidden)
+    broken = [(plan.seed, told) for plan in plans if (told := check(plan)[0])]
+    monkeypatch.undo()
+    assert not broken
+
+
+def test_a_world_in_which_somebody_spins_is_a_livelock() -> None:
+    async def spin() -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    loop = SimLoop()
+    with pytest.raises(Livelock):
+        loop.run_until_complete(spin())
+    SimLoop.graveyard.append(loop)
 
 
 @pytest.mark.long
@@ -136,14 +173,85 @@ def test_a_failing_seed_is_told_small_with_the_command_that_shows_it_again() -> 
     assert "I5: a fenced owner changed the record by settle" in text
     assert text.count("  worker ") <= 4, text
     command = text.splitlines()[-1].strip()
-    assert command.startswith("python -m semel.testing.simulation --trace --plan ")
-    # The product itself, in that very plan, breaks nothing: the command says so.
-    done = subprocess.run(
-        [sys.executable, *shlex.split(command)[1:]], capture_output=True, text=True, check=False
+    assert command.startswith("python -m semel.testing.mutants settle-unfenced --plan ")
+    again = _run(*shlex.split(command)[1:])
+    assert again.returncode == 1, again.stdout + again.stderr
+    assert text.splitlines()[: text.splitlines().index("the same again:") - 2][-1] in again.stdout
+    assert "I5: a fenced owner changed the record by settle" in again.stdout
+    # The product itself, in that very plan, breaks nothing.
+    plan = shlex.split(command)[-1]
+    sound = _run("-m", "semel.testing.simulation", "--trace", "--plan", plan)
+    assert sound.returncode == 0, sound.stdout + sound.stderr
+    assert "nothing was broken" in sound.stdout
+    assert " call " in sound.stdout
+
+
+def test_a_failing_plan_is_made_smaller_and_printed_as_a_command_that_fails_again(tmp_path: Path) -> None:
+    """A workload whose client lies: told by the command line, in a process that has to be told where the workload is."""
+    (tmp_path / "liars.py").write_text(LIARS, "utf-8")
+    words = ("-m", "semel.testing.simulation", "--load", "liars", "--workload", "liars")
+    done = _run(*words, "--schedules", "3", "--partial", path=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert (
+        "python -m semel.testing.simulation --seed 0 --shrink --trace --workload liars --load liars"
+        in done.stdout
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "nothing was broken" in done.stdout
-    assert " call " in done.stdout
+    command = done.stdout.splitlines()[-1].strip()
+    again = _run(*shlex.split(command)[1:], path=tmp_path)
+    assert again.returncode == 1, again.stdout + again.stderr
+    assert "L1: a lie was told" in again.stdout
+    smaller = _run(*shlex.split(command)[1:], "--shrink", path=tmp_path)
+    assert smaller.returncode == 1
+    assert smaller.stdout.splitlines()[-1].strip() == command, "there is nothing left to make smaller"
+
+
+LIARS = """
+from semel.testing.simulation import Op, Plan, Workload, register
+
+async def lie(world, face, op, answered):
+    answered.value = "a lie"
+
+async def tell(world, face, op, answered):
+    answered.value = f"{op.name}#1?0"
+    world.happen(op, answered.value)
+
+def plan(seed):
+    ops = tuple(Op("k", 0.1 * at, 0.0, 0.0, kind="lie") for at in range(3))
+    return Plan(seed, "retry", 1.0, 0.01, (ops, ops), (), workload="liars")
+
+def lies(world):
+    return ["L1: a lie was told"] if any(each.op.kind == "lie" for each in world.answers) else []
+
+register(Workload("liars", plan=plan, calls={"lie": lie, "execute": tell}, checks=(lies,)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--workload", "nonsense"], "no workload 'nonsense'; there are core, "),
+        (["--schedules", "0"], "'0' is not a number of schedules"),
+        (["--schedules", "-3"], "'-3' is not a number of schedules"),
+        (["--plan", "{"], "this is no plan"),
+        (["--plan", '{"seed": 1}'], "this is no plan"),
+        (["--plan", "{}", "--seed", "1"], "not allowed with"),
+        (["--shrink"], "name it with --seed or --plan"),
+        (["--trace"], "name it with --seed or --plan"),
+        (["--load", "no.such.module"], "--load no.such.module: No module named"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong_with_its_arguments(
+    arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["simulation", *arguments])
+    assert told in refused(main, capsys)
+
+
+def _run(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    env = os.environ | ({} if path is None else {"PYTHONPATH": str(path)})
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, env=env, cwd=path
+    )
 
 
 @pytest.mark.parametrize("colour", ["async", "sync"])
@@ -286,14 +394,15 @@ def test_plans_use_every_option() -> None:
         assert {bool(getattr(plan, option)) for plan in plans} == {True, False}, option
 
 
-def _traces(python: str, packages: str) -> list[str]:
+def _traces(python: str, packages: str, hashes: str = "0") -> list[str]:
     """The digest of many traces, and the version that made it."""
     root = Path(__file__).parents[2]
     done = subprocess.run(
         [python, "-c", TRACES],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(root / "src"), packages])},
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join([str(root / "src"), packages]), "PYTHONHASHSEED": hashes},
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -238,11 +238,11 @@ async def test_a_relay_whose_database_is_gone_is_failing(shop: Shop) -> None:
         await until(lambda: health(relay)["status"] == "ok")
         holder = shop.engine.connect()
         holder.exec_driver_sql("BEGIN EXCLUSIVE")  # nobody else reads or writes the file
-        await until(lambda: health(relay)["status"] == "failing", 20)
+        await until(lambda: health(relay)["status"] == "failing")
         assert (await client.get("/health")).status_code == 503
         holder.rollback()
         holder.close()
-        await until(lambda: health(relay)["status"] == "ok", 20)
+        await until(lambda: health(relay)["status"] == "ok")
 
 
 # ------------------------------------------------------------------------------------------------------- the command

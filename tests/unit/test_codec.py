@@ -751,6 +751,16 @@ def test_R15_a_class_that_the_reader_does_not_name_is_unreadable_and_says_so() -
         encoder_for(Colour).decode(encoder_for(bluer).encode(bluer.BLUE))
 
 
+def test_R23_a_class_that_is_not_annotated_is_refused_in_a_whole_sentence() -> None:
+    class Paid(pydantic.BaseModel):
+        cents: int
+
+    with pytest.raises(CodecError) as refused:
+        untyped.encode(Paid(cents=1))
+    remedy = "annotate the function's return type with it, or pass result_type="
+    assert str(refused.value).endswith(f".Paid, a class that no annotation names: {remedy}")
+
+
 def test_two_classes_of_one_name_are_told_apart() -> None:
     first, second = make_order(("a", int)), make_order(("a", int))
     first.__module__, second.__module__ = "one", "two"

@@ -252,7 +252,8 @@ class Lab:
         return f"{self.dialect}+{drivers[self.dialect, self.colour]}://{self.place.partition('://')[2]}"
 
     def face(self, **settings: Any) -> Any:
-        face = (Semel if self.colour == "sync" else AsyncSemel)(self.url, **settings)
+        given = {"timeout": 20} | settings  # a busy machine is no broken store
+        face = (Semel if self.colour == "sync" else AsyncSemel)(self.url, **given)
         self._faces.append(face)
         return face
 

@@ -132,7 +132,7 @@ def _sync_twin(lab: Lab) -> str:
 def test_R27_a_failure_that_can_never_be_written_is_told_to_the_hooks(make: Any) -> None:
     lab: Lab = make("sqlite3")
     heard: list[Any] = []
-    once = lab.face(hooks=[heard.append], settle_timeout=0.1, timeout=0.1)
+    once = lab.face(hooks=[heard.append], settle_timeout=0.1, timeout=1)
     once.peek("warm-up")
     connection = sqlite3.connect(lab.place)
     connection.execute("INSERT INTO orders (k) VALUES ('before')")  # the caller keeps the write lock

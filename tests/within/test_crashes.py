@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def start(lab: Lab, what: str, detail: str, seed: int = 0) -> subprocess.Popen[s
 def test_R27_kill_9_leaves_both_or_neither(make: Any, driver: str, when: str, left: Any) -> None:
     lab: Lab = make(driver)
     process = start(lab, "crash", when)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=100)
     assert process.returncode == -9, said
     assert (lab.orders("k1"), lab.records("k1")) == left
 
@@ -41,10 +42,13 @@ def test_R27_kill_9_leaves_both_or_neither(make: Any, driver: str, when: str, le
 @pytest.mark.parametrize("driver", [*DRIVERS, "asyncpg"])
 def test_R27_racing_processes_make_one_row_per_key(make: Any, driver: str) -> None:
     lab: Lab = make(driver)
-    racers = [start(lab, "race", "12", seed) for seed in range(2)]  # four callers in each
-    for racer in racers:
-        _, said = racer.communicate(timeout=100)
-        assert racer.returncode == 0, said
+    with ExitStack() as stack:
+        racers = [
+            stack.enter_context(start(lab, "race", "12", seed)) for seed in range(2)
+        ]  # four callers each
+        for racer in racers:
+            _, said = racer.communicate(timeout=100)
+            assert racer.returncode == 0, said
     assert {f"key-{number}": lab.orders(f"key-{number}") for number in range(12)} == {
         f"key-{number}": 1 for number in range(12)
     }

@@ -134,8 +134,9 @@ async def test_R27_no_wait_is_in_progress_at_once_and_leaves_the_transaction_usa
 
     error, took, bounded = await lab.spawn(duplicate()).result()
     assert isinstance(error, TimeoutError)
-    assert took < 1.0
-    assert 0.19 < bounded < 2.0, "wait bounds the row lock"
+    assert "attempt 0" not in str(error)
+    assert took < 4.0, "the shortest wait of a driver's own is five seconds"
+    assert 0.19 < bounded < 4.0, "wait bounds the row lock"
     await first.commit()
     assert lab.orders("k1") == 1
     assert lab.orders("other") == (0 if lab.dialect == "sqlite" else 1)

@@ -27,6 +27,8 @@ from semel import (
     points,
 )
 from semel.runtime import run_sync
+from semel.testing import services
+from semel.within.redis import PipelineEngine
 from tests.within.lab import wait
 
 
@@ -216,6 +218,75 @@ def test_R28_a_renewal_between_guard_and_exec_is_survived(lab: RedisLab) -> None
     lab.plain.close()
     lab.plain = redis.Redis.from_url(lab.url)
     run(lab, body())
+
+
+def test_R28_heartbeats_that_are_quicker_than_the_exec_do_not_keep_it_from_ending(redis_server: Any) -> None:
+    lab, lease = RedisLab("sync", redis_server.url), 0.15
+    plain = redis.Redis.from_url(lab.url)
+    renewed: list[bool] = []
+
+    def slow(name: str) -> None:
+        """A machine so slow that a heartbeat comes between the guard and the EXEC, whenever there are heartbeats."""
+        if name == "settle.sent":
+            (key,) = plain.scan_iter("*:r:*")
+            before, until = plain.get(key), time.monotonic() + 10 * lease
+            while plain.get(key) == before and time.monotonic() < until:
+                time.sleep(0.002)
+            renewed.append(plain.get(key) != before)
+
+    async def body() -> None:
+        plain.flushdb()
+        once, pipe = lab.face(lease=lease, settle_timeout=10), lab.pipe()
+        points.listen(slow)
+        try:
+            outcome = once.within(pipe).execute("k1", lambda: pipe.incr(lab.name("a")) and "made")
+        finally:
+            points.listen(None)
+        assert outcome.value == "made"
+        assert plain.get(lab.name("a")) == b"1"
+        assert renewed[0]
+
+    try:
+        run(lab, body())
+    finally:
+        plain.close()
+    assert len(renewed) <= 3  # one may have been on its way
+
+
+def test_R28_the_lease_is_renewed_while_the_pipelines_connection_is_away(
+    redis_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an EXEC that was aborted, too: whoever took over meanwhile would run the function again."""
+    lab = RedisLab("sync", redis_server.url)
+    plain = redis.Redis.from_url(lab.url)
+    real, tries = PipelineEngine._try, iter(("aborted", "away", "away"))
+    renewed: list[bool] = []
+
+    async def tried(self: Any, *given: Any) -> bool:
+        now = next(tries, "well")
+        if now == "away":
+            raise redis.ConnectionError("the pipeline's connection is away")
+        if now == "aborted":
+            return False
+        (key,) = plain.scan_iter("*:r:*")
+        before, until = plain.get(key), time.monotonic() + 10
+        while plain.get(key) == before and time.monotonic() < until:
+            time.sleep(0.002)
+        renewed.append(plain.get(key) != before)
+        return await real(self, *given)
+
+    async def body() -> None:
+        plain.flushdb()
+        once, pipe = lab.face(lease=0.3, settle_timeout=30), lab.pipe()
+        monkeypatch.setattr(PipelineEngine, "_try", tried)
+        outcome = once.within(pipe).execute("k1", lambda: pipe.incr(lab.name("a")) and "made")
+        assert (outcome.value, plain.get(lab.name("a"))) == ("made", b"1")
+
+    try:
+        run(lab, body())
+    finally:
+        plain.close()
+    assert renewed[0]
 
 
 def test_R28_an_error_inside_exec_makes_the_record_unknown(lab: RedisLab) -> None:
@@ -440,3 +511,34 @@ def test_R28_a_cluster_that_cannot_be_reached_is_told_before_anything_runs(redis
         await client.aclose()
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_R28_with_acks_what_no_replica_has_is_not_recorded_yet(colour: str) -> None:
+    with services.redis() as server, services.redis() as replica:
+        server.command("CONFIG", "SET", "repl-diskless-sync-delay", 0)
+        replica.command("REPLICAOF", server.host, server.port)
+        until = time.monotonic() + 10
+        while not server.command("WAIT", 1, 100):
+            assert time.monotonic() < until, "the replica did not come"
+        lab = RedisLab(colour, server.url)
+
+        async def body() -> None:
+            patient, once = lab.face(acks=1, timeout=20), lab.face(acks=1, timeout=5, settle_timeout=1)
+            pipe = lab.pipe()
+
+            async def work(gone: bool) -> int:
+                pipe.set(lab.name("balance"), 90)
+                if gone:
+                    replica.command("REPLICAOF", "NO", "ONE")
+                return 7
+
+            assert (await wait(patient.within(pipe).execute("with it", lab.fn(work), False))).value == 7
+            with pytest.raises(StoreUnavailable) as raised:
+                await wait(once.within(pipe).execute("without it", lab.fn(work), True))
+            assert "replica" in str(raised.value.__cause__)
+            assert lab.plain.get(lab.name("balance")) == "90", (
+                "it is done, and the same call again will say so"
+            )
+
+        run(lab, body())

@@ -406,3 +406,24 @@ async def test_R27_an_async_scoped_session_is_its_current_session(make: Any) -> 
     await sessions.remove()
     await engine.dispose()
     await once.close()
+
+
+@pytest.mark.parametrize("bound", ["file", "memory", "session"])
+def test_R27_a_transaction_in_another_sqlite_file_is_refused_for_replays_too(
+    tmp_path: Path, bound: str
+) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/other.db")
+    with Semel(f"sqlite:///{tmp_path}/semel.db") as once, Session(engine) as session:
+        once.execute("k", lambda: "here")
+        other: Any = session
+        if bound != "session":
+            other = sqlite3.connect(":memory:" if bound == "memory" else tmp_path / "other.db")
+        for key in ("k", "new"):
+            with pytest.raises(ConfigurationError, match="a key would have two records"):
+                once.within(other).execute(key, lambda: "there")
+        if bound != "session":
+            other.close()
+        here = sqlite3.connect(tmp_path / "semel.db")
+        assert once.within(here).execute("k", lambda: "there").value == "here"
+        here.close()
+    engine.dispose()

@@ -11,6 +11,7 @@ from typing import Any
 
 from semel import InProgress
 from semel.runtime import run_sync
+from semel.within.failures import is_retryable
 from tests.within.lab import Lab, Tx, wait
 
 
@@ -70,6 +71,12 @@ async def attempt(lab: Lab, once: Any, tx: Tx, key: str, dice: random.Random) ->
         )
     except InProgress:
         await tx.rollback()
+        return False
+    except Exception as error:
+        dialect: Any = lab.dialect
+        if not is_retryable(error, dialect):
+            raise
+        await tx.rollback()  # a deadlock is the caller's to repeat
         return False
     if not outcome.replayed and dice.random() < 0.33:
         await tx.rollback()

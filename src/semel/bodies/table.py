@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 from semel.bodies.store import BodyMissing, Stored
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.forks import survive_fork
+from semel.serverclock import SERVER_CLOCK
 
 try:
     from sqlalchemy import (
@@ -23,26 +24,21 @@ try:
         delete,
         insert,
         literal_column,
+        make_url,
         select,
     )
     from sqlalchemy.dialects.mysql import LONGBLOB
     from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+    from sqlalchemy.pool import NullPool
     from sqlalchemy.schema import CreateTable
 except ModuleNotFoundError as missing:  # pragma: no cover - needs an environment without it
     raise ConfigurationError(
         'bodies in a table need SQLAlchemy: pip install "semel[sqlalchemy]"'
     ) from missing
 
-__all__ = ["SCHEMES", "TableBodies"]
+__all__ = ["TableBodies"]
 
 T = TypeVar("T")
-SCHEMES: Final = ("sqlite", "postgresql", "mysql", "mariadb")
-_NOW: Final = {
-    "postgresql": "extract(epoch from clock_timestamp())::float8",
-    "mysql": "unix_timestamp(now(6)) + 0e0",
-    "mariadb": "unix_timestamp(now(6)) + 0e0",
-    "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
-}
 _PAGE: Final = 500
 
 
@@ -125,7 +121,7 @@ class TableBodies:
 
     @property
     def _now(self) -> Any:
-        return literal_column(_NOW[self._engine.dialect.name], Double)
+        return literal_column(SERVER_CLOCK[self._engine.dialect.name], Double)
 
     def _run(self, work: Callable[[Connection], T]) -> T:
         try:
@@ -143,7 +139,10 @@ class TableBodies:
 
 def _engine(url: str) -> Engine:
     try:
-        return create_engine(url, pool_pre_ping=True)
+        place = make_url(url)
+        if place.get_backend_name() == "sqlite" and place.database not in {None, "", ":memory:"}:
+            return create_engine(place, poolclass=NullPool)  # cheap to open, and nobody has to close it
+        return create_engine(place, pool_pre_ping=True)
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
         raise ConfigurationError(
             f"bodies cannot be kept in {url.partition('@')[2] or url!r}: {error}"

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from semel import __version__
+from semel.cli import messaging
+from semel.cli.bench import bench
 from semel.cli.chaos import chaos
 from semel.cli.doctor import doctor
+from semel.cli.http import http
+from semel.cli.keys import add_to
+from semel.cli.relay import relay
+from semel.configuring import settings_from, settings_of_environment
+from semel.doctor import without_password
 from semel.errors import ConfigurationError
+from semel.once import Semel
 from semel.store import Settings, schema_sql
 
 __all__ = ["app"]
@@ -18,17 +30,14 @@ __all__ = ["app"]
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look after keys that run once.")
 schema = typer.Typer(no_args_is_help=True, help="The tables that SQL stores need.")
 app.add_typer(schema, name="schema")
+add_to(app)
 app.command("doctor")(doctor)
 app.command("chaos")(chaos)
-with contextlib.suppress(
-    ConfigurationError
-):  # messaging needs SQLAlchemy: without it there are no such commands
-    from semel.cli import messaging
-    from semel.cli.relay import relay
-
-    app.command("relay")(relay)
-    app.add_typer(messaging.outbox, name="outbox")
-    app.add_typer(messaging.inbox, name="inbox")
+app.command("bench")(bench)
+app.add_typer(http, name="http")
+app.command("relay")(relay)
+app.add_typer(messaging.outbox, name="outbox")
+app.add_typer(messaging.inbox, name="inbox")
 
 Url = Annotated[str, typer.Argument(help="A store URL, such as postgresql://host/db or sqlite:///semel.db")]
 Table = Annotated[str, typer.Option(help="The table= that the program uses.")]
@@ -54,3 +63,28 @@ def _print_schema(url: Url, table: Table = "semel") -> None:
 
         typer.echo("\n-- messaging: outbox and inbox\n")
         typer.echo(Database(url, table=table).ddl())
+
+
+@app.command("config")
+def _config(
+    file: Annotated[
+        Path | None, typer.Argument(help="A TOML or JSON file; without it the environment.")
+    ] = None,
+    section: Annotated[str, typer.Option(help="The section of the file.")] = "semel",
+    prefix: Annotated[str, typer.Option(help="What the variables begin with.")] = "SEMEL_",
+) -> None:
+    """Check a configuration, and print what it says. Nothing is connected to; secrets are not shown."""
+    said = settings_from(file, section) if file is not None else settings_of_environment(os.environ, prefix)
+    with Semel.from_config(said):
+        pass
+    shown = said | ({"secret": "…"} if "secret" in said else {}) | {"url": without_password(said["url"])}
+    for name, value in sorted(shown.items()):
+        typer.echo(f"{name} = {value}")
+
+
+@app.command(
+    "demo", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
+def _demo(context: typer.Context) -> None:
+    """Callers in several processes race on the same keys, a worker is killed, the ledger is shown. Options go to the demo."""
+    raise typer.Exit(subprocess.call([sys.executable, "-m", "semel.demo", *context.args]))

@@ -7,20 +7,18 @@ import base64
 import json
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table as Grid
-from rich.text import Text
 
+from semel.cli.tables import moment, say, show
 from semel.errors import ConfigurationError
-from semel.messaging import Inbox, Outbox, Windows
-from semel.messaging.desk import give_up
-from semel.messaging.pages import Line, Page
-from semel.messaging.sink import Row
+
+if TYPE_CHECKING:  # SQLAlchemy takes longer to import than most commands run: those that need it do it
+    from semel.messaging import Inbox, Outbox
+    from semel.messaging.pages import Line, Page, Waiting
+    from semel.messaging.sink import Row
 
 __all__ = ["inbox", "outbox"]
 
@@ -41,7 +39,6 @@ Bodies = Annotated[
     ),
 ]
 Retention = Annotated[float, typer.Option(help="The retention= of the inbox, in seconds.")]
-_WIDE = 1_000
 Ids = Annotated[list[str] | None, typer.Argument(help="Message ids; none: all.")]
 
 
@@ -64,7 +61,7 @@ def _stats(url: Place, table: Table = "semel", name: Team = "relay", as_json: As
 
 async def _stats_of(where: Outbox, team: str) -> dict[str, Any]:
     found = await where.home.ledger(team).run(_stats_on)
-    return {**found, "cautions": await where.cautions()}
+    return {**found, "cautions": await where.cautions() + await _beside(where)}
 
 
 def _stats_on(page: Page) -> dict[str, Any]:
@@ -90,23 +87,35 @@ def _ls(
     as_json: AsJson = False,
 ) -> None:
     """Messages that wait, oldest first."""
-    found = _with_outbox(
-        url, table, lambda o: o.waiting(topic=topic, tenant=tenant, key=key, id=message, limit=limit)
-    )
+
+    async def look(where: Outbox) -> tuple[list[Waiting], list[str]]:
+        found = await where.waiting(topic=topic, tenant=tenant, key=key, id=message, limit=limit)
+        return found, [] if found else await _beside(where)
+
+    found, cautions = _with_outbox(url, table, look)
     rows = [
         (
             each.tenant,
-            each.key or "–",
+            each.key,
             each.topic,
             each.id,
-            _when(each.created),
-            "now" if each.due is None else _when(each.due),
-            str(each.size),
+            moment(each.created),
+            None if each.due is None else _later(each.due),
+            each.size,
         )
         for each in found
     ]
     names = ("tenant", "key", "topic", "message", "added", "due", "bytes")
     _show(names, rows, as_json=as_json, empty="nothing waits")
+    for caution in cautions:
+        typer.echo(f"caution: {caution}", err=True)
+
+
+async def _beside(where: Outbox) -> list[str]:
+    """Where messages wait that nobody carries, if none are here: is it the right --table?"""
+    from semel.messaging.beside import unserved
+
+    return [found.message for found in await unserved(where)]
 
 
 @outbox.command("parked")
@@ -120,11 +129,11 @@ def _parked(url: Place, table: Table = "semel", name: Team = "relay", as_json: A
     rows = [
         (
             line.tenant,
-            line.key or "–",
+            line.key,
             line.topic,
             line.id,
-            str(line.attempts),
-            _when(line.until),
+            line.attempts,
+            None if line.until is None else _later(line.until),
             line.reason,
         )
         for line in lines
@@ -163,6 +172,8 @@ def _give_up(
     name: Team = "relay",
 ) -> None:
     """Give parked messages up for good, undelivered; what follows them flows on. Each is printed, so that it is not lost."""
+    from semel.messaging.desk import give_up
+
     done = _with_outbox(url, table, lambda o: give_up(o.home.ledger(name), messages))
     for row in done.rows:
         typer.echo(json.dumps(_as_data(row)))
@@ -194,6 +205,8 @@ def _sweep(
         raise ConfigurationError(
             "--claim-check says where the bodies are: file:///folder, s3://bucket/prefix or sql"
         )
+    from semel.messaging import Outbox
+
     with Outbox(url, table=table, create=False, claim_check=claim_check) as where:
         count = asyncio.run(where.sweep(grace=grace))
     typer.echo(f"{count} bodies removed")
@@ -209,8 +222,8 @@ def _dead(url: Url, consumer: Consumer, table: Table = "semel", as_json: AsJson 
             letter.message.tenant,
             letter.message.topic,
             letter.id,
-            str(letter.attempts),
-            _when(letter.at),
+            letter.attempts,
+            moment(letter.at),
             letter.reason,
         )
         for letter in letters
@@ -244,6 +257,8 @@ def _delete(
 def _purge(url: Url, consumer: Consumer, retention: Retention, table: Table = "semel") -> None:
     """Forget admissions that are older than the retention. A running consumer does it by itself; a program that calls
     process() in its own transactions does it by this, or by inbox.purge()."""
+    from semel.messaging import Inbox, Windows
+
     windows = Windows(retries=0, redelivery=0)  # whoever gives the retention has thought of them
     with Inbox(
         url, table=table, consumer=consumer, create=False, retention=retention, windows=windows
@@ -269,50 +284,36 @@ def _log(
         url, table, consumer, lambda i: i.log(message=message, business_key=business_key, limit=limit)
     )
     rows = [
-        (line.tenant, line.topic, line.message, _when(line.at), line.business_key or "–", line.result or "–")
+        (line.tenant, line.topic, line.message, moment(line.at), line.business_key, line.result)
         for line in lines
     ]
-    names = ("tenant", "topic", "message", "at", "business key", "result")
+    names = ("tenant", "topic", "message", "at", "business_key", "result")
     _show(names, rows, as_json=as_json, empty="nothing was admitted")
 
 
 # --------------------------------------------------------------------------------------------------- words
 def _with_outbox(url: str, table: str, work: Callable[[Outbox], Coroutine[Any, Any, T]]) -> T:
+    from semel.messaging import Outbox
+
     with Outbox(url, table=table, create=False) as where:
         return asyncio.run(work(where))
 
 
 def _with_inbox(url: str, table: str, consumer: str, work: Callable[[Inbox], Coroutine[Any, Any, T]]) -> T:
+    from semel.messaging import Inbox
+
     with Inbox(url, table=table, consumer=consumer, create=False) as where:
         return asyncio.run(work(where))
 
 
-def _when(at: float | None) -> str:
-    if at is None:
-        return "parked"
-    if at <= time.time() - 365 * 86_400:
-        return "now"
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+def _later(at: float) -> str | None:
+    """When it is due; None: now."""
+    return moment(at) if at > time.time() else None
 
 
-def _show(names: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, as_json: bool, empty: str) -> None:
+def _show(names: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool, empty: str) -> None:
     if as_json:
-        typer.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows]))
+        say([dict(zip(names, row, strict=True)) for row in rows])
         return
-    if not rows:
-        typer.echo(empty)
-        return
-    out = Console()
-    if not out.is_terminal:
-        out = Console(width=_WIDE)  # for a pipe nothing is cut
-    grid = Grid(box=None, header_style="bold")
-    for name in names:
-        grid.add_column(name, overflow="fold", no_wrap=name == "message")
-    for row in rows:
-        grid.add_row(*(Text(_printable(cell)) for cell in row))
-    out.print(grid)
-
-
-def _printable(said: str) -> str:
-    """What somebody else wrote, without what would move the cursor of whoever reads it."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in said)
+    shown = [["–" if cell is None else str(cell) for cell in row] for row in rows]
+    show(names, shown, empty=empty, whole="message")

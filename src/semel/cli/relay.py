@@ -6,15 +6,17 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from semel.cli.messaging import Bodies, Place, Table
 from semel.errors import ConfigurationError
-from semel.messaging import Outbox, Relay
-from semel.messaging.carrier import Report
-from semel.messaging.events import log_event
+
+if TYPE_CHECKING:
+    from semel.messaging import Relay
+    from semel.messaging.events import RelayEvent
+    from semel.messaging.tally import Report
 
 __all__ = ["relay"]
 
@@ -55,6 +57,8 @@ def relay(
     ] = None,
 ) -> None:
     """Carry messages from an outbox to their sinks until it is ended (SIGINT, SIGTERM)."""
+    from semel.messaging import Outbox, Relay
+
     routes = _routes(route)
     watch = None if metrics is None else _Watch(metrics, drain=drain)
     where = Outbox(url, table=table, claim_check=claim_check)
@@ -71,10 +75,20 @@ def relay(
         topics=topic or (),
         tenants=tenant or (),
         name=name,
-        hooks=(log_event,) if watch is None else (log_event, watch.hook),
+        hooks=(_tell,) if watch is None else (_tell, watch.hook),
     )
     asyncio.run(_carry(made, watch, drain=drain))
     where.close()
+
+
+def _tell(event: RelayEvent) -> None:
+    """Logged; what is a question to whoever typed the command is said as one."""
+    from semel.messaging.events import Unserved, log_event
+
+    if isinstance(event, Unserved):
+        typer.echo(f"caution: {event.message}", err=True)
+    else:
+        log_event(event)
 
 
 def _routes(given: list[str]) -> dict[str, list[str] | str]:

@@ -4,7 +4,8 @@
 
 The annotation does not decide how a value is written; it names the classes that may be made again when it is read.
 So a value that differs from its annotation is stored as what it is, and no stored byte can name a class that the
-program did not. No pickle. The first byte is the format: its version in the high half, a flag for zlib in the low.
+program did not. No pickle. The first byte is the format: its version in the high half, flags in the low: zlib,
+and a person's word, which is plain data that becomes what the annotation says.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from semel.codec.annotations import check_encodable, named_classes, return_type
 from semel.codec.paths import Refused, type_name
 from semel.codec.shapes import Shape, shape_of
 from semel.codec.tagged import Writer, reader
+from semel.codec.told import as_told
 from semel.errors import CodecError
 
 __all__ = ["FORMAT", "Codec", "check_encodable", "encoder_for", "preview", "return_type"]
@@ -26,6 +28,7 @@ FORMAT: Final = 1  # readers keep this version and the one before it
 _PLAIN: Final = bytes([FORMAT << 4])
 _PLAIN_BYTE: Final = FORMAT << 4
 _ZLIB: Final = bytes([FORMAT << 4 | 1])
+_TOLD: Final = bytes([FORMAT << 4 | 2])  # plain data from a person, who does not know the function's types
 INFLATED_LIMIT: Final = 64 << 20
 """Bytes of a result that may be compressed; a larger one is stored as it is, if `max_result` allows."""
 
@@ -57,6 +60,10 @@ class Codec:
                 return _ZLIB + small
         return _PLAIN + body
 
+    def tell(self, value: Any) -> bytes:
+        """As `encode`, for a person's word: who reads it makes of it what its own function would have given."""
+        return _TOLD + self.encode(value)[1:]
+
     def decode(self, data: bytes | bytearray | memoryview, at: int = 0) -> Any:
         """The value that begins at `at`; CodecError when the bytes are damaged, of an unknown format, or name an unknown class."""
         if (
@@ -66,22 +73,24 @@ class Codec:
                 return self._read(data[at + 1 :])
             except Exception as error:  # noqa: BLE001 - told in our own words
                 raise _unreadable(error) from (None if isinstance(error, CodecError) else error)
-        return _decode(data[at:], self._read)
+        value = _decode(data[at:], self._read)
+        if self.typed and data[at : at + 1] == _TOLD:
+            return as_told(value, self.result_type)
+        return value
 
     def _make(self, name: str, state: Any) -> Any:
         shape = self._by_name.get(name)
         if shape is None:
             raise CodecError(
-                f"it holds a {name}, a class that {self._annotation()} does not name: annotate the function's "
-                "return type with it, or pass result_type="
+                f"it holds a {name}, {self._annotation()}: annotate the function's return type with it, or pass result_type="
             )
         return shape.make(state)
 
     def _refuse(self, cls: type) -> str:
         if shape_of(cls) is not None:
             return (
-                f"is a {type_name(cls)}, a class that {self._annotation()} does not name: annotate the function's "
-                "return type with it, or pass result_type="
+                f"is a {type_name(cls)}, {self._annotation()}: annotate the function's return type with it, or pass "
+                "result_type="
             )
         return (
             f"is a {type_name(cls)}, which cannot be stored so that it comes back equal and of the same type: "
@@ -90,7 +99,9 @@ class Codec:
         )
 
     def _annotation(self) -> str:
-        return f"the annotation {self.result_type}" if self.typed else "no annotation: this result is untyped"
+        if self.typed:
+            return f"a class that the annotation {self.result_type} does not name"
+        return "a class that no annotation names"
 
     def __repr__(self) -> str:
         return f"Codec({self.result_type!r})"
@@ -136,6 +147,8 @@ def _decode(data: bytes | bytearray | memoryview, read: Any) -> Any:
             return read(data[1:])
         if head == _ZLIB:
             return read(_inflated(data[1:]))
+        if head == _TOLD:
+            return read(data[1:])
     except Exception as error:  # noqa: BLE001 - told in our own words
         raise _unreadable(error) from (None if isinstance(error, CodecError) else error)
     raise CodecError(

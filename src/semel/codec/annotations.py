@@ -18,7 +18,7 @@ from semel.codec.shapes import is_protobuf, is_pydantic, shape_of
 from semel.codec.tagged import BUILT_INS
 from semel.errors import CodecError
 
-__all__ = ["check_encodable", "named_classes", "return_type"]
+__all__ = ["check_encodable", "named_classes", "names_a_cell", "return_type"]
 
 _WRAPPERS = (typing.Annotated, typing.Required, typing.NotRequired, typing.Final, typing.ClassVar)
 _AWAITABLES = (abc.Awaitable, abc.Coroutine)
@@ -200,6 +200,12 @@ def _innermost(fn: Any) -> Any:
             fn = type(fn).__call__
 
 
+def names_a_cell(fn: types.FunctionType, hint: Any) -> bool:
+    """Whether a postponed annotation names what the function's closure holds: another function of the same text may mean
+    another class by it."""
+    return isinstance(hint, str) and not set(re.findall(r"\w+", hint)).isdisjoint(fn.__code__.co_freevars)
+
+
 def _evaluated(fn: types.FunctionType, text: str) -> Any:
     """A postponed annotation. Evaluating costs 5 µs, so it is kept per code object, unless it names what a closure holds."""
     code = fn.__code__
@@ -213,7 +219,7 @@ def _evaluated(fn: types.FunctionType, text: str) -> Any:
         except ValueError:  # not assigned yet
             continue
     hint = _resolved(text, fn.__globals__, local)
-    if set(re.findall(r"\w+", text)).isdisjoint(code.co_freevars):
+    if not names_a_cell(fn, text):
         if len(_known) >= _MAX_CACHED:
             _known.clear()
         _known[id(code)] = (code, fn.__globals__, hint)

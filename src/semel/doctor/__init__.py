@@ -21,7 +21,17 @@ from semel.runtime import run_sync
 from semel.settings import checked_store_settings
 from semel.store import Colour, Settings, Store, open_store
 
-__all__ = ["Attention", "Checkup", "Requirement", "Schema", "Verdict", "examine", "examine_async", "judge"]
+__all__ = [
+    "Attention",
+    "Checkup",
+    "Requirement",
+    "Schema",
+    "Verdict",
+    "examine",
+    "examine_async",
+    "judge",
+    "without_password",
+]
 
 Requirement = Literal["exactly-once", "durable"]
 # Drivers that only one colour has; everything else is read by an event loop.
@@ -96,7 +106,7 @@ async def _asked(store: Store, found: Look, url: str) -> Checkup:
 def _checkup(url: str, facts: Facts, schema: Schema, attention: Attention, problems: list[str]) -> Checkup:
     guarantee = grade(facts)
     return Checkup(
-        url=_without_password(url),
+        url=without_password(url),
         guarantee=guarantee,
         exactly_once=guarantee.exactly_once,
         durable=facts.durable_writes and not facts.evicts,
@@ -128,7 +138,7 @@ def judge(checkup: Checkup, require: Requirement | None = None) -> Verdict:
     return Verdict(0, f"effects in the same transaction are {word} with these settings")
 
 
-def _without_password(url: str) -> str:
+def without_password(url: str) -> str:
     """For people and logs; a password may also stand in the query."""
     hidden = re.sub(r"^([^/]*://[^/?#@:]*):[^/?#]*@", r"\1:***@", url)
     return re.sub(r"([?&][^=&]*pass[^=&]*=)[^&#]*", r"\1***", hidden, flags=re.IGNORECASE)

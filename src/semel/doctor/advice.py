@@ -19,6 +19,12 @@ def advice_for(facts: Facts) -> Iterator[str]:
                 yield "max_prepared_transactions = 0: two-phase sinks cannot prepare here; set it to 16 if you use them"
             if int(settings.get("standbys", "0")) and settings.get("synchronous_standby_names"):
                 yield "a cancelled wait for the standby is told as unknown, never as stored"
+            waits = settings.get("synchronous_commit") not in ("off", "local")
+            if waits and settings.get("synchronous_standby_names") and settings.get("standbys") == "0":
+                yield (
+                    "synchronous_standby_names is set and no standby is connected: a commit waits until one is, and so does "
+                    "every call; connect it, or ALTER SYSTEM RESET synchronous_standby_names"
+                )
         case "mariadb" | "mysql":
             if _waits_for_replicas(settings):
                 yield (

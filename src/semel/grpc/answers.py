@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 import grpc
 import msgspec
 
-from semel.errors import CodecError
+from semel.errors import CodecError, ConfigurationError
 from semel.grpc.rules import Rules, storable
 
 __all__ = ["Answer", "Metadata", "code_of", "recorded", "say_trailing"]
@@ -40,7 +40,10 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
         return _encode(kept)
 
     @classmethod
-    def decode(cls, data: bytes) -> Answer:
+    def decode(cls, data: object) -> Answer:
+        """Raises CodecError for whatever is no answer: a person may have settled the call with any value."""
+        if not isinstance(data, bytes):
+            raise CodecError(f"the stored answer is a {type(data).__name__}, none of gRPC's")
         try:
             found = _decode(data)
         except msgspec.MsgspecError as error:
@@ -63,7 +66,17 @@ def code_of(number: object) -> grpc.StatusCode:
 
 
 def recorded(*messages: bytes, code: grpc.StatusCode = grpc.StatusCode.OK, details: str = "") -> bytes:
-    """An answer in stored form, for `once.resolve(key, value=recorded(response.SerializeToString()), …)`."""
+    """An answer in stored form, for `once.resolve(key, value=recorded(response.SerializeToString()), …)`.
+
+    Raises ConfigurationError for what no caller could be given.
+    """
+    given: tuple[object, ...] = messages
+    if wrong := [message for message in given if not isinstance(message, bytes)]:
+        raise ConfigurationError(
+            f"recorded() takes messages as bytes, not {type(wrong[0]).__name__}: pass response.SerializeToString()"
+        )
+    if not isinstance(code, grpc.StatusCode):
+        raise ConfigurationError(f"code= must be a grpc.StatusCode, not {code!r}")
     return _encode(Answer(code.value[0], details, list(messages)))
 
 

@@ -46,6 +46,10 @@ __all__ = ["Options", "Policy", "Route", "Ticket", "UnkeyedRetry", "Unstored", "
 
 _log = logging.getLogger("semel")
 _MOST_ROUTES: Final = 4096
+_NO_ANSWER: Final = (
+    "The call was processed over another carrier, or settled by hand without an answer that can be given here. "
+    "It is not run again."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +239,7 @@ class Policy:
         options = {
             "operation": rules.operation,
             "fingerprint": print_.hex(),
-            "result_type": bytes,
+            "result_type": Any,  # bytes, or whatever a person said: `replayed` looks
             "wait": patience(rules, remaining),
             "lease": rules.lease,
             "retention": rules.retention,
@@ -277,15 +281,14 @@ class Policy:
         return unstored.answer if unstored.is_all_there_is(handler) else None
 
     @staticmethod
-    def replayed(outcome: Outcome[bytes]) -> Answer:
-        """The stored answer. Raises Refusal when it was not kept, or is another carrier's."""
+    def replayed(outcome: Outcome[Any]) -> Answer:
+        """The stored answer. Raises Refusal when it was not kept, is another carrier's, or what a person said is no answer."""
         if outcome.marker:
             raise Refusal("RESPONSE_NOT_STORED", resource=outcome.ref)
         try:
             return Answer.decode(outcome.value)
         except CodecError as error:
-            text = "The call was processed over another carrier, whose answer cannot be given here. It is not run again."
-            raise Refusal("RESPONSE_NOT_STORED", text, resource=outcome.ref) from error
+            raise Refusal("RESPONSE_NOT_STORED", _NO_ANSWER, resource=outcome.ref) from error
 
 
 class Unstored(Exception):

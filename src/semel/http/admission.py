@@ -35,9 +35,10 @@ from semel.http.keys import core_key
 from semel.http.problem import Problem
 from semel.http.rules import Rules
 from semel.http.snapshot import Snapshot
-from semel.http.stored import CODEC, not_kept, stored
+from semel.http.stored import CODEC, not_kept, repeated, stored
 from semel.model import Ask, Record, Replay, State, Won, view
 from semel.points import reach
+from semel.posting import Brief
 from semel.run import run_or_none
 
 __all__ = ["Admission", "Admitted", "Keyed"]
@@ -96,15 +97,14 @@ class Admission:
         self._ring = once._ring  # noqa: SLF001 - our own
 
     async def admit(self, keyed: Keyed) -> Admitted | Snapshot | Problem | None:
-        engine = self.edge.engine
-        now = engine.runtime.now()
-        if not self._breaker.allows(now):
+        engine, breaker = self.edge.engine, self._breaker
+        if breaker.failures and not breaker.allows(engine.runtime.now()):
             return self._closed(StoreUnavailable("the store failed a moment ago"), keyed)
         call = self._call(keyed)
         spent: tuple[str, str] | None = None
         try:
             if self._quota is not None:
-                spent = self._spent(self._quota, keyed, now)
+                spent = self._spent(self._quota, keyed, engine.runtime.now())
                 if spent is None and await self._is_new(call):
                     return Problem.of("quota-exceeded", retry_after=1.0)
             if keyed.is_old and await self._is_forgotten(call):
@@ -112,25 +112,29 @@ class Admission:
                 return Problem.of("key-expired")
             # As `engine.acquire`, but the store's first answer must come within the route's own time (H34).
             ask, verdict = await self._budget.claim(engine, call)
-            if type(verdict) is not Won and type(verdict) is not Replay:
+            if not isinstance(verdict, (Won, Brief, Replay)):
                 self._check_nesting(call)
                 ask, verdict = await engine._contend(call, ask, verdict)  # noqa: SLF001 - the rest of `acquire`
         except StoreUnavailable as error:
-            self._breaker.failed(engine.runtime.now())
+            breaker.failed(engine.runtime.now())
             return self._closed(error, keyed)
         except (KeyMismatch, InProgress, KeyExpired, OutcomeUnknown) as error:
-            self._breaker.succeeded()
+            breaker.failures = 0
             self._refund(spent)
             return self._refusal(error)
-        self._breaker.succeeded()
-        if type(verdict) is Replay:
+        breaker.failures = 0
+        if type(verdict) is Won:
+            reach("http.admitted")
+            return Admitted(engine, call, ask, verdict.record)
+        if spent is not None:
             self._refund(spent)
+        if isinstance(verdict, Brief):  # nobody is told: hooks leave no quick way
+            found = repeated(call, verdict)
+        else:
             found = self._replayed(engine, call, verdict.record)
-            if type(found) is Snapshot and found.spilled is not None:
-                return await self._fetched(engine, call, found)
-            return found
-        reach("http.admitted")
-        return Admitted(engine, call, ask, verdict.record)
+        if type(found) is Snapshot and found.spilled is not None:
+            return await self._fetched(engine, call, found)
+        return found
 
     async def early(self, keyed: Keyed) -> Snapshot | Problem | None:
         """The answer to a repetition whose body has not come yet, but is told by its digest (H22). None: it must come."""
@@ -159,11 +163,11 @@ class Admission:
             labels = {**labels, "outline": keyed.outline}
         return self.edge.call(
             core_key(keyed.key, keyed.principal),
-            tenant=self.edge.tenant if keyed.tenant is None else keyed.tenant,
-            operation=keyed.operation,
-            wait=keyed.wait,
-            fingerprint=bytes.fromhex(keyed.fingerprint),
-            labels=labels,
+            self.edge.tenant if keyed.tenant is None else keyed.tenant,
+            keyed.operation,
+            keyed.wait,
+            bytes.fromhex(keyed.fingerprint),
+            labels,
         )
 
     def _replayed(self, engine: Engine, call: Call, record: Record) -> Snapshot | Problem:

@@ -63,24 +63,24 @@ class IdempotencyMiddleware:
             ended: asyncio.Future[None] = loop.create_future()
             self._running.add(loop.create_task(self._first(entered, scope, send, ended)))
             await ended
-        elif type(entered) is Reply:
-            await answer(send, entered)
+        elif type(entered) is Reply:  # as `answer`, without a coroutine more
+            await send({"type": "http.response.start", "status": entered.status, "headers": entered.headers})
+            await send({"type": "http.response.body", "body": entered.body})
         elif isinstance(entered, Body):
             with entered:
                 await self.app(scope, _Replayed(entered, receive).receive, send)
 
     async def _first(self, first: First, scope: Scope, send: Send, ended: asyncio.Future[None]) -> None:
-        guard = first.guard
+        guard, admitted = first.guard, first.admitted
         try:
-            run = guard.begin(first.admitted)
-            problem = None
+            run = admitted.engine.begin(admitted.call, admitted.ask, admitted.record)
             if run.has_steps:
                 problem = await _resumed(guard, run)
+                if problem is not None:
+                    await answer(send, guard.replies.problem(problem))
+                    return
             else:
                 reach("run.started")  # all that `resumed` does then, without the coroutine
-            if problem is not None:
-                await answer(send, guard.replies.problem(problem))
-                return
             capture = Capture(guard, run, scope, send, first.body)
             try:  # as `Capture.around`, without a coroutine more around the application
                 await capture.of(self.app)

@@ -25,16 +25,17 @@ class Body:
 
     __slots__ = ("_chunks", "_file", "_hash", "_limit", "_whole", "parsed", "size")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, whole: bytes | None = None) -> None:
+        """`whole`: all of it, where it came in one piece no longer than `SPOOL_OVER` and the limit."""
         self._limit = limit
-        self._chunks: list[bytes] = []
+        self._chunks: list[bytes] = [whole] if whole else []
         self._file: IO[bytes] | None = None
         # Only of what leaves memory: a small body is usually compared by its meaning, not by its bytes.
         self._hash: hashlib._Hash | None = None
-        self._whole: bytes | None = None
+        self._whole: bytes | None = whole
         self.parsed = False
         """It holds the parts of a form that a framework has parsed, not the form's own bytes."""
-        self.size = 0
+        self.size = 0 if whole is None else len(whole)
 
     def feed(self, chunk: bytes) -> None:
         if not chunk:

@@ -15,12 +15,15 @@ _MOST: Final = 10_000
 class Breaker:
     """After three failures in a row the store is left alone for a second; then one call may try."""
 
+    __slots__ = ("_until", "failures")
+
     def __init__(self) -> None:
-        self._failures = 0
+        self.failures = 0
+        """In a row: 0 again when the store has answered."""
         self._until = 0.0
 
     def allows(self, now: float) -> bool:
-        if self._failures < _FAILURES:
+        if self.failures < _FAILURES:
             return True
         if now < self._until:
             return False
@@ -28,11 +31,8 @@ class Breaker:
         return True
 
     def failed(self, now: float) -> None:
-        self._failures += 1
+        self.failures += 1
         self._until = now + _PAUSE
-
-    def succeeded(self) -> None:
-        self._failures = 0
 
 
 class Latency:

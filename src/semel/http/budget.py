@@ -14,6 +14,7 @@ from semel.flow import Engine
 from semel.forks import survive_fork
 from semel.keys import Scope
 from semel.model import Ask, Record, Verdict, Won
+from semel.posting import Brief
 from semel.running import clock_of, runs_here
 from semel.runtime import run_sync
 
@@ -38,16 +39,19 @@ class Budget:
         self._has_answered = False
         self._watching: _Watch | None = None
 
-    async def claim(self, engine: Engine, call: Call) -> tuple[Ask, Verdict]:
+    async def claim(self, engine: Engine, call: Call) -> tuple[Ask, Verdict | Brief]:
+        """One answer of the store; of a plain replay only what is needed of it, where the store has a quick way."""
         patience = self._seconds if self._has_answered else self._seconds * _FIRST
         if patience >= self._own or not engine.shared or engine.runtime.colour != "async":
             return await self._spent(engine, engine.ask_once(call))
         # As there, without a coroutine more around the wait.
         ask = engine._ask(call)  # noqa: SLF001 - as `ask_once` does
-        watch = self._watch()
+        watch = self._watching
+        if watch is None or watch.loop is not engine.runtime.loop:  # type: ignore[attr-defined]  # LoopRuntime has it
+            watch = self._watch()
         task, before = watch.begin(patience)
         try:
-            verdict = await engine.claim(ask)
+            verdict = await engine.asker.brief(ask)
         except asyncio.CancelledError as error:
             if watch.has_ended(task, before):
                 raise _late(patience) from error

@@ -36,13 +36,16 @@ class Capture:
         "_send", "_sender", "_status", "settled",
     )  # fmt: skip
 
-    def __init__(self, guard: Guard, run: Run, scope: Scope, send: Send, body: Body | None) -> None:
+    def __init__(
+        self, guard: Guard, run: Run, scope: Scope, send: Send, body: Body | None, *, can_leave: bool = False
+    ) -> None:
+        """`can_leave`: `leave` may be called."""
         self.settled = False
         self._scope = without_bypasses(scope)
         self._guard = guard
         self._run = run
         self._send = send
-        self._loop = loop_of(run._engine)  # noqa: SLF001 - our own
+        self._loop = loop_of(run._engine) if can_leave else None  # noqa: SLF001 - our own
         self._body = body
         """To be given to the application; None when it has been."""
         self._chunks: Iterator[bytes] | None = None
@@ -144,8 +147,9 @@ class Capture:
         else:
             piece = bytes(message.get("body", b""))
             # The wait for the store is at the bottom of the application's whole stack: no coroutine more than needed.
+            body = piece if self._kept is None else self._whole(piece)
             sent = await self._guard.settle(
-                self._run, self._status, self._headers, self._whole(piece), passing=self._is_unmatched()
+                self._run, self._status, self._headers, body, passing=self._is_unmatched()
             )
             self.settled = True
             if isinstance(sent, Problem):
@@ -159,10 +163,10 @@ class Capture:
             self.finish()
 
     def _whole(self, last: bytes) -> bytes | None:
-        if self._kept is None:
-            return last
-        self._kept.push(last)
-        return self._kept.whole
+        kept = self._kept
+        assert kept is not None  # noqa: S101 - it came in several pieces
+        kept.push(last)
+        return kept.whole
 
     async def _go_on(self, piece: bytes) -> None:
         if self._kept is None:
@@ -204,7 +208,9 @@ class Capture:
     # --------------------------------------------------------------------------------------------------- the connection
     async def _forward(self, *messages: Message) -> None:
         """Send, as long as somebody listens. Whatever the connection says, it is not the handler's outcome."""
-        sender = self._sender = asyncio.current_task(self._loop)
+        sender = None
+        if self._loop is not None:
+            sender = self._sender = asyncio.current_task(self._loop)
         try:
             for message in messages:
                 if not self._left:

@@ -59,6 +59,8 @@ class Plan(msgspec.Struct, frozen=True):
     tenant: Resolver | None
     authorize: Resolver | None
     key: Resolver | None
+    only_principal: Resolver | None = None
+    """`principal`, where nobody else is asked about a sender."""
 
     def guard_for(self, method: str, path: str) -> tuple[Guard, Mapping[str, str]] | None:
         """The guard of a request and the named parts of its path; None: it passes untouched."""
@@ -102,6 +104,7 @@ def configure(
     routes = given.get("routes")
     if routes is None:
         _check_path(defaults, "")
+    asked = [name for name in ("principal", "tenant", "authorize") if given.get(name) is not None]
     return Plan(
         once=once,
         routes=tuple(_route(once, defaults, name, options) for name, options in (routes or {}).items()),
@@ -110,6 +113,7 @@ def configure(
         tenant=_callable("tenant", given),
         authorize=_callable("authorize", given),
         key=_callable("key", given),
+        only_principal=_callable("principal", given) if asked == ["principal"] else None,
     )
 
 
@@ -210,7 +214,13 @@ def _checked(name: str, value: Any) -> Any:  # noqa: C901 - one question per kin
             raise ConfigurationError(f"{name}= must be one of {', '.join(_WORDS[name])}, not {value!r}")
         return value
     if name == "methods":
-        return frozenset(_method(method) for method in _texts(name, value))
+        methods = frozenset(_method(method) for method in _texts(name, value))
+        if not methods:
+            raise ConfigurationError(
+                "methods= is empty, so no request could carry a key: name them, such as ['POST', 'PATCH'], or say "
+                "routes={…: False} for routes that are to be left alone"
+            )
+        return methods
     if name == "sources":
         return _sources(_texts(name, value))
     if name == "replay_headers":
@@ -262,6 +272,11 @@ def _method(text: str) -> str:
 
 
 def _sources(sources: Sequence[str]) -> tuple[str, ...]:
+    if not sources:
+        raise ConfigurationError(
+            "sources= (or header=) is empty, so no key would be found: name a place, such as header:Idempotency-Key, or leave it out and "
+            "give key=, a function of the request"
+        )
     for source in sources:
         kind, colon, name = source.partition(":")
         if kind not in _SOURCES or not colon or not name:

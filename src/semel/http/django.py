@@ -40,6 +40,7 @@ try:
     from django.http.multipartparser import MultiPartParserError
     from django.http.response import HttpResponseBase
     from django.utils.module_loading import import_string
+    from django.views.defaults import ERROR_PAGE_TEMPLATE
 except ModuleNotFoundError as missing:
     raise ConfigurationError(
         f"semel.http.django needs {missing.name!r}: pip install 'semel[django]'"
@@ -48,6 +49,7 @@ except ModuleNotFoundError as missing:
 __all__ = ["IdempotencyMiddleware", "ProblemMiddleware", "idempotent", "user_id"]
 
 _WRITES = ("POST", "PATCH", "PUT", "DELETE")
+_PAGE = (ERROR_PAGE_TEMPLATE % {"title": "Server Error (500)", "details": ""}).encode()
 _REFUSALS = (Http404, PermissionDenied, BadRequest, SuspiciousOperation, MultiPartParserError)
 _IMPORTED = ("once", "async_once", "principal", "tenant", "authorize", "key", "stored")
 
@@ -238,7 +240,16 @@ async def _answered(
         return await view()
     if not isinstance(entered, First):
         return await _closing(view, entered)
-    return await _attended(entered.guard, entered.admitted, lambda: _closing(view, entered.body), look)
+    guard, body = entered.guard, entered.body
+    shown = (lambda: _told(guard, view)) if guard.keeps_failures else view
+    return await _attended(guard, entered.admitted, lambda: _closing(shown, body), look)
+
+
+async def _told(guard: Guard, view: Callable[[], Awaitable[Any]]) -> Any:
+    """Django's own 500 says nothing of keys, so the problem stands in its place; what a `handler500` or a 500.html made is left."""
+    response = await view()
+    is_page = response.status_code == 500 and isinstance(response, HttpResponse) and _is_rendered(response)
+    return _raw(guard.replies.failed()) if is_page and response.content == _PAGE else response
 
 
 async def _closing(view: Callable[[], Awaitable[Any]], body: Body) -> Any:

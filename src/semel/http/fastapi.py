@@ -12,14 +12,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
+import logging
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
+from contextvars import ContextVar
 from functools import update_wrapper
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, InvalidKey
 from semel.http.body import Body, TooLarge, feed_parts
 from semel.http.capture import Capture, looked_at
 from semel.http.config import Plan, configure
@@ -27,10 +29,11 @@ from semel.http.guard import Admitted, Guard
 from semel.http.intake import First, enter
 from semel.http.openapi import describe
 from semel.http.options import FastAPIOptions
+from semel.http.order import check_order, guards
 from semel.http.problem import ANSWERED, DEFAULT_BASE, Problem, of_error
 from semel.http.reply import Reply, problem_reply
 from semel.http.scope import ClientLeft, ScopeRequest
-from semel.keys import field_path
+from semel.keys import FieldPath
 from semel.once import AsyncSemel
 from semel.run import Run, _current
 
@@ -54,45 +57,66 @@ T = TypeVar("T")
 _REQUEST, _RESPONSE = "semel_request", "semel_response"
 # What newer versions have: routes of an included router that are not copied.
 _each_route: Callable[[Any], Any] = getattr(routing, "iter_route_contexts", iter)
+_log = logging.getLogger("semel.http")
+_arguments: ContextVar[Mapping[str, Any]] = ContextVar("semel_arguments")
 _WRITES = ("POST", "PATCH", "PUT", "DELETE")
 
 
 def idempotent(*, once: AsyncSemel, **options: Unpack[FastAPIOptions]) -> Callable[[F], F]:
     """Decorate a path operation, below `@app.post(...)`. Options as the ASGI middleware's.
 
-    `principal` may also be a field path over the function's arguments, such as "user.id". The claim comes after
+    `principal` and `tenant` may also be field paths over the function's arguments, such as "user.id". The claim comes after
     FastAPI has authenticated, authorized and validated, on replays too, so neither `authorize` nor
     `authenticated_outside` is needed.
     """
     given: dict[str, Any] = {**options}
     given.setdefault("methods", _WRITES)
-    path = given.get("principal")
-    reads = field_path(path) if isinstance(path, str) else None
-    if reads is not None:
-        given["principal"] = _of_arguments  # asked with the arguments instead of the request
-    plan = configure(once, "async", given, guarded=True)
+    paths = [_Path(name, given[name]) for name in ("principal", "tenant") if isinstance(given.get(name), str)]
+    plan = configure(once, "async", given | {path.option: path for path in paths}, guarded=True)
 
     def decorate(fn: F) -> F:
-        route = _Route(fn, plan, reads)
+        route = _Route(fn, plan)
+        for path in paths:
+            path.check(fn)
         update_wrapper(route.endpoint, fn)
         del route.endpoint.__wrapped__  # type: ignore[attr-defined]  # nobody may look through to a plain function
         route.endpoint.__signature__ = route.signature()  # type: ignore[attr-defined]
         route.endpoint.__semel__ = plan.fallback  # type: ignore[attr-defined]
+        guards(route.endpoint, fn)
         return typing.cast("F", route.endpoint)
 
     return decorate
 
 
-def _of_arguments(request: Any) -> Any:
-    return request.state._semel_principal  # noqa: SLF001 - put there by _Route
+class _Path:
+    """A resolver that looks at the function's arguments instead of the request."""
+
+    def __init__(self, option: str, path: str) -> None:
+        self.option = option
+        self._read = FieldPath(path)
+
+    def check(self, fn: Callable[..., Any]) -> None:
+        name, known = self._read.root, inspect.signature(fn).parameters
+        if name not in known:
+            raise ConfigurationError(
+                f"{self.option}={self._read.text!r} begins with {name!r}, and {fn.__qualname__} has no such parameter: it has "
+                f"{', '.join(known) or 'none'}; or give a function of the request"
+            )
+
+    def __call__(self, request: Any) -> Any:
+        """What the path leads to; None, and so nobody who is known, where it leads nowhere: that is no fault of the key's."""
+        del request
+        try:
+            return self._read(_arguments.get())
+        except InvalidKey as error:
+            _log.warning("%s= of a request is not known: %s", self.option, error)
+            return None
 
 
 class _Route:
     """One decorated function."""
 
-    def __init__(
-        self, fn: Callable[..., Any], plan: Plan, principal: Callable[[Mapping[str, Any]], Any] | None
-    ) -> None:
+    def __init__(self, fn: Callable[..., Any], plan: Plan) -> None:
         if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
             raise ConfigurationError(
                 f"{fn.__qualname__} yields its response, and idempotent() needs to see one returned: give the generator "
@@ -100,7 +124,6 @@ class _Route:
             )
         self._fn = fn
         self._plan = plan
-        self._principal = principal
         self._own = inspect.signature(fn)
         self._async = inspect.iscoroutinefunction(fn)
         self._request = self._declared(Request)
@@ -148,9 +171,11 @@ class _Route:
     async def _call(self, values: dict[str, Any]) -> Any:
         request: Request = values[self._request] if self._request else values.pop(_REQUEST)
         draft: Response = values[self._response] if self._response else values.pop(_RESPONSE)
-        if self._principal is not None:
-            request.state._semel_principal = self._principal(values)  # noqa: SLF001 - a name of ours in its state
-        entered = await enter(self._plan, _FastRequest(request))
+        token = _arguments.set(values)
+        try:
+            entered = await enter(self._plan, _FastRequest(request))
+        finally:
+            _arguments.reset(token)
         if isinstance(entered, Reply):
             return raw(entered)
         if entered is None:
@@ -290,10 +315,10 @@ class _Attempt:
                 self.run, error
             )  # the handler fails too: what became of the function is known
             raise
-        if response is None:
-            await self.guard.fail(self.run, error)
-        else:
+        if response is not None:
             await self._answer(told, response)
+        elif (reply := await self.guard.fail(self.run, error)) is not None:
+            self._request.scope[ANSWER] = (told, raw(reply))
 
     async def _answer(self, error: Exception | None, response: Response) -> None:
         """Record what the application's own handler makes of the error, and have the very same sent."""
@@ -352,7 +377,7 @@ class _Recorded(Response):
         del receive
         self._attempt.settled = True  # by the capture from here on
         self._inner.background = self._inner.background or self.background
-        capture = Capture(self._attempt.guard, self._attempt.run, scope, send, None)
+        capture = Capture(self._attempt.guard, self._attempt.run, scope, send, None, can_leave=True)
         await _sent(capture.around(self._inner), capture.leave)
 
 
@@ -390,7 +415,10 @@ async def _feed(body: Body, name: str, value: Any) -> None:
 
 
 def install(app: FastAPI) -> None:
-    """Answer semel's own errors as problems, and describe the decorated routes in the app's OpenAPI."""
+    """Answer semel's own errors as problems, and describe the decorated routes in the app's OpenAPI.
+
+    Raises ConfigurationError for a route whose decorators are in the wrong order, now or, added later, when the app starts.
+    """
 
     async def answer(request: Request, error: Exception) -> Response:
         del request
@@ -417,6 +445,19 @@ def install(app: FastAPI) -> None:
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI documents this very way
+    _check_routes(app)
+    build = app.build_middleware_stack
+
+    def checked() -> Any:
+        _check_routes(app)
+        return build()
+
+    app.build_middleware_stack = checked  # type: ignore[method-assign]  # asked for once, when the app starts
+
+
+def _check_routes(app: FastAPI) -> None:
+    routes = _each_route(app.routes)
+    check_order(route.endpoint for route in routes if getattr(route, "endpoint", None) is not None)
 
 
 def _decorated(app: FastAPI) -> Iterator[tuple[Any, Guard]]:

@@ -21,6 +21,7 @@ from semel.http.config import Plan, configure
 from semel.http.guard import Guard
 from semel.http.intake import First, enter
 from semel.http.options import DecoratorOptions, MiddlewareOptions
+from semel.http.order import check_order, guards
 from semel.http.problem import ANSWERED, DEFAULT_BASE, Problem, of_error
 from semel.http.reply import Reply, problem_reply
 from semel.http.views import Headers, Stream, first_view
@@ -31,6 +32,7 @@ from semel.runtime import run_sync
 
 try:
     from flask import Flask, Request, Response, current_app, make_response, request
+    from werkzeug.exceptions import InternalServerError
 except ModuleNotFoundError as missing:
     raise ConfigurationError(
         f"semel.http.flask needs {missing.name!r}: pip install 'semel[flask]'"
@@ -41,6 +43,7 @@ __all__ = ["Idempotency", "idempotent", "install"]
 P = ParamSpec("P")
 _CHUNK = 1 << 16
 _WRITES = ("POST", "PATCH", "PUT", "DELETE")
+_PAGE = InternalServerError().get_body().encode()
 
 
 class Idempotency:
@@ -68,7 +71,21 @@ class Idempotency:
 
 
 def install(app: Flask) -> None:
-    """Answer semel's own errors as problems."""
+    """Answer semel's own errors as problems.
+
+    Raises ConfigurationError for a view whose decorators are in the wrong order; one that is added later is told with the
+    first request.
+    """
+    is_checked = False
+
+    def check() -> None:
+        nonlocal is_checked
+        if not is_checked:
+            check_order(app.view_functions.values())
+            is_checked = True
+
+    check_order(app.view_functions.values())
+    app.before_request(check)
 
     def answer(error: Exception) -> Response:
         problem = of_error(error)
@@ -91,6 +108,7 @@ def idempotent(
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> Response:
             return _answered(plan, lambda: _response(lambda: current_app.ensure_sync(view)(*args, **kwargs)))
 
+        guards(wrapper, view)
         return wrapper
 
     return decorate
@@ -104,12 +122,22 @@ def _response(view: Callable[[], Any]) -> Response:
         return make_response(current_app.handle_user_exception(error))
 
 
-def _kept(view: Callable[[], Response]) -> Response:
-    """Where failures are kept too: also the 500 that Flask makes of what nobody handles, logged and told as always."""
+def _kept(guard: Guard, view: Callable[[], Response]) -> Response:
+    """Where failures are kept too: also the 500 that Flask makes of what nobody handles, logged and told as always.
+
+    Its own page says nothing of keys, so the problem stands in its place; what a handler of the application made is left alone.
+    """
     try:
         return view()
     except Exception as error:  # noqa: BLE001 - raised again by Flask where it is to be seen, as in tests
-        return make_response(current_app.handle_exception(error))
+        response = make_response(current_app.handle_exception(error))
+        if (
+            response.content_length == len(_PAGE) and response.get_data() == _PAGE
+        ):  # no stream is read for that
+            reply = guard.replies.failed()
+            response.set_data(reply.body)
+            response.headers.update({name.decode(): value.decode() for name, value in reply.headers})
+        return response
 
 
 def _answered(plan: Plan, view: Callable[[], Response]) -> Response:
@@ -122,7 +150,7 @@ def _answered(plan: Plan, view: Callable[[], Response]) -> Response:
         return _closing(view, entered)
 
     async def run() -> Response:
-        shown = partial(_kept, view) if entered.guard.keeps_failures else view
+        shown = partial(_kept, entered.guard, view) if entered.guard.keeps_failures else view
         return _closing(shown, entered.body)
 
     response: Response = run_sync(first_view(entered.guard, entered.admitted, run, _LOOK))

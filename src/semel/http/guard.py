@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from semel.calls import failure_of
 from semel.errors import CodecError, ConfigurationError, LeaseLost, NotRecorded
@@ -21,9 +21,9 @@ from semel.http.admission import Admission, Admitted, Keyed
 from semel.http.breaker import Latency
 from semel.http.ending import STARTED, end_of, has_begun, is_passing, keeps_failures, unrecorded
 from semel.http.head import read_head
-from semel.http.problem import Problem
+from semel.http.problem import PROBLEM_TYPE, Problem
 from semel.http.reply import Headers, Replies, Reply
-from semel.http.rules import Rules, Word
+from semel.http.rules import Rules, Word, storable
 from semel.http.snapshot import Snapshot
 from semel.http.stored import CODEC, not_kept
 from semel.model import Failure
@@ -32,8 +32,6 @@ from semel.run import Run
 
 __all__ = ["Admitted", "Guard", "Keyed"]
 
-# What is given again for a handler that raised: as most servers say it.
-_FAILED: Final = Snapshot(500, [(b"content-type", b"text/plain; charset=utf-8")], b"Internal Server Error")
 _log = logging.getLogger("semel.http")
 
 
@@ -138,7 +136,9 @@ class Guard:
         reach("run.returned")
         try:
             head = read_head(self.rules, status, headers)
-            word: Word = "release" if passing or is_passing(self.rules, head, body) else head.word
+            word = head.word
+            if passing or (head.kind == PROBLEM_TYPE and is_passing(self.rules, head, body)):
+                word = "release"
             kept = body is not None and len(body) <= self.rules.max_response
             snapshot = Snapshot(status, head.stored, body if kept and body else b"", kept=kept)
             if not kept and body is not None and self.rules.spill is not None and len(body) <= self.most:
@@ -158,7 +158,8 @@ class Guard:
             if problem is not None:
                 return problem
         else:
-            self._tell(engine, run, word)
+            if engine.emit is not None:
+                self._tell(engine, run, word)
         return self.replies.first(word, head.sent, head.retention)
 
     async def _spilled(
@@ -217,11 +218,12 @@ class Guard:
     async def _failed(self, run: Run, error: Exception) -> Reply:
         if self.engine.emit is not None:
             self.engine.emit(Failed(run.scope, run.attempt, "replay", error))
-        problem = await self._recorded(run, _FAILED, "replay", failure_of(error))
+        said = self.replies.failed()
+        snapshot = Snapshot(said.status, storable(self.rules, said.headers), said.body)
+        problem = await self._recorded(run, snapshot, "replay", failure_of(error))
         if problem is not None:
             return self.replies.problem(problem)
-        length = (b"content-length", b"%d" % len(_FAILED.body))
-        return Reply(_FAILED.status, self.replies.first("replay", [*_FAILED.headers, length]), _FAILED.body)
+        return Reply(said.status, self.replies.first("replay", said.headers), said.body)
 
     async def replaced(self, run: Run, status: int) -> None:
         """Another response was sent in place of the handler's: what happened is kept, what was said is not.

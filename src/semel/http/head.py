@@ -51,7 +51,7 @@ def read_head(rules: Rules, status: int, headers: Headers) -> Head:
         if name == b"content-type":
             kind = pair[1] if kind is None else b""
         if name in replayed:
-            stored.append((name, pair[1]))
+            stored.append(pair if pair[0] == name else (name, pair[1]))
         sent.append(pair)
     word, retention = control_of(said) if said else ("", None)
     return Head(

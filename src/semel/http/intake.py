@@ -28,6 +28,7 @@ __all__ = ["First", "Incoming", "enter"]
 _RARE: Final = frozenset(
     {b"early-data", b"prefer", b"content-digest"}
 )  # most requests have none: one look for all
+_UNASKED: Final = object()
 
 
 class Incoming(Protocol):
@@ -136,8 +137,37 @@ async def _known(
 
     A Snapshot: its answer is known before its body has come.
     """
-    rules = guard.rules
+    rules, told = guard.rules, _UNASKED
     request = incoming.request()
+    if key is None or plan.only_principal is None or rules.repeatability or incoming.has_any(_RARE):
+        return await _known_at_length(plan, guard, key, incoming, parts, request, told)
+    try:
+        told = plan.only_principal(request)
+    except PermissionError:
+        return Problem.of("not-authorized")
+    if type(told) is not str or not told:
+        return await _known_at_length(plan, guard, key, incoming, parts, request, told)
+    body = await incoming.read(rules.max_body)
+    if type(body) is not Body:
+        return body
+    route = f"{incoming.method} {_shown(guard, incoming.path, parts) if parts else incoming.path}"
+    operation = "http" if rules.scope == "principal" else _route_name(route)
+    printed = _fingerprint(rules, incoming, body)
+    is_old = len(key) == 36 and is_too_old(rules, key, time.time())
+    return Keyed(key, told, None, printed, rules.wait, route, operation, "", is_old), body
+
+
+async def _known_at_length(
+    plan: Plan,
+    guard: Guard,
+    key: str | None,
+    incoming: Incoming,
+    parts: Mapping[str, str],
+    request: Any,
+    told: Any,
+) -> tuple[Keyed, Body] | Problem | Body | Snapshot:
+    """As `_known`, for whatever a request may be. `told`: what `principal=` has said, if it has been asked."""
+    rules = guard.rules
     body: Body | Problem | None = None
     if key is None:  # it is in the body, or only the caller's own resolver knows
         body = await incoming.read(rules.max_body)
@@ -151,22 +181,19 @@ async def _known(
         if late is None:
             return body
         key = late
-    is_rare = incoming.has_any(_RARE)
-    if is_rare and incoming.lines(b"early-data"):  # whatever it says: RFC 8470 knows no other value than 1
+    if incoming.lines(b"early-data"):  # whatever it says: RFC 8470 knows no other value than 1
         return _refused(body, Problem.of("too-early", retry_after=1.0))
-    sender = await _sender(plan, guard, incoming, request)
+    sender = await _sender(plan, guard, incoming, request, told)
     if isinstance(sender, Problem):
         return _refused(body, sender)
     principal, tenant = sender
     route = f"{incoming.method} {_shown(guard, incoming.path, parts) if parts else incoming.path}"
-    digest, wait = None, rules.wait
-    if is_rare:
-        digest = told_sha256(incoming.lines(b"content-digest"))
-        wait = prefer_wait(rules, incoming.lines(b"prefer"))
+    digest = told_sha256(incoming.lines(b"content-digest"))
+    wait = prefer_wait(rules, incoming.lines(b"prefer"))
     operation = "http" if rules.scope == "principal" else _route_name(route)
-    told = "" if digest is None else _outline(incoming, digest)
+    outlined = "" if digest is None else _outline(incoming, digest)
     if digest is not None and body is None and incoming.lines(b"expect"):
-        early = await guard.early(Keyed(key, principal, tenant, "", wait, route, operation, told))
+        early = await guard.early(Keyed(key, principal, tenant, "", wait, route, operation, outlined))
         if early is not None:
             return early
     body = await incoming.read(rules.max_body) if body is None else body
@@ -174,9 +201,9 @@ async def _known(
         return body
     if digest is not None and not body.parsed and body.digest != digest:
         return _refused(body, Problem.of("digest-mismatch"))
-    fingerprinted = _fingerprint(rules, incoming, body)
+    printed = _fingerprint(rules, incoming, body)
     is_old = is_too_old(rules, key, time.time())
-    return Keyed(key, principal, tenant, fingerprinted, wait, route, operation, told, is_old), body
+    return Keyed(key, principal, tenant, printed, wait, route, operation, outlined, is_old), body
 
 
 def _shown(guard: Guard, path: str, parts: Mapping[str, str]) -> str:
@@ -197,9 +224,12 @@ def _refused(body: Body | Problem | None, problem: Problem) -> Problem:
 
 
 async def _sender(
-    plan: Plan, guard: Guard, incoming: Incoming, request: Any
+    plan: Plan, guard: Guard, incoming: Incoming, request: Any, told: Any
 ) -> tuple[str, str | None] | Problem:
-    """Who sends a keyed request, and whether it may be looked at. Before the body is read, where that is possible."""
+    """Who sends a keyed request, and whether it may be looked at. Before the body is read, where that is possible.
+
+    `told`: what `principal=` has said, if it has been asked.
+    """
     rules = guard.rules
     if rules.repeatability and (problem := _first_sent(rules, incoming)) is not None:
         return problem
@@ -208,20 +238,24 @@ async def _sender(
             return Problem.of("not-authorized")
         principal = ""
         if plan.principal is not None:
-            told = plan.principal(request)
+            if told is _UNASKED:
+                told = plan.principal(request)
             principal = (
                 told if type(told) is str else principal_of(await _awaited(guard, plan.principal, told))
             )
         if not principal and not rules.anonymous:
             return Problem.of("not-authenticated")
         tenant = None if plan.tenant is None else tenant_of(await _ask(guard, plan.tenant, request))
+        if tenant == "":
+            return Problem.of("not-authenticated")
     except PermissionError:
         return Problem.of("not-authorized")
     return principal, tenant
 
 
 def _fingerprint(rules: Rules, incoming: Incoming, body: Body) -> str:
-    content_type = b", ".join(incoming.lines(b"content-type")).decode("latin-1")
+    kind = incoming.lines(b"content-type")
+    content_type = (kind[0] if len(kind) == 1 else b", ".join(kind)).decode("latin-1")
     return fingerprint(incoming.method, incoming.path, incoming.query, content_type, body, rules.exclude)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from semel.http.problem import PROBLEMS
+from semel.http.ending import keeps_failures
+from semel.http.problem import FAILED, PROBLEMS
 from semel.http.rules import RETENTION, Rules, titled
 
 __all__ = ["describe"]
@@ -46,7 +47,7 @@ def _operation(operation: dict[str, Any], rules: Rules) -> None:
             response.setdefault("headers", {}).update(_markers(rules))
     operation["x-idempotency"] = {
         "ttl": None if rules.retention == float("inf") else int(rules.retention),
-        "in_flight_max": rules.max_waiters,
+        "in_flight_max": rules.max_waiters,  # requests, not seconds: a handler may run for as long as it likes
         "required": rules.required,
         "scope": rules.scope,
     }
@@ -80,8 +81,9 @@ def _first_sent() -> dict[str, Any]:
 def _problems(rules: Rules) -> dict[int, list[str]]:
     """The names of the layer's own answers, by the status that this route gives them."""
     found: dict[int, list[str]] = {}
+    some = {"quota-exceeded": rules.quota is not None, FAILED: keeps_failures(rules)}
     for kind in PROBLEMS.values():
-        if kind.status in _STATUSES or (kind.name == "quota-exceeded" and rules.quota is not None):
+        if kind.status in _STATUSES or some.get(kind.name, False):
             found.setdefault(rules.statuses.get(kind.name, kind.status), []).append(kind.name)
     return dict(sorted(found.items()))
 

@@ -57,7 +57,6 @@ class RouteOptions(TypedDict, total=False):
 class _Asked(RouteOptions, total=False):
     """Who else is asked about a request."""
 
-    tenant: Resolver | None
     authorize: Resolver | None
     key: Resolver | None
     events: Any
@@ -67,12 +66,14 @@ class DecoratorOptions(_Asked, total=False):
     """A decorated route: what comes before it has authenticated and authorized."""
 
     principal: Resolver | None
+    tenant: Resolver | None
 
 
 class FastAPIOptions(_Asked, total=False):
-    """The same under FastAPI, where `principal` may also be a field path over the function's arguments."""
+    """The same under FastAPI, where `principal` and `tenant` may also be field paths over the function's arguments."""
 
     principal: Resolver | str | None
+    tenant: Resolver | str | None
 
 
 class MiddlewareOptions(DecoratorOptions, total=False):

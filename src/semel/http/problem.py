@@ -1,7 +1,7 @@
 """The layer's own answers, as RFC 9457 problems: one type per cause, and four statuses with one meaning each.
 
 400 correct the key · 409 in progress, ask again with the *same* key · 422 stop, never retry blindly · 503 cannot be
-decided now, the same key later. (401, 403, 413, 425 and 429 say what they always say.) No problem echoes a key or stored data.
+decided now, the same key later. (401, 403, 413, 425, 429 and 500 say what they always say.) No problem echoes a key or stored data.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from semel.errors import (
     KeyMismatch,
     NotRecorded,
     OutcomeUnknown,
+    PreviousFailure,
     StoreUnavailable,
 )
 
 __all__ = [
     "ANSWERED",
     "DEFAULT_BASE",
+    "FAILED",
     "PROBLEMS",
     "PROBLEM_TYPE",
     "Answered",
@@ -36,6 +38,7 @@ __all__ = [
 
 PROBLEM_TYPE: Final = b"application/problem+json"
 DEFAULT_BASE: Final = "urn:semel:problem:"
+FAILED: Final = "handler-failed"
 
 
 class ProblemType(msgspec.Struct, frozen=True):
@@ -96,6 +99,19 @@ PROBLEMS: Final[Mapping[str, ProblemType]] = _types(
         "Outcome unknown",
         "An earlier request with this key was interrupted and may or may not have had its effect. It is not run again "
         "before its outcome has been cleared up.",
+    ),
+    ProblemType(
+        FAILED,
+        500,
+        "Request failed",
+        "The request failed and may have had its effect. It is not run again before somebody has looked into it: a repetition "
+        "with this key gets this answer.",
+    ),
+    ProblemType(
+        "previous-failure",
+        422,
+        "Request failed before",
+        "An earlier request with this key failed, and that is its outcome. It is not run again. Use a new key for a new attempt.",
     ),
     ProblemType(
         "response-not-stored",
@@ -205,6 +221,7 @@ _OF_ERRORS: Final[Mapping[type[Exception], str]] = {
     KeyMismatch: "key-reused",
     KeyExpired: "key-expired",
     OutcomeUnknown: "outcome-unknown",
+    PreviousFailure: "previous-failure",
     StoreUnavailable: "store-unavailable",
     NotRecorded: "outcome-pending",
     InvalidKey: "key-malformed",

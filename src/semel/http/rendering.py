@@ -83,14 +83,18 @@ async def handled(error: Exception, request: Request, *, last: bool) -> Response
 
 
 async def unhandled(error: Exception, request: Request) -> Response | None:
-    """What the application's handler of 500 or Exception makes of an error. None: it has none, and the answer is plain.
+    """What the application's handler of 500 or Exception makes of an error. None: it has none, and the answer is ours to make.
 
-    It stands outside of everything, in Starlette's outermost middleware. While that one debugs, it asks nobody.
+    It stands outside of everything, in Starlette's outermost middleware. While that one debugs, it asks nobody. Where there is
+    none, what was recorded is to be sent all the same: a handler stands in that knows it, and is Starlette's own otherwise.
     """
     server: Any = getattr(request.scope.get("app"), "middleware_stack", None)
-    if not isinstance(server, ServerErrorMiddleware) or server.handler is None or server.debug:
+    if not isinstance(server, ServerErrorMiddleware) or server.debug:
         return None
     handler: Any = server.handler
+    if handler is None or isinstance(handler, _Plain):
+        vars(server)["handler"] = handler or _Plain(server.error_response)
+        return None
     if not isinstance(handler, _Handler):
         handler = _Handler(handler)
         vars(server)["handler"] = handler
@@ -117,6 +121,14 @@ class _Handler:
             response = await self._handler(request, error)
         else:
             response = await run_in_threadpool(self._handler, request, error)
+        return response
+
+
+class _Plain(_Handler):
+    """In place of no handler at all."""
+
+    async def asked(self, request: Request, error: Exception) -> Response | None:
+        response: Response | None = self._handler(request, error)
         return response
 
 

@@ -9,15 +9,19 @@ from typing import Final
 import msgspec
 
 from semel.hooks import Emit
-from semel.http.problem import Answered, Problem
+from semel.http.problem import FAILED, Answered, Problem
 from semel.http.rules import RETENTION, Rules, Word
 from semel.http.snapshot import Snapshot
 
 __all__ = ["Replies", "Reply", "problem_reply"]
 
 Headers = list[tuple[bytes, bytes]]
+_RETENTION: Final = RETENTION.encode()
+_BODILESS: Final = (204, 304)
 # The request is known under its id, and what becomes of it is recorded; every other problem means that it was not taken.
-_TRACKED: Final = frozenset({"in-progress", "outcome-pending", "outcome-unknown", "response-not-stored"})
+_TRACKED: Final = frozenset(
+    {"in-progress", "outcome-pending", "outcome-unknown", "previous-failure", "response-not-stored"}
+)
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
@@ -55,13 +59,21 @@ class Replies:
 
     def replay(self, snapshot: Snapshot) -> Reply:
         """The stored response with what belongs to this exchange: length, marker, no caching (H11, H40)."""
+        status, body = snapshot.status, snapshot.body
         sent = [pair for pair in snapshot.headers if pair[0] != b"cache-control"]
         sent += self._replayed
-        sent += _retention(self._rules.retention if snapshot.left is None else snapshot.left)
-        if not _has_body(snapshot.status):
-            return Reply(snapshot.status, sent, b"")  # whatever the application gave the first time
-        sent.append((b"content-length", b"%d" % len(snapshot.body)))
-        return Reply(snapshot.status, sent, snapshot.body)
+        left = self._rules.retention if snapshot.left is None else snapshot.left
+        if left != math.inf:
+            sent.append((_RETENTION, b"%d" % left))
+        if status < 200 or status in _BODILESS:
+            return Reply(status, sent, b"")  # whatever the application gave the first time
+        sent.append((b"content-length", b"%d" % len(body)))
+        return Reply(status, sent, body)
+
+    def failed(self) -> Reply:
+        """What is said for a handler that raised and whose failure is kept. It is stored as it is, so its `instance` names the
+        failure, not the answer (H11, H15); hooks are told of the failure itself."""
+        return problem_reply(self._rules.problem_base, self._rules.problem(Problem.of(FAILED)))
 
     def problem(self, problem: Problem) -> Reply:
         instance = uuid.uuid4().urn
@@ -75,11 +87,7 @@ class Replies:
 
 
 def _retention(seconds: float) -> Headers:
-    return [] if seconds == math.inf else [(RETENTION.encode(), b"%d" % seconds)]
-
-
-def _has_body(status: int) -> bool:
-    return status >= 200 and status not in (204, 304)
+    return [] if seconds == math.inf else [(_RETENTION, b"%d" % seconds)]
 
 
 def problem_reply(base: str, problem: Problem, instance: str | None = None) -> Reply:

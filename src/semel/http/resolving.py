@@ -26,21 +26,25 @@ def plain(resolver: Callable[[Any], Any], value: Any, *, where: str) -> Any:
 
 
 def principal_of(value: Any) -> str:
+    """The sender's id; "" where nobody is known."""
+    return _id_of("principal", value, "the sender's id")
+
+
+def _id_of(option: str, value: Any, what: str) -> str:
     """An id as text. An object's own text may be its address, which is another one at every request."""
     if value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int | UUID):
         raise ConfigurationError(
-            f"principal= returned a {type(value).__name__}: return the sender's id, a str, int or UUID"
+            f"{option}= returned a {type(value).__name__}: return {what}, a str, int or UUID"
         )
     return str(value)
 
 
-def tenant_of(value: Any) -> str | None:
-    """The tenant; None: the face's own."""
-    if value is None:
-        return None
+def tenant_of(value: Any) -> str:
+    """The tenant; "" where none is known, which is nobody's: those of two unknown tenants must not meet under the face's own."""
+    tenant = _id_of("tenant", value, "the tenant's id")
     try:
-        return check_tenant(value)
+        return tenant and check_tenant(tenant)
     except InvalidKey as error:
         raise ConfigurationError(f"tenant= returned what is no tenant: {error}") from error

@@ -15,6 +15,7 @@ import msgspec
 from semel.errors import ConfigurationError
 from semel.http.keys import core_key, minted_at, read_key
 from semel.http.problem import DEFAULT_BASE, Problem
+from semel.http.snapshot import Snapshot
 
 __all__ = [
     "CORS_ALLOW_HEADERS",
@@ -34,6 +35,7 @@ __all__ = [
     "more_headers",
     "prefer_wait",
     "read_key",
+    "recorded",
     "storable",
     "titled",
     "word_for",
@@ -74,6 +76,8 @@ _NEVER: Final = frozenset(
         b"upgrade", b"content-length", CONTROL,
     }
 )  # fmt: skip
+_TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_SENDABLE: Final = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
 # Said by whoever stands in front (a router's own redirect or refusal too), or true only for now.
 _PASSING: Final = frozenset({307, 308, 401, 403, 405, 408, 425, 429})
 
@@ -214,6 +218,35 @@ def more_headers(names: Iterable[str]) -> frozenset[bytes]:
     if wrong := added & _NEVER:
         raise ValueError(min(wrong).decode())
     return REPLAYED_HEADERS | added
+
+
+def recorded(status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> bytes:
+    """A response in stored form: what every repetition gets once a person has decided (H16).
+
+    `once.resolve(core_key(key, principal), operation="http", value=recorded(201, b"…", {"content-type": "…"}), actor=…)`.
+    Raises ConfigurationError for what could not be sent: a key is resolved once, so it is told before that.
+    """
+    code: Any = status
+    text: Any = body
+    lines: Any = headers or {}
+    if not isinstance(code, int) or not 200 <= code <= 599:
+        raise ConfigurationError(f"status must be that of a final response, 200 to 599, not {code!r}")
+    if not isinstance(text, bytes):
+        raise ConfigurationError(f"body must be bytes, not a {type(text).__name__}: json.dumps(…).encode()")
+    if not isinstance(lines, Mapping):
+        raise ConfigurationError(f"headers must be a mapping of names to text, not a {type(lines).__name__}")
+    return Snapshot(int(code), [_line(name, value) for name, value in lines.items()], text).encode()
+
+
+def _line(name: Any, value: Any) -> tuple[bytes, bytes]:
+    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+        raise ConfigurationError(f"{name!r} is no header's name")
+    if not isinstance(value, str) or not _SENDABLE.fullmatch(value):
+        raise ConfigurationError(f"the value of {name!r} cannot be sent: one line of Latin-1 text is needed")
+    raw = name.lower().encode()
+    if raw in _NEVER:
+        raise ConfigurationError(f"{name!r} belongs to one exchange and is never replayed: leave it out")
+    return raw, value.encode("latin-1")
 
 
 # ------------------------------------------------------------------------------------------------ what a request asks

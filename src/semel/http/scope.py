@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
-from semel.http.body import Body, TooLarge
+from semel.http.body import SPOOL_OVER, Body, TooLarge
 from semel.http.problem import Problem
 
 __all__ = [
@@ -103,9 +103,13 @@ class ScopeRequest:
             return Problem.of(
                 "body-too-large", limit=limit
             )  # before it is sent, if its client waits for our word
+        message = await self._receive()
+        if not message.get("more_body", False) and message["type"] == "http.request":  # nearly every body
+            whole = message.get("body", b"")
+            if type(whole) is bytes and len(whole) <= limit and len(whole) <= SPOOL_OVER:
+                return Body(limit, whole)
         body = Body(limit)
         while True:
-            message = await self._receive()
             if message["type"] == "http.disconnect":
                 body.close()
                 raise ClientLeft
@@ -115,6 +119,7 @@ class ScopeRequest:
                 return Problem.of("body-too-large", limit=limit)
             if not message.get("more_body", False):
                 return body
+            message = await self._receive()
 
 
 def without_bypasses(scope: Scope) -> Scope:

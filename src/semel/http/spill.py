@@ -15,11 +15,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from semel.bodies import BodyDamaged, BodyStore, open_bodies
+from semel.closing import Closeable
 from semel.errors import ConfigurationError
 from semel.http.snapshot import Snapshot, Spilled
 from semel.keys import Scope
 from semel.options import Duration, seconds
 from semel.run import Run
+from semel.serverclock import SERVER_CLOCK
 
 __all__ = ["Spill"]
 
@@ -28,7 +30,7 @@ _ALSO: Final = ", or the URL of a SQL database"
 _log = logging.getLogger("semel.http")
 
 
-class Spill:
+class Spill(Closeable):
     """Where long responses are kept: `Spill("file:///srv/responses")`, an `s3://` URL, a SQL database's, or a store of yours.
 
     `max_size` is the longest response that is kept, in bytes; it is held in memory until it is stored. Several routes,
@@ -37,6 +39,7 @@ class Spill:
 
     def __init__(self, where: str | BodyStore, *, max_size: int = 32 << 20, grace: Duration = 3600) -> None:
         self.store = _opened(where)
+        self._owned = isinstance(where, str)
         given: Any = max_size
         if not isinstance(given, int) or isinstance(given, bool) or given < 0:
             raise ConfigurationError(f"max_size= must be a number of bytes, not {given!r}")
@@ -47,6 +50,15 @@ class Spill:
     def of(cls, given: Any) -> Spill | None:
         """What `spill=` says: one of these, or what one is made of."""
         return given if given is None or isinstance(given, Spill) else cls(given)
+
+    def close(self) -> None:
+        """Close the connections that were opened for a URL; a store of yours stays open. It may be used again."""
+        if self._owned and (close := getattr(self.store, "close", None)) is not None:
+            close()
+
+    async def aclose(self) -> None:
+        """`close`, for async code."""
+        self.close()
 
     def kept(self, run: Run, snapshot: Snapshot, body: bytes, retention: float, ring: Any) -> Snapshot:
         """The response with its body stored: durable when this returns. Where that fails, it is told without one.
@@ -96,15 +108,13 @@ def _wanted(name: str) -> float | None:
 
 
 def _opened(where: Any) -> BodyStore:
-    if isinstance(where, str) and urlsplit(where).scheme.partition("+")[0] in (
-        "sqlite", "postgresql", "mysql", "mariadb",
-    ):  # fmt: skip
+    if isinstance(where, str) and urlsplit(where).scheme.partition("+")[0] in SERVER_CLOCK:
         from semel.bodies.table import TableBodies
 
         return TableBodies(where)
     store = open_bodies(where, option="spill", also=_ALSO)
-    if type(store).__name__ == "SqlBodies":
+    if not getattr(store, "takes", True):
         raise ConfigurationError(
-            "spill= was given an outbox's SqlBodies, which only reads: write the URL of the database, or TableBodies(engine)"
+            f"spill= was given {type(store).__name__}, which only reads: write the URL of the database, or TableBodies(engine)"
         )
     return store

@@ -68,7 +68,8 @@ class _Queue(Generic[T, R]):
 
     def see_off(self, posted: Awaitable[Any]) -> Awaitable[_Alone]:
         """One that the store has taken already, by itself."""
-        self._depart(1)
+        self._flying += 1  # _depart, without the call
+        self._sky.items += 1
         return self._seen_off(posted, asyncio.get_running_loop())
 
     async def _seen_off(self, posted: Awaitable[Any], loop: asyncio.AbstractEventLoop) -> _Alone:

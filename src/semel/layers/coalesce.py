@@ -262,7 +262,7 @@ class _Poster:
         followed = bool(flight.asking or flight.watchers)
         verdict = self._inner.claimed(ask, reply, whole=whole or followed)
         # Of a claim that nobody follows there is not much to tell: `_led` and `_land`, without the calls and the lock.
-        if isinstance(verdict, Brief):
+        if isinstance(verdict, Brief) or (type(verdict) is Replay and not followed):
             del self._flights[key]
         elif type(verdict) is Won and not followed:
             flight.lease_until = self._now() + ask.lease

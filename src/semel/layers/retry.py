@@ -9,7 +9,7 @@ from semel.errors import StoreUnavailable
 from semel.keys import Scope
 from semel.layers.layer import Layer
 from semel.model import Answer, Ask, Note, Record, Renewal, Settle, Verdict
-from semel.posting import Brief, Poster, poster_of
+from semel.posting import Poster, poster_of
 from semel.store import Store
 
 __all__ = ["Retry"]
@@ -71,30 +71,27 @@ class Retry(Layer):
 
 
 class _Poster:
-    """See `semel.posting`: what is answered at the first try is not looked at here."""
+    """See `semel.posting`: what is answered at the first try is not looked at here, but by the layer below."""
 
-    __slots__ = ("_inner", "_now", "_patience", "_store")
+    __slots__ = (
+        "_inner",
+        "_now",
+        "_patience",
+        "_store",
+        "claim",
+        "claimed",
+        "settle",
+        "settled",
+        "unclaimed",
+    )
 
     def __init__(self, inner: Poster, store: Store, now: Callable[[], float], patience: float) -> None:
         self._inner = inner
         self._store = store
         self._now = now
         self._patience = patience
-
-    def claim(self, ask: Ask, now: float) -> Awaitable[Any] | None:
-        return self._inner.claim(ask, now)
-
-    def claimed(self, ask: Ask, reply: Any, *, whole: bool = True) -> Verdict | Brief | None:
-        return self._inner.claimed(ask, reply, whole=whole)
-
-    def unclaimed(self, ask: Ask) -> None:
-        self._inner.unclaimed(ask)
-
-    def settle(self, end: Settle, now: float) -> Awaitable[Any] | None:
-        return self._inner.settle(end, now)
-
-    def settled(self, end: Settle, reply: Any, asked: float) -> Answer | None:
-        return self._inner.settled(end, reply, asked)
+        self.claim, self.claimed, self.unclaimed = inner.claim, inner.claimed, inner.unclaimed
+        self.settle, self.settled = inner.settle, inner.settled
 
     async def reclaim(self, ask: Ask, reply: Any, asked: float) -> Verdict:
         try:

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from semel.errors import ConfigurationError
+
+try:
+    import sqlalchemy  # noqa: F401 - missing, it is told at once, whichever module would need it first
+except ModuleNotFoundError as missing:  # pragma: no cover - needs an environment without it
+    raise ConfigurationError(
+        'messaging needs SQLAlchemy: pip install "semel[messaging]" brings it'
+    ) from missing
+
 # what admits them
 from semel.messaging.inbox import Inbox
 from semel.messaging.letters import DeadLetter

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from semel.errors import KeyMismatch
-from semel.messaging.message import Message, content_hash
+from semel.errors import ConfigurationError, KeyMismatch
+from semel.messaging.message import Message
+from semel.messaging.sameness import hash_as_written, hash_of
 from semel.messaging.tables import NOW
 from semel.within.ports import Port
 from semel.within.records import query
 
-__all__ = ["admit", "admit_many", "compare", "hash_of", "is_known", "remember"]
+__all__ = ["admit", "admit_many", "check_business_key", "compare", "is_known", "remember"]
 
 _POSTGRES: Final = """
 INSERT INTO {table}_inbox (consumer, message, tenant, hash, topic, at, business_key)
@@ -27,13 +28,17 @@ _MYSQL: Final = """
 INSERT IGNORE INTO {table}_inbox (consumer, message, tenant, hash, topic, at, business_key)
 VALUES ($1, $2, $3, $4, $5, {now}, $6)
 """
+_KEY: Final = 255
 _HASH: Final = "SELECT hash FROM {table}_inbox WHERE consumer = $1 AND message = $2 AND tenant = $3"
 _RESULT: Final = "UPDATE {table}_inbox SET result = $4, business_key = $5 WHERE consumer = $1 AND message = $2 AND tenant = $3"
 
 
-def hash_of(message: Message) -> bytes:
-    """What a body conflict compares."""
-    return content_hash(message.topic, message.type, message.schema, message.data)
+def check_business_key(key: str | None) -> None:
+    """ConfigurationError for one that a column has no room for: MariaDB would cut it silently."""
+    if key is not None and len(key) > _KEY:
+        raise ConfigurationError(
+            f"business_key is a text of at most {_KEY} characters, not {len(key)}: {key[:60]!r}…"
+        )
 
 
 async def admit(
@@ -95,7 +100,7 @@ async def compare(port: Port, table: str, consumer: str, message: Message, diges
     # MariaDB: a locking read sees what is committed, whatever snapshot the caller's transaction has.
     lock = " LOCK IN SHARE MODE" if port.dialect == "mysql" else ""
     rows = await query(port, _HASH.format(table=table) + lock, (consumer, message.id, message.tenant))
-    if rows and bytes(rows[0][0]) != digest:
+    if rows and (known := bytes(rows[0][0])) != digest and known != hash_as_written(message):
         raise _conflict(consumer, message)
 
 

@@ -38,6 +38,7 @@ class Pause:
     until: float
     seconds: float
     since: float
+    lane: str = ""  # "" for all of the way's
     endpoint: str | None = None
     times: int = 1
     probe: tuple[int, str] | None = None  # the batch that is being tried there now
@@ -51,7 +52,10 @@ class Pause:
 
 
 class Away:
-    """What is away now, as far as this relay knows."""
+    """What is away now, as far as this relay knows.
+
+    Pauses begin and end in the loop; threads that look for the next rows read them, and copy them in one step (`list`) for that.
+    """
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -64,7 +68,7 @@ class Away:
     @property
     def names(self) -> list[str]:
         """What is away, for people."""
-        return sorted(pause.name for pause in self._pauses.values())
+        return sorted(pause.name for pause in self.pauses)
 
     @property
     def pauses(self) -> list[Pause]:
@@ -99,6 +103,7 @@ class Away:
             clock + seconds,
             seconds,
             since,
+            place[1],
             (endpoint or shipment.lane) if alone else None,
             times,
             rows=rows,
@@ -132,13 +137,13 @@ class Away:
     def prune(self, parts: Collection[Part]) -> None:
         """Forget what nothing of ours goes to any more: somebody else has its messages, or there are none."""
         clock = time.monotonic()
-        for (way, lane), pause in list(self._pauses.items()):
+        for pause in self.pauses:
             if pause.until + _FORGOTTEN > clock or pause.probe is not None:
                 continue
-            if not any(part.leads_to(way, lane) for part in parts):
-                del self._pauses[way, lane]
-                left = sum(other.way == way for other in self._pauses.values())
-                self._emit(SinkBack(way, clock - pause.since, pause.endpoint, left))
+            if not any(part.leads_to(pause.way, pause.lane) for part in parts):
+                del self._pauses[pause.way, pause.lane]
+                left = sum(other.way == pause.way for other in self._pauses.values())
+                self._emit(SinkBack(pause.way, clock - pause.since, pause.endpoint, left))
 
     # ---------------------------------------------------------------------------------------- batches
     def sift(self, shipments: Iterable[Shipment]) -> list[Shipment]:
@@ -163,8 +168,9 @@ class Away:
 
     def ended(self, part: int, lane: str | None = None) -> None:
         """It is not any more, whatever came of it; without a lane: none of the part is."""
-        for pause in self._pauses.values():
-            if pause.probe is not None and pause.probe[0] == part and lane in {None, pause.probe[1]}:
+        for pause in self.pauses:
+            probe = pause.probe
+            if probe is not None and probe[0] == part and lane in {None, probe[1]}:
                 pause.probe = None
 
     def _places(self, shipment: Shipment) -> dict[Place, Pause]:
@@ -176,10 +182,9 @@ class Away:
     def topics(self, known: Mapping[str, set[str]]) -> set[str]:
         """Topics that stay in the outbox because one of their sinks is away; and those that share a sink with them, since a
         key's messages must not overtake each other there. `known` are the ways of each topic."""
-        clock = time.monotonic()
-        away = {pause.way for (_, lane), pause in self._pauses.items() if not lane and pause.until > clock}
-        if sum(len(pause.rows) for pause in self._pauses.values()) > _MOST:
-            away |= {pause.way for (_, lane), pause in self._pauses.items() if lane and pause.until > clock}
+        clock, pauses = time.monotonic(), self.pauses
+        many = sum(len(pause.rows) for pause in pauses) > _MOST
+        away = {pause.way for pause in pauses if pause.until > clock and (many or not pause.lane)}
         return (
             _linked({topic for topic, ways in known.items() if ways & away}, known, set()) if away else set()
         )
@@ -189,13 +194,14 @@ class Away:
     ) -> list[Shut]:
         """Messages that stay in the outbox because their endpoint is away: as long as its pause lasts, and then until a
         batch that is under way to it has shown whether it is back."""
-        clock, found = time.monotonic(), list[Shut]()
-        if sum(len(pause.rows) for pause in self._pauses.values()) > _MOST:
+        clock, found, pauses = time.monotonic(), list[Shut](), self.pauses
+        if sum(len(pause.rows) for pause in pauses) > _MOST:
             return found
-        for (way, lane), pause in self._pauses.items():
+        for pause in pauses:
+            way, lane = pause.way, pause.lane
             waits = pause.until > clock if lane else False  # a whole sink's topics are passed over until then
             if waits or any(part.leads_to(way, lane) for part in parts):
-                found += [_shut(targets[way], fields, known) for fields in pause.rows if way in targets]
+                found += [_shut(targets[way], fields, known) for fields in list(pause.rows) if way in targets]
         return found
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, bindparam, delete, func, literal_column, or_,
 from semel.messaging.pages import Waiting
 from semel.messaging.tables import Tables, now
 
-__all__ = ["clean", "listed", "oldest", "pending", "topics"]
+__all__ = ["clean", "listed", "oldest", "pending", "strays", "topics"]
 
 
 def pending(c: Connection, t: Tables) -> dict[str, int]:
@@ -22,6 +22,12 @@ def pending(c: Connection, t: Tables) -> dict[str, int]:
 def topics(c: Connection, t: Tables) -> set[str]:
     """The topics of messages that wait."""
     return set(c.execute(select(t.outbox.c.topic).distinct()).scalars())
+
+
+def strays(c: Connection, t: Tables, parts: int) -> int:
+    """Messages in parts that there are not: an outbox that believed in more of them wrote here."""
+    query = select(func.count()).select_from(t.outbox).where(t.outbox.c.part >= parts)
+    return int(c.execute(query).scalar_one())
 
 
 def oldest(c: Connection, t: Tables) -> float:

@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.exc import PendingRollbackError
+from sqlalchemy.exc import PendingRollbackError, UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
@@ -122,7 +122,7 @@ def collect(target: Any, message: Prepared, write: Write, committed: Committed) 
     if isinstance(target, Session):
         if not target.in_transaction():
             raise ConfigurationError(f"this session has no transaction: {_HINT}")
-        _refuse_autocommit(target.get_bind())
+        _refuse_autocommit(_bind_of(target))
         root: Any = target.get_transaction()
         place: Any = target.get_nested_transaction() or root
         found = _sessions.setdefault(target, _Collected())
@@ -140,6 +140,17 @@ def collect(target: Any, message: Prepared, write: Write, committed: Committed) 
         )
     found.keep(root)
     found.entries.append(_Entry(root, place, write, message, committed))
+
+
+def _bind_of(session: Session) -> Any:
+    """Where the session's messages go: what it does that is no entity's."""
+    try:
+        return session.get_bind()
+    except UnboundExecutionError as error:
+        raise ConfigurationError(
+            "this session has a bind for each of its entities, and none of its own: which transaction should the message commit with? "
+            "Give it the engine of this outbox's database as well, Session(bind=engine, binds={…})"
+        ) from error
 
 
 def _savepoints(connection: Connection) -> tuple[str, ...]:

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
-from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
-from sqlalchemy.orm import sessionmaker
 
 from semel.errors import (
     ConfigurationError,
@@ -32,8 +28,9 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.messaging import letters
-from semel.messaging.bodies import HEADER, fetched
 from semel.messaging.events import Alarm, DeadLettered, Emit, Handled, HandlerFailed
+from semel.messaging.failures import is_away
+from semel.messaging.handling import Handling, is_cancelled
 from semel.messaging.message import Message
 from semel.messaging.pauses import delay, waited
 from semel.messaging.sources import PROBLEM
@@ -50,8 +47,10 @@ Next = Callable[[Message], Awaitable[bool]]
 Middleware = Callable[[Message, Next], Awaitable[bool]]
 T = TypeVar("T")
 _RETRY_POLL: Final = 0.5
+_HOLD: Final = 10.0  # after so long others may try again what a consumer died over while it tried again
 _AWAY: Final = (0.2, 2.0)  # between attempts while the database is away
 _PURGE: Final = 60.0
+_LAST_LOOK: Final = 1.0  # seconds, for what looks after letters and admissions when the consumer ends
 _PURGED: Final = 5_000  # in one transaction
 # What will not go away by trying again.
 _FINAL: Final = (KeyMismatch, OutcomeUnknown, PreviousFailure, ConfigurationError)
@@ -107,9 +106,9 @@ class Consumer:
         self.source = source
         self.counts = Counts()
         self._entries = list(entries)
-        self._sessions = _Sessions(sessions or _engine_of(inbox))
+        self._handling = Handling(inbox, sessions or inbox.database.any_engine, concurrency)
         for entry in entries:
-            self._sessions.check(entry)
+            self._handling.check(entry)
         self._slots = asyncio.Semaphore(concurrency)
         self._concurrency = concurrency
         self._grace = grace
@@ -128,14 +127,24 @@ class Consumer:
         """Until cancelled: then no more is received, and what is being handled has `grace` seconds to end."""
         others = [asyncio.create_task(self._revive()), asyncio.create_task(self._purge())]
         try:
-            while not _cancelled():
+            while not is_cancelled():
                 await self._receive()
             raise asyncio.CancelledError
         finally:
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-            await asyncio.shield(self._drain())
+            await asyncio.shield(self._end(others))
+
+    async def _end(self, others: Sequence[asyncio.Task[None]]) -> None:
+        self._stopping.set()
+        await asyncio.gather(self._leave(others), self._drain())
+
+    @staticmethod
+    async def _leave(others: Sequence[asyncio.Task[None]]) -> None:
+        """What they have begun with the database ends by itself, if it is quick: asyncpg, cancelled while it connects, leaves a
+        future behind whose error nobody reads, and asyncio complains."""
+        _, late = await asyncio.wait(others, timeout=_LAST_LOOK)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     async def _receive(self) -> None:
         free = self._concurrency * 2 - len(self._tasks)
@@ -186,7 +195,7 @@ class Consumer:
 
     async def _keep(self, delivery: Delivery) -> None:
         """As long as it is waited for or handled, nobody else is to get it."""
-        while not _cancelled():
+        while not is_cancelled():
             await asyncio.sleep(self.source.extends_every)
             with contextlib.suppress(StoreUnavailable):  # the inbox admits it once anyway
                 await delivery.extend()
@@ -202,7 +211,7 @@ class Consumer:
             await delivery.ack()
             return
         try:
-            done = await self._try(entry, message)
+            done = await self._try(entry, message, revived=isinstance(delivery, _Letter))
         except _Stopped:
             done = False
         if done:
@@ -213,41 +222,80 @@ class Consumer:
         else:
             await delivery.ack()  # among the dead letters
 
-    async def _try(self, entry: Entry, message: Message) -> bool:
-        """Until it is done (True), dead (False), or the consumer stops (False)."""
-        database, consumer, tables = self.inbox.database, self.inbox.consumer, self.inbox.database.tables
-        attempts, dead = await self._patiently(
-            message, lambda: database.read(letters.attempts_of, tables, consumer, message)
-        )
-        if dead:
-            return False
-        failed_before, again = attempts > 0, _anew(message)
+    async def _try(self, entry: Entry, message: Message, *, revived: bool) -> bool:
+        """Until it is done (True), dead (False), or the consumer stops (False). A letter that another consumer is at is that one's
+        matter (True)."""
+        again = _anew(message)
         while True:
-            start = time.monotonic()
+            turn = await self._turn(message, wait=not revived)
+            if not turn.is_ours:
+                return not turn.dead
             try:
-                admitted = await self._patiently(message, partial(self._attempt, message))
-            except InProgress as error:  # somebody else is at it
-                if await waited(self._stopping, error.retry_after or _RETRY_POLL):
-                    return False
-                continue
+                done = await (self._held(message, turn) if turn.claimed else self._once(message))
             except _Stopped:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a handler raises
-                message = again()
-                attempts = await self._failed(entry, message, error, attempts)
-                if attempts < 0:
-                    return False
-                failed_before = True
-                if await self._pause(entry, attempts):
+                message, revived = again(), False
+                if await self._failed(entry, message, error, turn.attempts) or self._stopping.is_set():
                     return False
                 continue
-            if failed_before:
-                await database.run(letters.forget, tables, consumer, message)
+            if done and turn.known:
+                database = self.inbox.database
+                await database.run(letters.forget, database.tables, self.inbox.consumer, message)
+            return done
+
+    async def _once(self, message: Message) -> bool:
+        """One attempt that counts. False: the consumer stops while somebody else is at it."""
+        start = time.monotonic()
+        while True:
+            try:
+                admitted = await self._patiently(message, partial(self._attempt, message))
+            except InProgress as error:
+                if await waited(self._stopping, error.retry_after or _RETRY_POLL):
+                    return False
+                continue
             self.counts.handled += admitted
             self.counts.duplicates += not admitted
             seconds = time.monotonic() - start
             self._emit(Handled(self.inbox.consumer, message.topic, message.id, admitted, seconds))
             return True
+
+    async def _turn(self, message: Message, *, wait: bool) -> letters.Turn:
+        """Of a message that failed before each attempt is one consumer's, whoever asks first when its time has come: their number
+        does not make attempts more frequent. _Stopped when the consumer stops meanwhile."""
+        while True:
+            turn = await self._patiently(message, partial(self._claimed, message))
+            if turn.is_ours or turn.dead or not wait:
+                return turn
+            # Within the time of a hold it may be another consumer that is at it, and done any moment.
+            pause = turn.left - _HOLD if turn.left > _HOLD + 1 else min(turn.left, 2 * _RETRY_POLL)
+            if await waited(self._stopping, max(pause, _RETRY_POLL / 10)):
+                raise _Stopped
+
+    async def _claimed(self, message: Message) -> letters.Turn:
+        """Ours, if its time has come and nobody was first."""
+        database, consumer = self.inbox.database, self.inbox.consumer
+        turn = await database.read(letters.turn_of, database.tables, consumer, message)
+        if not turn.has_come:
+            return turn
+        return await database.run(letters.claim, database.tables, consumer, message, turn, _HOLD)
+
+    async def _held(self, message: Message, turn: letters.Turn) -> bool:
+        """As `_once`; as long as it is tried again, no other consumer tries it."""
+        keeper = asyncio.create_task(self._hold(message, turn))
+        try:
+            return await self._once(message)
+        finally:
+            keeper.cancel()
+
+    async def _hold(self, message: Message, turn: letters.Turn) -> None:
+        database = self.inbox.database
+        while not is_cancelled():
+            await asyncio.sleep(_HOLD / 3)
+            with contextlib.suppress(StoreUnavailable, DBAPIError):  # the inbox admits it once anyway
+                await database.run(
+                    letters.hold, database.tables, self.inbox.consumer, message, turn.attempts, _HOLD
+                )
 
     async def _attempt(self, message: Message) -> bool:
         async with self._slots:  # not while it waits for its next attempt
@@ -263,7 +311,7 @@ class Consumer:
                 self._away = False
                 return done
             except Exception as error:
-                if not self.inbox.database.is_away(error):
+                if not is_away(error):
                     raise
                 misses += 1
                 if not self._away:  # one for all messages that meet it
@@ -272,8 +320,8 @@ class Consumer:
                 if await waited(self._stopping, delay(_AWAY, misses)):
                     raise _Stopped from error
 
-    async def _failed(self, entry: Entry, message: Message, error: Exception, attempts: int) -> int:
-        """Count it where no rollback reaches; -1 when it is a dead letter now."""
+    async def _failed(self, entry: Entry, message: Message, error: Exception, attempts: int) -> bool:
+        """Count it where no rollback reaches; whether it is a dead letter now."""
         self.counts.failed += 1
         final = attempts + 1 >= entry.max_attempts or isinstance(error, _FINAL)
         after = None if final else delay(entry.backoff, attempts + 1)
@@ -287,15 +335,10 @@ class Consumer:
             ),
         )
         self._emit(HandlerFailed(self.inbox.consumer, message.topic, message.id, count, kind))
-        if not final:
-            return count
-        self.counts.dead += 1
-        self._emit(DeadLettered(self.inbox.consumer, message.topic, message.id, count, reason, kind))
-        return -1
-
-    async def _pause(self, entry: Entry, attempts: int) -> bool:
-        """Before the next attempt; True when the consumer stops meanwhile."""
-        return await waited(self._stopping, delay(entry.backoff, attempts))
+        if final:
+            self.counts.dead += 1
+            self._emit(DeadLettered(self.inbox.consumer, message.topic, message.id, count, reason, kind))
+        return final
 
     async def _bury(self, message: Message, reason: str) -> None:
         database = self.inbox.database
@@ -310,44 +353,7 @@ class Consumer:
         entry = self._entry(message.topic)
         if entry is None:
             raise ConfigurationError(f"no handler knows topic {message.topic!r}")
-        if entry.once is not None:
-            whole = (
-                await asyncio.to_thread(fetched, self.inbox.bodies, message)
-                if HEADER in message.headers
-                else message
-            )
-            return await self._consume(entry, whole)
-        key = entry.business_key(message) if entry.business_key is not None else None
-        async with self._sessions.of() as session:
-            answer = partial(self.inbox._process, business_key=key, own_transaction=True)  # noqa: SLF001 - our own
-            if isinstance(session, AsyncSession):
-                async with session.begin():
-                    done = bool(await answer(session, message, entry.handler))
-                    reach("consumer.handled")
-                return done
-
-            def blocking() -> bool:
-                with session.begin():
-                    found = bool(answer(session, message, entry.handler))
-                    reach("consumer.handled")
-                    return found
-
-            return await asyncio.to_thread(blocking)
-
-    async def _consume(self, entry: Entry, message: Message) -> bool:
-        """Outside effects: a lease, and `on_unknown` for what is lost in the middle."""
-        once: Any = entry.once
-        options: dict[str, Any] = {
-            "operation": f"{self.inbox.consumer}/{message.topic}"[:255],
-            "tenant": message.tenant,
-            "request": [message.topic, message.type, message.schema, message.body],
-            "retention": self.inbox.retention,
-            **entry.options,
-        }
-        answer = once.consume
-        if inspect.iscoroutinefunction(answer):
-            return bool(await answer(message.id, entry.handler, message, **options))
-        return bool(await asyncio.to_thread(answer, message.id, entry.handler, message, **options))
+        return await self._handling.handle(entry, message)
 
     def _entry(self, topic: str) -> Entry | None:
         return next((entry for entry in self._entries if fnmatchcase(topic, entry.pattern)), None)
@@ -356,13 +362,14 @@ class Consumer:
     async def _revive(self) -> None:
         """Dead letters that somebody asked to try again, and attempts that a consumer died over."""
         database = self.inbox.database
-        while True:
-            await asyncio.sleep(_RETRY_POLL)
+        while not await waited(self._stopping, _RETRY_POLL):
             try:
                 due = await database.read(letters.due, database.tables, self.inbox.consumer)
             except (StoreUnavailable, DBAPIError) as error:
                 self._emit(Alarm("database", str(error)))
                 continue
+            if self._stopping.is_set():  # nobody would wait for what is begun now
+                return
             for letter in due:
                 name = (letter.message.tenant, letter.message.id)
                 line = (name[0], letter.message.key if letter.message.key is not None else f"\0{name[1]}")
@@ -374,9 +381,10 @@ class Consumer:
         while True:
             with contextlib.suppress(StoreUnavailable, DBAPIError):  # the next one does it
                 purged = _PURGED
-                while purged >= _PURGED:
+                while purged >= _PURGED and not self._stopping.is_set():
                     purged = await self.inbox.purge(_PURGED)
-            await asyncio.sleep(_PURGE)
+            if await waited(self._stopping, _PURGE):
+                return
 
     async def _drain(self) -> None:
         self._stopping.set()
@@ -385,6 +393,7 @@ class Consumer:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
+        self._handling.close()
 
 
 class _Letter:
@@ -405,45 +414,6 @@ class _Letter:
         """It is in our own table."""
 
 
-class _Sessions:
-    """A session for each message, of the colour that the handler has."""
-
-    def __init__(self, given: Any) -> None:
-        self._make: Callable[[], Any]
-        if isinstance(given, AsyncEngine):
-            self._make, self.is_async = async_sessionmaker(given), True
-        elif isinstance(given, Engine):
-            self._make, self.is_async = sessionmaker(given), False
-        elif isinstance(given, async_sessionmaker):
-            self._make, self.is_async = given, True
-        elif isinstance(given, sessionmaker):
-            self._make, self.is_async = given, False
-        else:
-            raise ConfigurationError(
-                f"sessions= takes an engine or a sessionmaker of SQLAlchemy, not {type(given).__name__}"
-            )
-
-    def check(self, entry: Entry) -> None:
-        """A coroutine needs an async session; told when the consumer is made, not at the first message."""
-        if entry.once is None and inspect.iscoroutinefunction(entry.handler) and not self.is_async:
-            raise ConfigurationError(
-                f"the handler for {entry.pattern!r} is a coroutine function and the sessions are sync: give the inbox an "
-                "AsyncEngine, or sessions=async_sessionmaker(…); or once=AsyncSemel(…) if it writes to no database"
-            )
-
-    @contextlib.asynccontextmanager
-    async def of(self) -> AsyncIterator[Any]:
-        """A new session, closed afterwards."""
-        session = self._make()
-        try:
-            yield session
-        finally:
-            if isinstance(session, AsyncSession):
-                await session.close()
-            else:
-                await asyncio.to_thread(session.close)
-
-
 class _Stopped(Exception):
     """The consumer stops before a message was done: it goes back."""
 
@@ -454,17 +424,6 @@ def _anew(message: Message) -> Callable[[], Message]:
         return lambda: message
     data = message.data
     return lambda: replace(message, body=msgspec.json.decode(data))
-
-
-def _cancelled() -> bool:
-    """Whether this task was told to end and did not hear it: until Python 3.12 `wait_for`, which redis-py has around each
-    command, swallows a cancellation that comes in the moment when it is done."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _engine_of(inbox: Inbox) -> Any:
-    return inbox.database.any_engine
 
 
 def _wrapped(middleware: Middleware, inner: Next) -> Next:

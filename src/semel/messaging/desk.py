@@ -1,4 +1,4 @@
-"""For operators: what waits in an outbox, and messages that are given up so that their keys flow on."""
+"""For operators: messages that are given up so that their keys flow on."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _taken_out(page: Page, line: Line, member: Member) -> Row | str | None:
     page.let_go(line.part, [line.name])
     if row is None:
         return "it is gone already"
-    page.remove(line.part, [row])
+    page.remove({line.part: [row]})
     return row
 
 

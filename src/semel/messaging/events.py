@@ -12,6 +12,7 @@ from semel.errors import SemelWarning
 __all__ = [
     "Alarm",
     "Backlog",
+    "DatabaseBack",
     "DeadLettered",
     "Declined",
     "Delivered",
@@ -25,6 +26,7 @@ __all__ = [
     "RelayEvent",
     "SinkBack",
     "SinkPaused",
+    "Unserved",
     "log_event",
     "teller",
 ]
@@ -134,9 +136,26 @@ class Backlog(RelayEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class DatabaseBack(RelayEvent):
+    """The outbox's database answers its relay again, after `away` seconds."""
+
+    away: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unserved(RelayEvent):
+    """A relay that has nothing to do found another outbox in its schema, `other`, where messages have waited for `oldest` seconds and
+    no relay lives: is it told the right `table=`? Once for each; nothing fails."""
+
+    other: str
+    oldest: float
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Alarm(RelayEvent):
-    """Something that a person should look at: `what` is lost-tail, sink-ahead, route, unroutable,
-    configuration, database, listener, bodies, source, consumer or error."""
+    """Something that a person should look at: `what` is lost-tail, sink-ahead, route, rows-gone, unroutable,
+    overlap, parts, configuration, database, listener, bodies, source, consumer or error."""
 
     what: str
     message: str
@@ -184,6 +203,7 @@ _LEVELS = {
     Backlog: logging.DEBUG,
     NotAdded: logging.INFO,  # its caller has the exception
     SinkBack: logging.INFO,
+    DatabaseBack: logging.INFO,
     Overtaken: logging.INFO,
 }
 

@@ -1,6 +1,6 @@
-"""What a relay reads and writes in the outbox's database, in plain SQL: the words of a `SqlPage`, each in its transaction.
+"""What a relay reads and writes of messages in the outbox's database, in plain SQL: rows, kept batches, keys that are held back.
 
-`pages` says what each of them is for.
+`pages` says what each of these words is for; `owners` has those for the parts.
 """
 
 from __future__ import annotations
@@ -9,145 +9,31 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, text, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, text, update
 from sqlalchemy.sql.elements import ColumnElement
 
-from semel.messaging.pages import Line, Member, State, Want
+from semel.messaging.pages import Line, Want
 from semel.messaging.sharing import shared, tenants_of
 from semel.messaging.sink import Row
-from semel.messaging.tables import NOW, Tables, now
+from semel.messaging.tables import NOW, Tables, full_name, now
 
 __all__ = [
-    "alive",
     "choose",
     "fetch",
-    "hold",
     "hold_back",
-    "join",
     "keep",
     "kept",
-    "leave",
     "let_go",
     "lines",
-    "members",
-    "raise_epoch",
     "refresh_ids",
-    "release",
     "remove",
     "renumber",
-    "save",
-    "take",
     "unpark",
     "waiting",
 ]
 
 _LETTER: Final = "seq, id, tenant, topic, {key}, type, {schema}, headers, body, created, raw"
-_IDLE: Final = "10000"  # milliseconds
 _headers: Final = msgspec.json.Decoder(dict[str, str])
-
-
-# ------------------------------------------------------------------------------------------- membership
-def join(c: Connection, t: Tables, team: str, relay: str, lease: float, about: str, parts: int) -> None:
-    """Say that this relay lives, and make sure that the parts are there."""
-    clock = now(c.dialect.name)
-    values = {"until": clock + lease, "about": about}
-    mine = (t.relays.c.team == team) & (t.relays.c.relay == relay)
-    if not c.execute(update(t.relays).where(mine).values(values)).rowcount:
-        c.execute(insert(t.relays).values(team=team, relay=relay, since=clock, **values))
-    known = set(c.execute(select(t.parts.c.part).where(t.parts.c.team == team)).scalars())
-    for part in sorted(set(range(parts)) - known):
-        _insert_part(c, t, team, part)
-
-
-def _insert_part(c: Connection, t: Tables, team: str, part: int) -> None:
-    verb, tail = (
-        ("INSERT IGNORE", "")
-        if c.dialect.name in {"mysql", "mariadb"}
-        else ("INSERT", "ON CONFLICT DO NOTHING")
-    )
-    c.execute(
-        text(
-            f"{verb} INTO {_name(t.parts)} (team, part, epoch, state) VALUES (:team, :part, 0, :state) {tail}"
-        ),
-        {"team": team, "part": part, "state": "{}"},
-    )
-
-
-def leave(c: Connection, t: Tables, team: str, relay: str) -> None:
-    """Give everything back: the next relay need not wait for the lease."""
-    c.execute(update(t.parts).where(t.parts.c.team == team, t.parts.c.owner == relay).values(owner=None))
-    c.execute(delete(t.relays).where(t.relays.c.team == team, t.relays.c.relay == relay))
-
-
-def alive(c: Connection, t: Tables, team: str) -> dict[str, tuple[float, float]]:
-    """The relays that live: how long still, and since when, in seconds."""
-    clock = now(c.dialect.name)
-    relays = t.relays
-    c.execute(delete(relays).where(relays.c.until < clock - 600))
-    rows = c.execute(
-        select(relays.c.relay, relays.c.until - clock, clock - relays.c.since).where(
-            relays.c.team == team, relays.c.until > clock
-        )
-    )
-    return {name: (left, age) for name, left, age in rows}
-
-
-def members(c: Connection, t: Tables, team: str) -> list[Member]:
-    """Every part with its epoch and owner."""
-    rows = c.execute(select(t.parts.c.part, t.parts.c.epoch, t.parts.c.owner).where(t.parts.c.team == team))
-    return [Member(*row) for row in rows]
-
-
-def take(
-    c: Connection, t: Tables, team: str, relay: str, free: Sequence[Member]
-) -> list[tuple[Member, State]]:
-    """Own parts from now on, each under its next epoch; those that nobody else took first."""
-    parts = t.parts
-    wanted = {member.part: member for member in free}
-    query = select(parts.c.part, parts.c.epoch, parts.c.state).where(
-        parts.c.team == team, parts.c.part.in_(sorted(wanted))
-    )
-    rows = c.execute(query.order_by(parts.c.part).with_for_update()).all()
-    taken = [(wanted[row.part], row.state) for row in rows if wanted[row.part].epoch == row.epoch]
-    if taken:
-        statement = update(parts).where(parts.c.team == team, parts.c.part == bindparam("p"))
-        values = [{"p": member.part, "e": member.epoch + 1} for member, _ in taken]
-        c.execute(statement.values(owner=relay, epoch=bindparam("e")), values)
-    return [(member, msgspec.json.decode(state, type=State)) for member, state in taken]
-
-
-def release(c: Connection, t: Tables, team: str, part: int, epoch: int) -> None:
-    """Give a part back."""
-    parts = t.parts
-    where = (parts.c.team == team) & (parts.c.part == part) & (parts.c.epoch == epoch)
-    c.execute(update(parts).where(where).values(owner=None))
-
-
-def hold(c: Connection, t: Tables, team: str, epochs: Mapping[int, int]) -> set[int]:
-    """Lock the rows of the parts that are still ours under these epochs, for the rest of the transaction."""
-    parts = t.parts
-    query = select(parts.c.part, parts.c.epoch).where(parts.c.team == team, parts.c.part.in_(sorted(epochs)))
-    if c.dialect.name == "postgresql":
-        # A relay that is stopped in the middle must not keep its rows from its heir: the server ends its transaction.
-        query = query.add_columns(func.set_config("idle_in_transaction_session_timeout", _IDLE, True))
-    rows = c.execute(query.order_by(parts.c.part).with_for_update())
-    return {row[0] for row in rows if epochs[row[0]] == row[1]}
-
-
-def save(c: Connection, t: Tables, team: str, states: Mapping[tuple[int, int], State]) -> None:
-    """Write the states of parts, by number and epoch, that `hold` has locked. What is in them is sent next."""
-    if states:
-        parts = t.parts
-        statement = (
-            update(parts)
-            .where(parts.c.team == team, parts.c.part == bindparam("p"), parts.c.epoch == bindparam("e"))
-            .values(state=bindparam("s"))
-        )
-        rows = [
-            {"p": part, "e": epoch, "s": msgspec.json.encode(state).decode()}
-            for (part, epoch), state in states.items()
-        ]
-        c.execute(statement, rows)
 
 
 # ------------------------------------------------------------------------------------------------- rows
@@ -166,7 +52,7 @@ def choose(c: Connection, t: Tables, team: str, want: Want) -> dict[int, list[Ro
     full = {part: page for part, page in rows.items() if len(page) >= want.each} if want.fair else {}
     if not full:
         return rows
-    tenants = tenants_of(c, _name(t.outbox), full, want.after)
+    tenants = tenants_of(c, full_name(t.outbox), full, want.after)
 
     def fetch(wanted: Sequence[tuple[int, str]], most: int) -> dict[tuple[int, str], list[Row]]:
         return _choose_of(c, t, (conditions, values), wanted, most)
@@ -183,7 +69,7 @@ def _choose_of(
 ) -> dict[tuple[int, str], list[Row]]:
     """The first rows of these parts and tenants."""
     (conditions, values), dialect, found = which, c.dialect.name, dict[tuple[int, str], list[Row]]()
-    of = f"SELECT {_letter(dialect)} FROM {_name(t.outbox)} o WHERE o.part = {{part}} AND o.tenant = {{tenant}}"
+    of = f"SELECT {_letter(dialect)} FROM {full_name(t.outbox)} o WHERE o.part = {{part}} AND o.tenant = {{tenant}}"
     of += f" AND {conditions} ORDER BY o.seq LIMIT :most"
     if dialect == "postgresql":
         asked = {"parts": [part for part, _ in wanted], "names": [name for _, name in wanted], "most": most}
@@ -222,7 +108,7 @@ def _conditions(t: Tables, team: str, want: Want, dialect: str) -> tuple[str, di
     if want.lines:
         values["team"] = team
         said.append(
-            f"NOT EXISTS (SELECT 1 FROM {_name(t.lines)} l WHERE l.team = :team AND l.part = o.part"
+            f"NOT EXISTS (SELECT 1 FROM {full_name(t.lines)} l WHERE l.team = :team AND l.part = o.part"
             f" AND l.tenant = o.tenant AND (l.until IS NULL OR l.until > {NOW[dialect]})"
             f" AND ((l.{key} = o.{key} AND l.seq <= o.seq) OR (o.{key} IS NULL AND l.seq = o.seq)))"
         )
@@ -253,7 +139,7 @@ def _choose_postgres(
     letter = _letter("postgresql")
     statement = text(
         "SELECT p.part, m.* FROM unnest(CAST(:parts AS int[])) AS p (part)"
-        f" CROSS JOIN LATERAL (SELECT {letter} FROM {_name(t.outbox)} o"
+        f" CROSS JOIN LATERAL (SELECT {letter} FROM {full_name(t.outbox)} o"
         f" WHERE o.part = p.part AND {conditions} ORDER BY o.seq LIMIT :each) m LIMIT :total"
     )
     asked = {"parts": want.parts, "each": want.each, "total": want.total}
@@ -266,7 +152,7 @@ def _choose_each(
     dialect = c.dialect.name
     waiting = set(c.execute(select(t.outbox.c.part).distinct()).scalars())
     statement = text(
-        f"SELECT o.part, {_letter(dialect)} FROM {_name(t.outbox)} o"
+        f"SELECT o.part, {_letter(dialect)} FROM {full_name(t.outbox)} o"
         f" WHERE o.part = :part AND {conditions} ORDER BY o.seq LIMIT :each"
     )
     found: list[Sequence[Any]] = []
@@ -283,7 +169,7 @@ def fetch(c: Connection, t: Tables, part: int, seqs: Collection[int]) -> dict[in
         return {}
     listed = ", ".join(str(int(seq)) for seq in sorted(seqs))
     statement = text(
-        f"SELECT {_letter(c.dialect.name)} FROM {_name(t.outbox)} o WHERE o.part = :part AND o.seq IN ({listed})"
+        f"SELECT {_letter(c.dialect.name)} FROM {full_name(t.outbox)} o WHERE o.part = :part AND o.seq IN ({listed})"
     )
     rows = [_row(row) for row in c.execute(statement, {"part": part})]
     return {row.seq: row for row in rows}
@@ -297,10 +183,10 @@ def remove(c: Connection, t: Tables, gone: Mapping[int, Sequence[int]]) -> None:
     if c.dialect.name == "postgresql":
         c.execute(
             text(
-                f"DELETE FROM {_name(t.outbox)} o USING unnest(CAST(:parts AS int[]), CAST(:seqs AS bigint[])) AS g (part, seq)"
-                " WHERE o.part = g.part AND o.seq = g.seq"
+                f"DELETE FROM {full_name(t.outbox)} o USING unnest(CAST(CAST(:parts AS text) AS int[]),"
+                " CAST(CAST(:seqs AS text) AS bigint[])) AS g (part, seq) WHERE o.part = g.part AND o.seq = g.seq"
             ),
-            {"parts": [part for part, _ in pairs], "seqs": [seq for _, seq in pairs]},
+            {"parts": _array(part for part, _ in pairs), "seqs": _array(seq for _, seq in pairs)},
         )
         return
     outbox = t.outbox
@@ -341,7 +227,7 @@ def kept(c: Connection, t: Tables, team: str, part: int, lane: str, after: int) 
     """Kept batches of a lane beyond a number, in order."""
     dialect = c.dialect.name
     statement = text(
-        f"SELECT o.batch, {_letter(dialect)} FROM {_name(t.sent)} o WHERE o.team = :team AND o.part = :part"
+        f"SELECT o.batch, {_letter(dialect)} FROM {full_name(t.sent)} o WHERE o.team = :team AND o.part = :part"
         " AND o.lane = :lane AND o.batch > :after ORDER BY o.batch, o.seq"
     )
     found: dict[int, list[Row]] = {}
@@ -424,24 +310,20 @@ def waiting(c: Connection, t: Tables, team: str, want: Want) -> bool:
     """Whether anything could be sent now; cheap, and never a write."""
     conditions, values = _conditions(t, team, want, c.dialect.name)
     listed = ", ".join(str(int(part)) for part in want.parts)
-    statement = text(f"SELECT 1 FROM {_name(t.outbox)} o WHERE o.part IN ({listed}) AND {conditions} LIMIT 1")
+    statement = text(
+        f"SELECT 1 FROM {full_name(t.outbox)} o WHERE o.part IN ({listed}) AND {conditions} LIMIT 1"
+    )
     return bool(want.parts) and c.execute(statement, values).first() is not None
 
 
-def raise_epoch(c: Connection, t: Tables, team: str, part: int, epoch: int, beyond: int) -> None:
-    """The sink knows a higher epoch than this database ever gave: go beyond it."""
-    parts = t.parts
-    here = (parts.c.team == team) & (parts.c.part == part) & (parts.c.epoch == epoch)
-    c.execute(update(parts).where(here).values(epoch=max(epoch, beyond) + 1))
-
-
 # ------------------------------------------------------------------------------------------------ words
-def _name(table: Any) -> str:
-    return f"{table.schema}.{table.name}" if table.schema else str(table.name)
-
-
 def _quoted(name: str, dialect: str) -> str:
     return f"`{name}`" if dialect in {"mysql", "mariadb"} else f'"{name}"'
+
+
+def _array(numbers: Iterable[int]) -> str:
+    """An array of PostgreSQL's as text: a driver would look at each of thousands of elements, twice."""
+    return "{" + ",".join(map(str, numbers)) + "}"
 
 
 def _letter(dialect: str) -> str:

@@ -16,15 +16,18 @@ from semel.messaging.tables import Tables, now
 __all__ = [
     "Admitted",
     "DeadLetter",
-    "attempts_of",
+    "Turn",
+    "claim",
     "dead",
     "due",
     "failed",
     "forget",
+    "hold",
     "log",
     "purge",
     "remove",
     "revive",
+    "turn_of",
 ]
 
 
@@ -60,10 +63,45 @@ def _where(t: Tables, consumer: str, message: Message) -> Any:
     return (d.consumer == consumer) & (d.message == message.id) & (d.tenant == message.tenant)
 
 
-def attempts_of(c: Connection, t: Tables, consumer: str, message: Message) -> tuple[int, bool]:
-    """How often it failed, and whether it is dead."""
-    row = c.execute(select(t.dead.c.attempts, t.dead.c.until).where(_where(t, consumer, message))).first()
-    return (0, False) if row is None else (row.attempts, row.until is None)
+class Turn(msgspec.Struct, frozen=True):
+    """Whose turn it is to try a message: how often it failed, whether it is dead, in how many seconds it may be tried again. Where
+    no letter is `known` that is anybody's."""
+
+    known: bool = False
+    attempts: int = 0
+    dead: bool = False
+    left: float = 0.0
+    claimed: bool = False
+
+    @property
+    def is_ours(self) -> bool:
+        return self.claimed or not self.known
+
+    @property
+    def has_come(self) -> bool:
+        return self.known and not self.dead and self.left <= 0
+
+
+def turn_of(c: Connection, t: Tables, consumer: str, message: Message) -> Turn:
+    """How a message stands."""
+    d = t.dead.c
+    query = select(d.attempts, d.until, d.until - now(c.dialect.name)).where(_where(t, consumer, message))
+    row = c.execute(query).first()
+    return Turn() if row is None else Turn(True, row[0], row[1] is None, row[2] or 0.0)
+
+
+def claim(c: Connection, t: Tables, consumer: str, message: Message, turn: Turn, seconds: float) -> Turn:
+    """Take a turn that has come, for so many seconds at first; how it stands now if another consumer was first."""
+    clock = now(c.dialect.name)
+    here = _where(t, consumer, message) & (t.dead.c.attempts == turn.attempts) & (t.dead.c.until <= clock)
+    done = c.execute(update(t.dead).where(here).values(until=clock + seconds))
+    return Turn(True, turn.attempts, claimed=True) if done.rowcount else turn_of(c, t, consumer, message)
+
+
+def hold(c: Connection, t: Tables, consumer: str, message: Message, attempts: int, seconds: float) -> None:
+    """Still at it."""
+    here = _where(t, consumer, message) & (t.dead.c.attempts == attempts) & t.dead.c.until.is_not(None)
+    c.execute(update(t.dead).where(here).values(until=now(c.dialect.name) + seconds))
 
 
 def failed(

@@ -85,7 +85,12 @@ class Message:
 
     def _headers(self) -> dict[str, str]:
         headers: dict[str, str] = {}
-        given: dict[Any, Any] = dict(self.headers)
+        try:
+            given: dict[Any, Any] = dict(self.headers)
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                f"headers are a dict of strings, not {type(self.headers).__name__}"
+            ) from None
         for name, value in given.items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise ConfigurationError(

@@ -14,11 +14,13 @@ from semel.errors import CodecError, ConfigurationError, InvalidKey, KeyMismatch
 from semel.messaging.bodies import BodyStore
 from semel.messaging.bodies.keeping import Keeper
 from semel.messaging.collecting import collect, is_collectable
-from semel.messaging.database import Database, Resident
+from semel.messaging.database import Database
 from semel.messaging.events import NotAdded, RelayEvent, log_event, teller
 from semel.messaging.message import Message
 from semel.messaging.pages import Home, Waiting
+from semel.messaging.places import place_of
 from semel.messaging.redis import is_redis, open_adder
+from semel.messaging.resident import Resident
 from semel.messaging.writing import Prepared, TooLarge, prepare, write
 from semel.run import Run
 from semel.runtime import run_sync
@@ -48,9 +50,9 @@ _WEEK: Final = 7 * 86_400.0
 class Outbox(Resident):
     """`outbox.add(session, message)`: the message is sent if, and only if, the session's transaction commits.
 
-    `where` is a URL or an SQLAlchemy engine of the database that holds the caller's rows. `parts` is how many ways the
-    messages are divided for relays (64 unless given; fixed from the first message on), `retention` how long a delivered id stays known
-    (24 hours; written down, so that `semel relay` knows it too).
+    `where` is a URL or an SQLAlchemy engine of the database that holds the caller's rows, or the Semel or store that was opened from
+    one. `table` is what the tables' names begin with, in Redis the keys'. `parts` is how many ways the messages are divided for relays (64 unless given; fixed from the first message on),
+    `retention` how long a delivered id stays known (24 hours; written down, so that `semel relay` knows it too).
 
     `claim_check` keeps bodies of more than `claim_over` bytes elsewhere and lets a reference travel: a store of
     `semel.messaging.bodies`, its URL (`file:///folder`, `s3://bucket/prefix`), or "sql" for a table beside the outbox. A body
@@ -78,6 +80,7 @@ class Outbox(Resident):
         trace: Callable[[], Mapping[str, str]] | None = None,
         hooks: Collection[Callable[[RelayEvent], None]] = (log_event,),
     ) -> None:
+        where = place_of(where)
         self.table = table
         kept = _seconds(retention)
         _check_numbers(parts, kept, max_body)
@@ -170,9 +173,13 @@ class Outbox(Resident):
             self._refused(error, messages)
             raise
 
+    async def arrive(self, connection: Any, messages: Sequence[Message]) -> int:
+        """As `insert`, for messages of another outbox: they keep their tenant and their headers as they are. For `OutboxSink`."""
+        return await self._insert(_port_of(connection), [self._as_it_is(message) for message in messages])
+
     async def _insert(self, port: Port, items: Sequence[Prepared]) -> int:
         await port.prepare()
-        await self.database.look(port)
+        await self.database.verify(port)
         count = await write(port, self.table, items, self.parts, self._keeper, self.channel)
         port.after_end(self.wake)
         return count
@@ -186,6 +193,9 @@ class Outbox(Resident):
             message = replace(message, tenant=self._tenant)
         if "traceparent" not in message.headers and (trace := self._trace()):
             message = replace(message, headers={**message.headers, **trace})
+        return self._as_it_is(message)
+
+    def _as_it_is(self, message: Message) -> Prepared:
         over = None if self._claims is None else self._claims.over
         return prepare(message, max_body=self.max_body, apart_over=over)
 
@@ -206,7 +216,7 @@ class Outbox(Resident):
 
     def arrivals(self) -> Arrivals | None:
         """Where batches of another outbox's relay arrive, in an outbox in Redis: for `OutboxSink`."""
-        return None if self._adder is None else self._adder.arrivals(self._prepare, self._tenant)
+        return None if self._adder is None else self._adder.arrivals(self._as_it_is)
 
     def tag(self, key: str, *, tenant: str | None = None) -> str:
         """The hash tag, with its braces, of the slot that keeps the messages of a key: for the names of the Redis keys that

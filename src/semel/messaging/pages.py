@@ -17,6 +17,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 import msgspec
 
 from semel.errors import StoreUnavailable
+from semel.messaging.scopes import Neighbour
 from semel.messaging.sink import Row
 
 __all__ = [
@@ -161,6 +162,10 @@ class Page(Protocol):
         """The relays that live: how long still, and since when, in seconds."""
         ...
 
+    def everyone(self) -> list[Neighbour]:
+        """The relays of all names that live."""
+        ...
+
     def members(self) -> list[Member]:
         """Every part with its epoch and owner."""
         ...
@@ -195,8 +200,8 @@ class Page(Protocol):
         """Rows by number: what a manifest names."""
         ...
 
-    def remove(self, part: int, rows: Sequence[Row]) -> None:
-        """Delivered rows go; their ids stay known for a retention from now."""
+    def remove(self, gone: Mapping[int, Sequence[Row]]) -> None:
+        """Delivered rows go, by part; their ids stay known for a retention from now."""
 
     # ---------------------------------------------------------------------------------- kept batches
     def keep(self, part: int, lane: str, batch: int, rows: Sequence[Row]) -> None:
@@ -233,6 +238,10 @@ class Page(Protocol):
         """The topics of messages that wait."""
         ...
 
+    def strays(self, parts: int) -> int:
+        """Messages in parts beyond this number, which no relay looks at."""
+        ...
+
     def oldest(self) -> float:
         """The age of the oldest message that is due, in seconds."""
         ...
@@ -262,9 +271,15 @@ class Ledger(Protocol):
 class Home(Protocol):
     """Where an outbox lives: a SQL database, or Redis."""
 
-    identity: str
-    """Of these tables or keys, wherever they are moved; known after the first look."""
-    parts: int
+    @property
+    def identity(self) -> str:
+        """Of these tables or keys, wherever they are moved; known after the first look."""
+        ...
+
+    @property
+    def parts(self) -> int:
+        """How many ways the messages are divided."""
+        ...
 
     @property
     def where(self) -> str:

@@ -10,6 +10,7 @@ import msgspec
 from semel.messaging.pages import Lane, Line, State, line_of, told
 from semel.messaging.pauses import delay
 from semel.messaging.routes import Router, Target, spelled
+from semel.messaging.shaping import explained
 from semel.messaging.sink import Rejected, Row
 
 __all__ = ["Outcome", "Part", "Shipment"]
@@ -58,6 +59,8 @@ class Part:
         self._tried = {name for name, lane in state.lanes.items() if lane.open}
         # Rows of the last look that have to wait behind a batch of their lane.
         self.waiting: list[tuple[str, Row]] = []
+        # Keys of the last look that a route's condition raised for.
+        self.doubted: list[Line] = []
         # A key has one line, and two lanes may reject two of its rows in turns: how often each failed, by line and row.
         self._attempts: dict[str, dict[int, int]] = {}
 
@@ -79,10 +82,11 @@ class Part:
         self.dirty = self.dirty or bool(missing)
         return len(missing)
 
-    def accept(self, rows: Sequence[Row], router: Router) -> set[str]:
-        """Put chosen rows into the next batches. Returns topics that no route knows; their rows are left alone."""
+    def accept(self, rows: Sequence[Row], router: Router, *, attempts: int = 10) -> set[str]:
+        """Put chosen rows into the next batches. Returns topics that no route knows; their rows are left alone. A condition that
+        raises for a row counts as an attempt of it: see `doubted`."""
         unknown: set[str] = set()
-        self.waiting = []
+        self.waiting, self.doubted = [], []
         frozen = {name for name, lane in self.state.lanes.items() if lane.open}
         behind = self._stuck(router)  # lines of which a row stays: what comes after it stays too
         taken: set[tuple[str, str]] = set()
@@ -92,23 +96,24 @@ class Part:
             try:
                 targets = router.of(row)
             except Exception as error:  # noqa: BLE001 - the user's condition
-                self.outcome.held.append(
-                    (self._failed(row, f"a route's condition failed: {error!r}"), _CONDITION)
-                )
+                line = self._failed(row, f"a route's condition failed: {explained(error)}")
+                self.outcome.held.append((line, None if line.attempts >= attempts else _CONDITION))
+                self.doubted.append(line)
                 behind.add(line_of(row.tenant, row.key, row.seq))
                 continue
             if targets is None:
                 unknown.add(row.topic)
                 continue
-            owed = self.state.owed.get(row.seq)
-            lanes = owed if owed is not None else list(dict.fromkeys(target.lane(row) for target in targets))
-            names = {(lane, row.id) for lane in lanes}
+            lanes = self.state.owed.get(row.seq)
+            if lanes is None:
+                lanes = _unique([target.lane(row) for target in targets])
+            names = [(lane, row.id) for lane in lanes]
             # A batch that has a number never changes, and a sink tells the rows of one apart by their ids.
-            if frozen.intersection(lanes) or names & taken:
+            if not (frozen.isdisjoint(lanes) and taken.isdisjoint(names)):
                 behind.add(line_of(row.tenant, row.key, row.seq))
                 self.waiting += ((lane, row) for lane in lanes if lane in frozen)
                 continue
-            taken |= names
+            taken.update(names)
             self._assign(row, lanes)
         return unknown
 
@@ -122,6 +127,7 @@ class Part:
         self.state.owed.pop(row.seq, None)
         self.dirty = True
         if not lanes:  # its conditions let it go nowhere
+            self._freed(row)
             self.outcome.gone.append(row)
             return
         self.rows[row.seq] = row
@@ -136,7 +142,11 @@ class Part:
         """The batches that are under way, as they stand in the database."""
         found = []
         for name, lane in self.state.lanes.items():
-            rows = [self._sent(seq) for seq in lane.open if seq in self.rows]
+            if not lane.open:
+                continue
+            rows = [self.rows[seq] for seq in lane.open if seq in self.rows]
+            if self.lines:
+                rows = [self._sent(row) for row in rows]
             if rows:
                 found.append(Shipment(self.number, self.epoch, name, lane.no, rows, router.by_lane(name)))
         return found
@@ -149,8 +159,9 @@ class Part:
         """Whether a batch is under way to a lane, or to any of a way if it is ""."""
         if lane:
             return self.is_open(lane)
-        head = spelled(way)
-        return any(name.partition("/")[0] == head for name, known in self.state.lanes.items() if known.open)
+        head, lanes = spelled(way), self.state.lanes
+        # A copy: a thread may be putting rows into lanes of this part that there were not.
+        return any(lanes[name].open and name.partition("/")[0] == head for name in list(lanes))
 
     def was_tried(self, name: str) -> bool:
         """Whether the lane's batch may have been sent already."""
@@ -162,10 +173,9 @@ class Part:
         self._tried.add(name)
         return fresh
 
-    def _sent(self, seq: int) -> Row:
-        row = self.rows[seq]
-        line = self.lines.get(line_of(row.tenant, row.key, row.seq)) if self.lines else None
-        if line is None or line.seq != seq or line.attempts == row.attempts:
+    def _sent(self, row: Row) -> Row:
+        line = self.lines.get(line_of(row.tenant, row.key, row.seq))
+        if line is None or line.seq != row.seq or line.attempts == row.attempts:
             return row
         return msgspec.structs.replace(row, attempts=line.attempts)
 
@@ -177,8 +187,9 @@ class Part:
         lane.resend = []
         if not numbered:
             del self.state.lanes[shipment.lane]
-        for row in shipment.rows:
-            self._freed(row)
+        if self.lines:
+            for row in shipment.rows:
+                self._freed(row)
         self._sweep(shipment.rows)
 
     def rejected(
@@ -218,8 +229,6 @@ class Part:
         self._sweep(shipment.rows)
 
     def _freed(self, row: Row) -> None:
-        if not self.lines:
-            return
         name = line_of(row.tenant, row.key, row.seq)
         line = self.lines.get(name)
         if line is not None and line.seq == row.seq and row.seq not in self.state.owed:
@@ -278,3 +287,8 @@ class Part:
         """What is to be written; the slate is clean afterwards."""
         outcome, self.outcome = self.outcome, Outcome()
         return outcome
+
+
+def _unique(lanes: list[str]) -> list[str]:
+    """Each once, in their order."""
+    return lanes if len(lanes) == 1 else list(dict.fromkeys(lanes))

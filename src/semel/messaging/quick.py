@@ -74,8 +74,10 @@ def connection_of(target: Any) -> Any:
     driver: Any = target.connection.driver_connection
     raw = driver.pgconn
     fit = raw.transaction_status == _IDLE and raw.pipeline_status == _IDLE
+    if not fit or raw.parameter_status(b"client_encoding") != b"UTF8":
+        return None
     # prepare_threshold=None is how psycopg is told of a pooler behind which no prepared statement lasts.
-    if not fit or driver.autocommit or driver.prepare_threshold is None:
+    if driver.autocommit or driver.prepare_threshold is None:
         return None
     if not target.in_transaction():
         target.begin()  # BEGIN is sent past SQLAlchemy, whose commit() must know of it

@@ -15,24 +15,31 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from sqlalchemy.exc import DBAPIError
 
+from semel.closing import Closeable
 from semel.errors import ConfigurationError, StoreUnavailable
-from semel.messaging.carrier import Carrier, Limits, Report
+from semel.messaging.carrier import Carrier
 from semel.messaging.database import Database
 from semel.messaging.desk import give_up
 from semel.messaging.events import Alarm, Backlog, GivenUp, RelayEvent, log_event, teller
 from semel.messaging.hearing import hear
 from semel.messaging.listening import Listener
+from semel.messaging.membership import Membership
 from semel.messaging.message import Message
+from semel.messaging.outages import Outage
 from semel.messaging.outbox import Outbox
-from semel.messaging.pages import Ledger, Line, Member, Page
+from semel.messaging.pages import Ledger, Line, Page
 from semel.messaging.parts import Part
 from semel.messaging.pauses import waited
+from semel.messaging.planning import Limits
+from semel.messaging.rivals import Rivals
 from semel.messaging.routes import Router
-from semel.messaging.teams import bind, check, check_scope, draw, team_of
+from semel.messaging.scopes import Scope
+from semel.messaging.tally import Report
+from semel.messaging.teams import bind, check, check_scope, team_of
 from semel.messaging.tidying import Tidying, patiently
 
 __all__ = ["Relay", "Report"]
@@ -42,7 +49,7 @@ _TRIES: Final = 3  # of a sink that is away, before drain() gives it up
 _PATIENCE: Final = 5.0
 
 
-class Relay:
+class Relay(Closeable):
     """`Relay(outbox, {"orders": "redis://…?stream=orders"})`, then `await relay.run()` or `await relay.drain()`.
 
     Routes map topic patterns to a sink, a sink's URL, a function, a Route, or a list of them. Any number of relays share the
@@ -50,8 +57,8 @@ class Relay:
     many rows travel in one publish, `max_attempts` after how many rejections a message parks its key, `backoff` the first and
     longest delay between them. `sink_safety` keeps delivered batches for so many seconds, to send them again if a sink turns
     out to have lost them. `listen` is a URL for `Outbox(notify=True)` to be heard at, if the outbox's own leads through a pooler
-    that keeps no session. `fair` lets tenants take turns, so that one with a long backlog does not hold up the others. `topics` and `tenants` limit the relay to these; it then needs a `name`, and no two names may
-    carry the same messages.
+    that keeps no session. `fair` lets tenants take turns, so that one with a long backlog does not hold up the others. `topics` and `tenants` limit the relay to these; it then needs a `name`. Two names
+    must not carry the same messages: a relay that finds another such one alive is refused when it starts.
     """
 
     def __init__(
@@ -91,17 +98,27 @@ class Relay:
         self._ledger: Ledger = outbox.home.ledger(self.team)
         self._carrier = Carrier(self._ledger, self.router, limits, self._emit, self._wake_up)
         self._tidying = Tidying(outbox, self._ledger, self._carrier, self._emit)
+        self._outage = Outage(self._emit, quiet=self.lease / 6)
         self._wakes: list[asyncio.Event] = []
-        self._about = f"{socket.gethostname()}:{os.getpid()}"
+        place = f"{socket.gethostname()}:{os.getpid()}"
+        scope = Scope(place, self.router.patterns, tuple(topics), tuple(tenants))
+        self._membership = Membership(
+            outbox,
+            self._ledger,
+            self._carrier.holdings,
+            relay=self.id,
+            about=scope.told(),
+            lease=self.lease,
+            emit=self._emit,
+        )
+        self._rivals = Rivals(self._ledger, self.team, self.id, scope, self._emit)
         self._bound = False
-        self._balancing = asyncio.Lock()
         self._busy = False
-        self._heard: float | None = None  # when the database last took a heartbeat
 
     @property
     def report(self) -> Report:
         """Counts since the relay was made, or since `drain` began."""
-        return self._carrier.report
+        return self._carrier.tally.report
 
     @property
     def horizon(self) -> float:
@@ -120,7 +137,7 @@ class Relay:
     @property
     def silence(self) -> float | None:
         """Seconds since the database last took a heartbeat; beyond the lease, others may have the parts. None: never."""
-        return None if self._heard is None else time.monotonic() - self._heard
+        return self._membership.silence
 
     @property
     def paused(self) -> list[str]:
@@ -205,8 +222,8 @@ class Relay:
 
         A sink that is away is tried a few times and then left; keys that back off are not waited for.
         """
-        self._carrier.report = Report()
-        self._carrier.unknown.clear()
+        self._carrier.tally.report = Report()
+        self._carrier.planning.unknown.clear()
         self._carrier.away.try_again()
         with self._alone():
             try:
@@ -215,10 +232,10 @@ class Relay:
             finally:
                 await asyncio.shield(self._stop())
             await self._tidying.once()
-        report = self._carrier.report
+        report = self._carrier.tally.report
         report.pending = await self._ledger.read(lambda page: page.pending())
         report.parked = len(await self.parked())
-        report.unroutable = tuple(sorted(self._carrier.unknown))
+        report.unroutable = tuple(sorted(self._carrier.planning.unknown))
         report.unavailable = tuple(self.paused)
         return report
 
@@ -226,15 +243,15 @@ class Relay:
         stopping = asyncio.Event()
         beat = asyncio.get_running_loop().create_task(self._heartbeats(stopping))
         try:
-            patience = await self._until_others_end()
+            patience = await self._membership.others_end()
             while True:
-                emptied = set(self._carrier.parts.values())  # a heartbeat may take more meanwhile
+                emptied = set(self._carrier.holdings.held)  # a heartbeat may take more meanwhile
                 await asyncio.gather(*(self._empty(number) for number in range(self._loops)))
                 others = await self._others_have_something()
                 over = time.monotonic() > patience  # then, and not before, it shows whether they live
                 if others:
-                    await self._rebalance()
-                if not emptied.issuperset(self._carrier.parts.values()):
+                    await self._membership.rebalance()
+                if not emptied.issuperset(self._carrier.holdings.held):
                     continue
                 if over or not others:  # they do: what they hold is theirs to send
                     return
@@ -261,48 +278,37 @@ class Relay:
                 return
             await asyncio.sleep(max(0.01, left))
 
-    async def _until_others_end(self) -> float:
-        """When the leases end that other relays hold now: those that are dead do not renew them."""
-        living = await self._ledger.run(_living)
-        return time.monotonic() + max(
-            (left for name, (left, _) in living.items() if name != self.id), default=0.0
-        )
-
     async def _others_have_something(self) -> bool:
         others = [part for part in range(self.outbox.parts) if part not in self._carrier.parts]
-        want = self._carrier.want(others)
+        want = self._carrier.planning.want(others)
         return await self._ledger.read(lambda page: page.waiting(want))
 
     # ---------------------------------------------------------------------------------- start and stop
     async def _start(self) -> None:
-        self._balancing = asyncio.Lock()  # of this loop
-        await self._join()
+        self._membership.begin()
+        await self._rivals.settle(self._membership.join)
         if not self._bound:
             for target in self.router.targets:
                 bind(target, f"{self.outbox.home.identity[:16]}:{self.team}")
                 if (attach := getattr(target.sink, "attach", None)) is not None:
                     attach(self.outbox.bodies)
             self._bound = True
-        await self._rebalance()
-
-    async def _join(self) -> None:
-        await self._ledger.run(lambda page: page.join(self.id, self.lease, self._about, self.outbox.parts))
-        self._heard = time.monotonic()
+        await self._membership.rebalance()
 
     async def _stop(self) -> None:
         carrier = self._carrier
-        parts = [part for part in carrier.parts.values() if part.outcome or part.dirty]
+        parts = [part for part in carrier.holdings.held if part.outcome or part.dirty]
         try:
             if parts:
-                await self._ledger.run(carrier.settle, parts)
-            await self._ledger.run(lambda page: page.leave(self.id))
+                await self._ledger.run(carrier.holdings.settle, parts)
+            await self._membership.leave()
         except (
             StoreUnavailable,
             DBAPIError,
         ) as error:  # the lease ends by itself, and the manifest is written
             self._emit(Alarm("database", f"the parts could not be given back: {error}"))
-        for part in list(carrier.parts.values()):
-            carrier.drop(part)
+        for part in carrier.holdings.held:
+            carrier.holdings.drop(part)
 
     async def aclose(self) -> None:
         """Close the sinks that were opened here."""
@@ -312,88 +318,32 @@ class Relay:
         """As `aclose`, as a plain call: not inside of a running event loop."""
         self.router.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    # ------------------------------------------------------------------------------------- who owns what
+    # ------------------------------------------------------------------------------------------ working
     async def _heartbeats(self, stopping: asyncio.Event) -> None:
         while not await waited(stopping, self.lease / 3):
             try:
-                await self._join()
-                await self._rebalance()
-                self._carrier.away.prune(self._carrier.parts.values())
+                await self._membership.join()
+                await self._rivals.check()
+                await self._membership.rebalance()
+                self._carrier.away.prune(self._carrier.holdings.held)
+                self._outage.answered()
             except (StoreUnavailable, DBAPIError) as error:
-                self._emit(Alarm("database", str(error)))
+                self._outage.missed(error)
 
-    async def _rebalance(self) -> None:
-        """Take free parts that are ours by the draw; give back those that are another living relay's."""
-        # One at a time: who looks while another one takes would believe that somebody else has.
-        async with self._balancing:
-            await self._balance()
-
-    async def _balance(self) -> None:
-        # In this order: who owned a part when it was read had joined before, and is found among the living.
-        members = await self._ledger.run(_members)
-        living = await self._ledger.run(_living)
-        names = sorted({*living, self.id})
-        free = []
-        for member in members:
-            if member.part >= self.outbox.parts:
-                continue
-            mine = draw(member.part, names) == self.id
-            held = self._carrier.parts.get(member.part)
-            if held is not None and held.epoch != member.epoch:
-                self._carrier.overtaken(held)
-                held = None
-            if member.owner == self.id and held is not None:
-                held.leaving = not mine
-            elif mine and (member.owner in {None, self.id} or member.owner not in living):
-                free.append(member)
-            elif member.owner == self.id:  # given up after an error, and somebody else's now
-                await self._ledger.run(_release, member)
-        if free:
-            for part in await self._ledger.run(self._take, free):
-                self._carrier.parts[part.number] = part
-
-    def _take(self, page: Page, free: list[Member]) -> list[Part]:
-        """Own the parts from now on, with what their last owner left under way."""
-        taken = {}
-        for member, state in page.take(self.id, free):
-            part = taken[member.part] = Part(member.part, member.epoch + 1, state)
-            if part.open and (gone := part.adopt(page.fetch(part.number, part.open))):
-                self._emit(
-                    Alarm(
-                        "rows-gone",
-                        f"{gone} messages that were under way in part {part.number} are not in the outbox any more: did somebody "
-                        "delete them, or does a relay of another name carry them too? They are not sent from here",
-                    )
-                )
-        for line in page.lines(list(taken)):
-            taken[line.part].lines[line.name] = line
-        return list(taken.values())
-
-    # ------------------------------------------------------------------------------------------ working
     def _mine(self, number: int) -> list[Part]:
-        return [part for part in self._carrier.parts.values() if part.number % self._loops == number]
+        return [part for part in self._carrier.holdings.held if part.number % self._loops == number]
 
     async def _work(self, number: int, stopping: asyncio.Event) -> None:
         idle, wake = self._poll[0], self._wakes[number]
         while not stopping.is_set():
             wake.clear()  # before the look: what is committed during it is not slept over
             try:
-                await self._hand_over(number)
+                mine = self._mine(number)
+                leaving = [part for part in mine if part.leaving and not self._carrier.under_way([part])]
+                await self._membership.hand_over(leaving)
                 moved = await self._carrier.round(self._mine(number))
             except (StoreUnavailable, DBAPIError) as error:
-                self._emit(Alarm("database", str(error)))
+                self._outage.missed(error)
                 moved, idle = False, self._poll[1]
             if moved:
                 idle = self._poll[0]
@@ -401,29 +351,19 @@ class Relay:
             idle = self._poll[0] if await waited(wake, idle) else min(self._poll[1], idle * 1.5)
         await self._carrier.landing(self._mine(number))
 
-    async def _hand_over(self, number: int) -> None:
-        leaving = [
-            part for part in self._mine(number) if part.leaving and not self._carrier.under_way([part])
-        ]
-        if not leaving:
-            return
-        try:
-            await self._ledger.run(self._give_back, leaving)
-        except BaseException:  # what is in memory may be ahead of what is written: take them anew, if at all
-            for part in leaving:
-                self._carrier.drop(part)
-            raise
-
-    def _give_back(self, page: Page, leaving: list[Part]) -> None:
-        for part in self._carrier.settle(page, leaving):
-            page.release(part.number, part.epoch)
-            self._carrier.drop(part)
-
     # ------------------------------------------------------------------------------------ for operators
     async def backlog(self) -> Backlog:
         """What waits and what is held back, told to the hooks too. It counts the rows: ask now and then, not all the time."""
         parked, backing_off, pending, oldest = await self._ledger.run(_waiting)
-        unroutable = tuple(sorted(topic for topic in self._carrier.unknown if topic in pending))
+        if lost := await self._ledger.read(lambda page: page.strays(self.outbox.parts)):
+            self._emit(
+                Alarm(
+                    "parts",
+                    f"{lost} messages are in parts that this outbox, which has {self.outbox.parts}, does not have: an Outbox of another "
+                    f"database wrote them here. Set their part below {self.outbox.parts}, there and in {self.outbox.table}_outbox_ids, to send them",
+                )
+            )
+        unroutable = tuple(sorted(self._carrier.planning.unknown & pending.keys()))
         found = Backlog(pending, oldest, parked, backing_off, unroutable, len(self._carrier.parts))
         self._emit(found)
         return found
@@ -462,18 +402,6 @@ def _waiting(page: Page) -> tuple[int, int, dict[str, int], float]:
     lines = page.lines()
     parked = sum(line.until is None for line in lines)
     return parked, len(lines) - parked, page.pending(), page.oldest()
-
-
-def _members(page: Page) -> list[Member]:
-    return page.members()
-
-
-def _living(page: Page) -> dict[str, tuple[float, float]]:
-    return page.alive()
-
-
-def _release(page: Page, member: Member) -> None:
-    page.release(member.part, member.epoch)
 
 
 def _lines(page: Page) -> list[Line]:

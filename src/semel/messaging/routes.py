@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any, Final, cast
 
-import msgspec
-
 from semel.errors import ConfigurationError
+from semel.messaging.message import Message
+from semel.messaging.shaping import asked, transformed
 from semel.messaging.sink import Row, Sink
 from semel.messaging.sinks import open_sink
 from semel.messaging.sinks.closing import close_now
@@ -26,21 +28,27 @@ _LANE: Final = 400  # bytes
 class Route:
     """One way out: a sink (or its URL), and which messages take it.
 
-    `when(row)` says whether, `transform(row)` gives the row that is sent instead (its id stays), `sample` lets a share of the
+    `when` says whether, `transform` gives what is sent instead, a Message or a Row (its id stays). Both are given the Message,
+    decoded; or the Row, whose body is bytes, if their parameter is annotated as Row or called `row`. `sample` lets a share of the
     keys through, always the same ones. `name` is remembered in the database while a batch is under way: keep it.
     """
 
     sink: Sink | str | Callable[..., Any]
     name: str = ""
-    when: Callable[[Row], bool] | None = None
-    transform: Callable[[Row], Row] | None = None
+    when: Callable[[Message], bool] | Callable[[Row], bool] | None = None
+    transform: Callable[[Message], Row | Message] | Callable[[Row], Row | Message] | None = None
     sample: float = 1.0
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it may leave a message out."""
+        return self.when is not None or self.sample < 1.0
 
     def takes(self, row: Row) -> bool:
         """Whether this message takes this way."""
         if self.sample < 1.0 and _share(row) >= self.sample:
             return False
-        return self.when is None or bool(self.when(row))
+        return self.when is None or bool(asked(self.when, row))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +70,9 @@ class Target:
     def lane(self, row: Row) -> str:
         """Rows of one lane share a frontier at the sink."""
         split = getattr(self.sink, "lane", None)
-        inner = split(self._travelling(row)) if split is not None else ""
-        head = spelled(self.way)
-        # Kept in a column: what is longer ends in a hash of itself.
-        return shortened(f"{head}/{inner}", _LANE) if inner else head
+        if split is None:
+            return spelled(self.way)
+        return _lane(self.way, split(row if self.route.transform is None else self._travelling(row)))
 
     def _travelling(self, row: Row) -> Row:
         """As `shaped`: where a row goes is decided by what is sent. One that cannot be made is rejected when it is sent."""
@@ -78,8 +85,7 @@ class Target:
         """The row as it is sent."""
         if self.route.transform is None:
             return row
-        sent = self.route.transform(row)
-        return sent if sent.id == row.id else msgspec.structs.replace(sent, id=row.id)
+        return transformed(self.route.transform, row)
 
 
 class Router:
@@ -100,16 +106,24 @@ class Router:
         names = [target.name for target in self.targets]
         if len(set(names)) < len(names):
             raise ConfigurationError(f"two routes have the same name: {sorted(names)}; give each its own")
-        self._transforms = any(target.route.transform is not None for target in self.targets)
+        self.transforms = any(target.route.transform is not None for target in self.targets)
+        self._chooses = any(target.route.chooses for target in self.targets)
         self._by_topic: dict[
             str, list[Target]
         ] = {}  # patterns are matched for a topic, not for each of its messages
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The topics that are carried."""
+        return tuple(dict.fromkeys(target.pattern for target in self.targets))
 
     def of(self, row: Row) -> list[Target] | None:
         """Where the row goes; None if no pattern knows its topic (an empty list: conditions let it go nowhere)."""
         matching = self._knowing(row.topic)
         if not matching:
             return None
+        if not self._chooses:
+            return matching
         return [target for target in matching if target.route.takes(row)]
 
     def ways(self, topic: str) -> set[str]:
@@ -128,7 +142,7 @@ class Router:
 
     def shaped(self, way: str, row: Row) -> Row:
         """The row as it is sent that way."""
-        if not self._transforms:
+        if not self.transforms:
             return row
         ours = [target for target in self._knowing(row.topic) if target.way == way]
         if not ours:
@@ -156,6 +170,14 @@ class Router:
                 await close()
 
 
+@lru_cache(maxsize=_TOPICS)  # for each message; the names are few
+def _lane(way: str, inner: str) -> str:
+    head = spelled(way)
+    # Kept in a column: what is longer ends in a hash of itself.
+    return shortened(f"{head}/{inner}", _LANE) if inner else head
+
+
+@lru_cache(maxsize=_TOPICS)
 def spelled(way: str) -> str:
     """A way's name in front of a lane's: without the character that parts the two."""
     return way.replace("%", "%25").replace("/", "%2F")
@@ -165,6 +187,10 @@ def _target(pattern: str, given: Any, number: int | None) -> Target:
     route = given if isinstance(given, Route) else Route(given)
     if not 0 < route.sample <= 1:
         raise ConfigurationError(f"sample must be above 0 and at most 1, not {route.sample}")
+    if inspect.iscoroutinefunction(route.when):
+        raise ConfigurationError(
+            f"when= of the route for {pattern!r} is a coroutine function, whose answer nobody awaits: make it a plain one"
+        )
     name = route.name or (pattern if number is None else f"{pattern}#{number}")
     sink = route.sink
     if isinstance(sink, str):

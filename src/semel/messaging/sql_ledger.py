@@ -1,4 +1,4 @@
-"""A relay's ledger in a SQL database: a page is one transaction, its words are those of `ledger` and `care`."""
+"""A relay's ledger in a SQL database: a page is one transaction, its words are those of `owners`, `ledger` and `care`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, select
 
-from semel.messaging import care, ledger
+from semel.messaging import care, ledger, owners
 from semel.messaging.pages import Line, Member, Page, State, Waiting, Want
+from semel.messaging.scopes import Neighbour
 from semel.messaging.sink import Row
 from semel.messaging.tables import Tables, now
 
@@ -70,31 +71,34 @@ class SqlPage:
         self._clock = clock
 
     def join(self, relay: str, lease: float, about: str, parts: int) -> None:
-        ledger.join(self._c, self._t, self._team, relay, lease, about, parts)
+        owners.join(self._c, self._t, self._team, relay, lease, about, parts)
 
     def leave(self, relay: str) -> None:
-        ledger.leave(self._c, self._t, self._team, relay)
+        owners.leave(self._c, self._t, self._team, relay)
 
     def alive(self) -> dict[str, tuple[float, float]]:
-        return ledger.alive(self._c, self._t, self._team)
+        return owners.alive(self._c, self._t, self._team)
+
+    def everyone(self) -> list[Neighbour]:
+        return owners.everyone(self._c, self._t)
 
     def members(self) -> list[Member]:
-        return ledger.members(self._c, self._t, self._team)
+        return owners.members(self._c, self._t, self._team)
 
     def take(self, relay: str, free: Sequence[Member]) -> list[tuple[Member, State]]:
-        return ledger.take(self._c, self._t, self._team, relay, free)
+        return owners.take(self._c, self._t, self._team, relay, free)
 
     def release(self, part: int, epoch: int) -> None:
-        ledger.release(self._c, self._t, self._team, part, epoch)
+        owners.release(self._c, self._t, self._team, part, epoch)
 
     def hold(self, epochs: Mapping[int, int]) -> set[int]:
-        return ledger.hold(self._c, self._t, self._team, epochs)
+        return owners.hold(self._c, self._t, self._team, epochs)
 
     def save(self, states: Mapping[tuple[int, int], State]) -> None:
-        ledger.save(self._c, self._t, self._team, states)
+        owners.save(self._c, self._t, self._team, states)
 
     def raise_epoch(self, part: int, epoch: int, beyond: int) -> None:
-        ledger.raise_epoch(self._c, self._t, self._team, part, epoch, beyond)
+        owners.raise_epoch(self._c, self._t, self._team, part, epoch, beyond)
 
     def choose(self, want: Want) -> dict[int, list[Row]]:
         return ledger.choose(self._c, self._t, self._team, want)
@@ -105,10 +109,11 @@ class SqlPage:
     def fetch(self, part: int, seqs: Collection[int]) -> dict[int, Row]:
         return ledger.fetch(self._c, self._t, part, seqs)
 
-    def remove(self, part: int, rows: Sequence[Row]) -> None:
-        ledger.remove(self._c, self._t, {part: [row.seq for row in rows]})
+    def remove(self, gone: Mapping[int, Sequence[Row]]) -> None:
+        ledger.remove(self._c, self._t, {part: [row.seq for row in rows] for part, rows in gone.items()})
         late = self._clock.now(self._c) - _LATE
-        ledger.refresh_ids(self._c, self._t, [row.seq for row in rows if row.created < late])
+        old = [row.seq for rows in gone.values() for row in rows if row.created < late]
+        ledger.refresh_ids(self._c, self._t, old)
 
     def keep(self, part: int, lane: str, batch: int, rows: Sequence[Row]) -> None:
         ledger.keep(self._c, self._t, self._team, part, lane, batch, rows)
@@ -136,6 +141,9 @@ class SqlPage:
 
     def topics(self) -> set[str]:
         return care.topics(self._c, self._t)
+
+    def strays(self, parts: int) -> int:
+        return care.strays(self._c, self._t, parts)
 
     def oldest(self) -> float:
         return care.oldest(self._c, self._t)

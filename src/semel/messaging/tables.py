@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
@@ -25,10 +26,15 @@ from sqlalchemy.dialects.mysql import LONGBLOB, LONGTEXT, VARCHAR
 from sqlalchemy.schema import CreateIndex, CreateTable
 from sqlalchemy.sql.elements import ColumnClause
 
-__all__ = ["NOW", "VERSION", "Tables", "ddl", "messaging_tables", "now"]
+from semel.errors import ConfigurationError
+from semel.serverclock import SERVER_CLOCK
+
+__all__ = ["NOW", "VERSION", "Tables", "ddl", "full_name", "messaging_tables", "now"]
 
 VERSION: Final = 1
 _BINARY: Final = "utf8mb4_bin"
+# They stand in statements as they are. 40 characters leave room for our own names behind it: PostgreSQL cuts silently at 63.
+_TABLE: Final = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_]{0,62}\.)?(?!(?i:sqlite_))[A-Za-z_][A-Za-z0-9_]{0,39}")
 
 
 class Tables(NamedTuple):
@@ -48,6 +54,11 @@ class Tables(NamedTuple):
 
 def messaging_tables(metadata: MetaData, table: str = "semel") -> Tables:
     """Declare the tables in `metadata` (again: the ones declared before), for your own migrations and queries."""
+    if not _TABLE.fullmatch(table):
+        raise ConfigurationError(
+            f"table={table!r} cannot be a table name: use letters, digits and underscores, beginning with a letter or an underscore, "
+            "40 characters at most, and a schema in front if you like (shop.semel)"
+        )
     schema, _, prefix = table.rpartition(".")
     home = schema or None
     full = f"{home}.{prefix}_outbox" if home else f"{prefix}_outbox"
@@ -90,11 +101,9 @@ def _blob() -> LargeBinary:
     return LargeBinary().with_variant(LONGBLOB(), "mysql", "mariadb")
 
 
-def _letter() -> list[Column[Any]]:
-    """The columns that a waiting and a kept message have in common."""
+def _content() -> list[Column[Any]]:
+    """What a message says, wherever it is kept."""
     return [
-        Column("id", _text(), nullable=False),
-        Column("tenant", _text(), nullable=False),
         Column("topic", _text(), nullable=False),
         Column("key", _text()),
         Column("type", _text()),
@@ -102,6 +111,15 @@ def _letter() -> list[Column[Any]]:
         Column("headers", _long(), nullable=False),
         Column("body", _blob(), nullable=False),
         Column("raw", SmallInteger, nullable=False),
+    ]
+
+
+def _letter() -> list[Column[Any]]:
+    """The columns that a waiting and a kept message have in common."""
+    return [
+        Column("id", _text(), nullable=False),
+        Column("tenant", _text(), nullable=False),
+        *_content(),
         Column("created", Double, nullable=False),
     ]
 
@@ -254,13 +272,7 @@ def _incoming(metadata: MetaData, prefix: str, options: dict[str, Any]) -> list[
         Column("consumer", _text(120), primary_key=True),
         Column("message", _text(), primary_key=True),
         Column("tenant", _text(), primary_key=True),
-        Column("topic", _text(), nullable=False),
-        Column("key", _text()),
-        Column("type", _text()),
-        Column("schema", _text()),
-        Column("headers", _long(), nullable=False),
-        Column("body", _blob(), nullable=False),
-        Column("raw", SmallInteger, nullable=False),
+        *_content(),
         Column("attempts", Integer, nullable=False),
         Column("reason", _long(), nullable=False),
         Column(
@@ -282,17 +294,17 @@ def _meta(metadata: MetaData, prefix: str, options: dict[str, Any]) -> Table:
     )
 
 
-NOW: Final = {
-    "postgresql": "extract(epoch from clock_timestamp())::float8",
-    "mysql": "unix_timestamp(now(6)) + 0e0",
-    "mariadb": "unix_timestamp(now(6)) + 0e0",
-    "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
-}
+NOW: Final = SERVER_CLOCK
 
 
 def now(dialect: str) -> ColumnClause[float]:
     """The server's clock, in Unix seconds."""
     return literal_column(NOW[dialect], Double)
+
+
+def full_name(table: Table) -> str:
+    """As statements call it."""
+    return f"{table.schema}.{table.name}" if table.schema else str(table.name)
 
 
 def ddl(dialect: Dialect, tables: Tables) -> list[str]:

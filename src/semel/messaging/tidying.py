@@ -11,9 +11,10 @@ from typing import Final
 from sqlalchemy.exc import DBAPIError
 
 from semel.errors import ConfigurationError, StoreUnavailable
+from semel.messaging.beside import Beside
 from semel.messaging.carrier import Carrier
-from semel.messaging.database import Database
 from semel.messaging.events import Alarm, Emit
+from semel.messaging.failures import is_away
 from semel.messaging.outbox import Outbox
 from semel.messaging.pages import Ledger
 from semel.messaging.pauses import delay, waited
@@ -33,7 +34,7 @@ async def patiently(start: Callable[[], Awaitable[None]], outbox: Outbox, emit: 
             await start()
         except (StoreUnavailable, DBAPIError) as error:
             reason = str(getattr(error, "orig", None) or error).partition("\n")[0]
-            if not _is_away(outbox, error):
+            if not is_away(error):
                 raise ConfigurationError(
                     f"the outbox in {outbox.home.where} cannot be used: {reason}. Correct the URL, the user or its rights"
                 ) from error
@@ -45,20 +46,15 @@ async def patiently(start: Callable[[], Awaitable[None]], outbox: Outbox, emit: 
             return
 
 
-def _is_away(outbox: Outbox, error: Exception) -> bool:
-    if isinstance(error, StoreUnavailable):
-        return True
-    return isinstance(outbox.home, Database) and outbox.home.is_away(error)
-
-
 class Tidying:
-    """Ids that were delivered a retention ago, kept batches, large bodies."""
+    """Ids that were delivered a retention ago, kept batches, large bodies; and a look at the outboxes beside."""
 
     def __init__(self, outbox: Outbox, ledger: Ledger, carrier: Carrier, emit: Emit) -> None:
         self._outbox = outbox
         self._ledger = ledger
         self._carrier = carrier
         self._emit = emit
+        self._beside = Beside(outbox, emit)
         self._cleaned = -_CLEANING
         self._listed = -_LISTING  # when orphans were last looked for
 
@@ -66,6 +62,7 @@ class Tidying:
         """Now and then, until it is told to stop."""
         while True:
             await self._clean()
+            await self._beside.now_and_then(self._moved)
             if await waited(stopping, _CLEANING):
                 return
 
@@ -73,6 +70,13 @@ class Tidying:
         """Now, unless that was a moment ago."""
         if time.monotonic() - self._cleaned > _CLEANING:
             await self._clean()
+        if not self._moved:
+            await self._beside.at_once()
+
+    @property
+    def _moved(self) -> int:
+        report = self._carrier.tally.report
+        return report.sent + report.duplicates
 
     async def _clean(self) -> None:
         """A bounded number at a time, until nothing is over."""

@@ -62,10 +62,9 @@ class Posted(msgspec.Struct, eq=False):
 
     # ------------------------------------------------------------------------------------- what a task asks of any future
     def add_done_callback(self, wakeup: Callable[[Any], object], *, context: Context) -> None:
+        """By a task, straight from `__await__`, which gives it nothing that is over."""
         self.wakeup = wakeup
         self.context = context
-        if self.over:
-            self._loop.call_soon(wakeup, self, context=context)
 
     def result(self) -> Any:
         if self._error is not None:

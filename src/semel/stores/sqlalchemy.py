@@ -286,13 +286,13 @@ def adopt(engine: object, settings: Settings, colour: Colour) -> Store:
             f"semel cannot use an SQLAlchemy {type(engine).__name__} as a store: pass an engine; sessions and "
             "connections are for once.within"
         )
-    name = engine.dialect.name
-    if name == "sqlite":
-        return open_store(f"sqlite:///{engine.url.database or ''}", settings, colour)
     wanted = "async" if isinstance(engine, AsyncEngine) else "sync"
     if colour != wanted:
         face = "AsyncSemel" if wanted == "async" else "Semel"
         raise ConfigurationError(f"an SQLAlchemy {type(engine).__name__} works with {face} only")
+    name = engine.dialect.name
+    if name == "sqlite":
+        return open_store(f"sqlite:///{engine.url.database or ''}", settings, colour)
     if name == "postgresql":
         from semel.stores.postgres import PostgresStore
         from semel.stores.sqlalchemy_pool import engine_source

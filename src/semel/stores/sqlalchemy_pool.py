@@ -97,6 +97,12 @@ class _LoopLender(_Lender):
         return connection
 
 
+def _discard(late: PoolProxiedConnection) -> None:
+    """Closed, not given back: the engine may have been disposed of meanwhile, and nobody closes what its old pool holds."""
+    late.invalidate()
+    late.close()
+
+
 class _ThreadLender(_Lender):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -108,7 +114,7 @@ class _ThreadLender(_Lender):
         if isinstance(self._pool, QueuePool) and self._pool.checkedin():
             return self._note(self._engine.raw_connection())
         # It may have to connect, or to wait for another's connection, for longer than we have.
-        return self._note(in_time(self._engine.raw_connection, timeout, late=lambda late: late.close()))
+        return self._note(in_time(self._engine.raw_connection, timeout, late=_discard))
 
     async def take_back(self, connection: Any) -> None:
         self._return(connection)

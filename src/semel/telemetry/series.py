@@ -90,6 +90,9 @@ GIVEN_UP: Final = _counter("relay_given_up", "topic", "Parked messages that an o
 PAUSES: Final = _counter("relay_pauses", "route", "Times that a sink was left alone because it was away.")
 PAUSED: Final = _gauge("relay_paused", "route", "1 while a sink is away.")
 OVERTAKEN: Final = _counter("relay_overtaken", "", "Parts that another relay took while this one had them.")
+DATABASE_AWAY: Final = _counter(
+    "relay_database_away_seconds", "", "For how long the outbox's database did not answer; told when it does."
+)
 ALARMS: Final = _counter("relay_alarms", "what", "Things that a person should look at; the log says which.")
 BACKLOG: Final = _gauge("relay_backlog", "topic", "Messages that wait in the outbox.")
 LAG: Final = _gauge("relay_lag_seconds", "", "The age of the oldest message that is due.")
@@ -190,7 +193,9 @@ READERS: Final[Mapping[str, Callable[[Any], Iterable[Reading]]]] = {
     "semel.messaging.events.Parked": lambda e: (Reading(PARKED, 1, (e.topic,)),),
     "semel.messaging.events.GivenUp": lambda e: (Reading(GIVEN_UP, 1, (e.topic,)),),
     "semel.messaging.events.Overtaken": lambda _: (Reading(OVERTAKEN, 1, ()),),
+    "semel.messaging.events.DatabaseBack": lambda e: (Reading(DATABASE_AWAY, e.away, ()),),
     "semel.messaging.events.Alarm": lambda e: (Reading(ALARMS, 1, (e.what,)),),
+    "semel.messaging.events.Unserved": lambda _: (Reading(ALARMS, 1, ("unserved",)),),
     "semel.messaging.events.Backlog": _backlog,
     "semel.messaging.events.Handled": _handled,
     "semel.messaging.events.HandlerFailed": _stumbled,

@@ -254,6 +254,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     marker = pyfuncitem.get_closest_marker("exactly_once")
     if marker is None:
         return None
+    if "effects" not in marker.kwargs:
+        raise ConfigurationError(
+            "@pytest.mark.exactly_once needs effects=, a function that counts the effects of a key: "
+            "@pytest.mark.exactly_once(effects=count)"
+        )
     names = tuple(inspect.signature(pyfuncitem.obj).parameters)
     given = {name: pyfuncitem.funcargs[name] for name in names}
     report = prove(

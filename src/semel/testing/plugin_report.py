@@ -22,8 +22,8 @@ _SPOKEN = {
 }
 _ADVICE = {
     "doubled": (
-        "the effect happened and its record did not: commit both in one transaction (once.within(connection)), or give the "
-        "outside service the key current_run().downstream_key(name)"
+        "the effect happened and its record did not: commit both in one transaction (once.within(connection), and the effect over "
+        "that very connection), or give the outside service the key current_run().downstream_key(name)"
     ),
     "lost": (
         "a client was told that it succeeded, and the effect is missing. Was something marked as done before its effect? Let "
@@ -37,6 +37,10 @@ _ADVICE = {
     "stuck": "no client could finish: see the error; after a crash the next attempt must be able to go on",
     "missed": "the fault was not met, because the handler did not run as it did before: make it deterministic",
 }
+_EVERY_TIME = (
+    "the effect is made again by every call, even when nothing goes wrong. Is the key another one each time (made from a uuid, from "
+    "the time)? It must come from the request. Or is the effect made outside of the function that semel runs?"
+)
 _NO_SEMEL = "no call of semel was seen in this handler: nothing remembers that the effect happened"
 
 
@@ -134,14 +138,24 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         found = [each for each in self.tries if each.window == window and each.fault == fault]
         return _outcome(found[0]) if found else "-"
 
+    @property
+    def _asks(self) -> bool:
+        """Whether semel was asked at all."""
+        return any(each.window.name == "claim.sent" for each in self.tries)
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether semel was asked, and yet two calls in a row were two effects."""
+        return self._asks and any(each.fault == "none" and each.verdict == "doubled" for each in self.tries)
+
     def _remedies(self) -> Iterator[str]:
         for verdict, advice in _ADVICE.items():
             names = self.windows(verdict)
             if names:
                 yield ""
                 yield f"{verdict}: {_listed(names)}"
-                yield f"  {advice}"
-        if self.failures and not any(each.window.name == "claim.sent" for each in self.tries):
+                yield f"  {_EVERY_TIME if verdict == 'doubled' and self._repeats else advice}"
+        if self.failures and not self._asks:
             yield f"  {_NO_SEMEL}"
         errors = dict.fromkeys(each.error for each in self.failures if each.error)
         yield from (f"  error: {text}" for text in errors)

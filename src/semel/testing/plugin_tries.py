@@ -158,8 +158,13 @@ class Child:
 def _perform(case: Case, key: str, watch: Watch | None, fault: Fault | None, child: Child) -> None:
     """Call the handler once, as a worker would."""
     shorter_leases(case.lease)
-    arguments = tuple(case.arguments(key))
-    if inspect.iscoroutinefunction(inspect.unwrap(case.run)):
+    given = case.arguments(key)
+    if isinstance(given, str | bytes):
+        raise TypeError(f"arguments= gave the text {given!r}: give a tuple of arguments, (key,)")
+    arguments = tuple(given)
+    if inspect.iscoroutinefunction(inspect.unwrap(case.run)) or inspect.iscoroutinefunction(
+        getattr(case.run, "__call__", None)  # noqa: B004 - an object whose call is a coroutine function
+    ):
         asyncio.run(_perform_async(case, arguments, watch, fault, child))
         return
     with _watched(watch, fault, child, None):
@@ -257,29 +262,36 @@ def try_window(case: Case, window: Window, fault: Fault) -> Try:
     key = _fresh(case)
     watch = Watch(case.files, window)
     victim = Child(lambda child: _perform(case, key, watch, fault, child))
-    overtaken = True
+    overtaken, seen = True, case.expected
     if victim.wait(time.monotonic() + case.patience) == "stopped":
-        overtaken = _overtake(case, key, victim)
+        overtaken, seen = _overtake(case, key, victim)
     struck, _ = victim.words(time.monotonic() + case.patience)
     last = _call_until_success(case, key)
     if not struck:
         return Try(window=window, fault=fault, effects=_count(case, key), verdict="missed")
-    return _judged(case, key, window, fault, last, overtaken=overtaken)
+    found = _judged(case, key, window, fault, last, overtaken=overtaken)
+    if seen < case.expected and found.verdict == "once":
+        # It came in the end: because the sleeper woke up, not because anybody had made it.
+        error = "a client was told that it succeeded while the worker slept, and the effect was not there"
+        return msgspec.structs.replace(found, verdict="lost", effects=seen, error=error)
+    return found
 
 
-def _overtake(case: Case, key: str, victim: Child) -> bool:
-    """The victim sleeps: others try until one has succeeded, then it wakes. False: it was in everybody's way."""
+def _overtake(case: Case, key: str, victim: Child) -> tuple[bool, int]:
+    """The victim sleeps: others try until one has succeeded, then it wakes. False: it was in everybody's way. And how many effects
+    there were when one had succeeded."""
     until = time.monotonic() + case.sleep
     while True:
         heir = _client(case, key)
         if heir.wait(until) == "late":
             victim.wake()  # it holds a lock that the heir waits for
             heir.words(time.monotonic() + case.patience)
-            return False
+            return False, case.expected
         words = heir.words()[1]
         if words.ok or words.final or time.monotonic() >= until:
+            seen = _count(case, key) if words.ok else case.expected
             victim.wake()
-            return words.ok or words.final
+            return words.ok or words.final, seen
         time.sleep(0.02)
 
 

@@ -36,7 +36,7 @@ _MEANING = {
     "run.started": "just before the function",
     "run.returned": "the effect happened, nothing is recorded",
     "settle.sent": "before the outcome leaves",
-    "settle.stored": "the outcome is stored, nobody knows",
+    "settle.stored": "it is written, nobody knows; within: uncommitted",
     "step.started": "before a step's function",
     "step.returned": "the step's effect happened, its note is not written",
     "step.stored": "the step's note is written",
@@ -44,6 +44,9 @@ _MEANING = {
     "http.admitted": "a request's key is ours, its handler has not started",
     "http.responding": "it is noted that a streamed response begins, its first byte has not left",
     "http.sent": "the server has the whole response",
+    "outbox.written": "messages are rows, uncommitted",
+    "consumer.handled": "the handler has returned, uncommitted",
+    "consumer.committed": "it has committed, the broker does not know",
 }
 # Heartbeats come when they come: which line they meet is not the same twice.
 _UNTIMELY = frozenset({"renew.sent"})
@@ -126,6 +129,9 @@ def striker(fault: Fault, told: Callable[[], None], task: asyncio.Task[Any] | No
 
     def interrupt() -> None:
         told()
+        if task is None and threading.current_thread() is not threading.main_thread():
+            signal.raise_signal(signal.SIGINT)  # Ctrl-C strikes the main thread, wherever the window is
+            return
         if task is None:
             raise KeyboardInterrupt
         # A client that hangs up: the task is cancelled, which it notices at its next await.

@@ -8,8 +8,9 @@
         rule.fired.wait(5)
 
 Faults are placed by counting requests, not by time, so a run repeats. A request is one Redis command
-(`framing=RESP`, also when pipelined), or whatever arrived in one read (`framing=CHUNKS`, the default: any protocol
-whose client waits for its reply). A rule may look at the request: `match=lambda request: b"EVALSHA" in request`.
+(`framing=RESP`, also when pipelined), one publication to a RabbitMQ stream (`framing=STREAMS`; its reply is the broker's
+confirmation, everything else passes uncounted), or whatever arrived in one read (`framing=CHUNKS`, the default: any
+protocol whose client waits for its reply). A rule may look at the request: `match=lambda request: b"EVALSHA" in request`.
 The proxy runs on a thread of its own; every method may be called from any thread.
 """
 
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-__all__ = ["CHUNKS", "RESP", "Action", "Framing", "Proxy", "Rule"]
+__all__ = ["CHUNKS", "RESP", "STREAMS", "Action", "Framing", "Proxy", "Rule"]
 
 
 class Action(enum.Enum):
@@ -64,6 +65,7 @@ class Framing:
     counter: Callable[[], Callable[[bytes], int]] | None = (
         None  # counts the replies in a stream; None: a read answers all
     )
+    carries: Callable[[bytes], bool] = lambda _: True  # what counts as a request; the rest passes
 
 
 def _resp_commands(waiting: bytes) -> list[bytes]:
@@ -106,8 +108,34 @@ def _resp_counter() -> Callable[[bytes], int]:
     return count
 
 
+def _stream_frames(waiting: bytes) -> list[bytes]:
+    """Complete frames of RabbitMQ's stream protocol: each begins with its length, then the number of its command."""
+    found = []
+    at = 0
+    while len(waiting) >= at + 4:
+        end = at + 4 + int.from_bytes(waiting[at : at + 4], "big")
+        if end > len(waiting):
+            break
+        found.append(waiting[at:end])
+        at = end
+    return found
+
+
+def _confirmations() -> Callable[[bytes], int]:
+    waiting = b""
+
+    def count(data: bytes) -> int:
+        nonlocal waiting
+        frames = _stream_frames(waiting + data)
+        waiting = (waiting + data)[sum(map(len, frames)) :]
+        return sum(frame[4:6] == b"\x00\x03" for frame in frames)
+
+    return count
+
+
 CHUNKS: Final = Framing(lambda waiting: [waiting] if waiting else [])
 RESP: Final = Framing(_resp_commands, _resp_counter)
+STREAMS: Final = Framing(_stream_frames, _confirmations, lambda request: request[4:6] == b"\x00\x02")
 
 
 class _Pair:
@@ -284,10 +312,17 @@ class Proxy:
             waiting += data
             for request in self._framing.split(waiting):
                 waiting = waiting[len(request) :]
-                self.requests += 1
-                await self._request(pair, request)
-        if pair.action in {Action.BLACKHOLE, Action.STALL}:
-            await asyncio.Event().wait()  # the server is not told that the client left
+                if self._framing.carries(request):
+                    self.requests += 1
+                    await self._request(pair, request)
+                elif pair.action is not Action.BLACKHOLE:
+                    pair.server.write(request)
+                    await _drain(pair.server)
+        # The server is not told that the client left: never, or not before what was stalled is let go.
+        if pair.action is Action.BLACKHOLE:
+            await asyncio.Event().wait()
+        if pair.action is Action.STALL:
+            await pair.flowing.wait()
 
     async def _request(self, pair: _Pair, request: bytes) -> None:
         if pair.action is Action.BLACKHOLE:

@@ -326,6 +326,16 @@ class SinkContract:
         assert await self.sink().publish(0, 1, 3, rows(2, start=4)) == 2
 
     @_clause(*_KEEPS)
+    async def test_a_batch_that_is_in_is_never_rejected(self) -> None:
+        """Its answer got lost, and a limit was lowered: a rejection would give its number to others."""
+        if self.too_large is None:
+            raise SkipTest("this sink's server has no such limit")
+        sink = self.sink()
+        await sink.publish(0, 1, 1, rows(2))
+        assert await sink.publish(0, 1, 1, rows(2, body=b"x" * self.too_large)) == 1
+        assert await sink.publish(0, 1, 2, rows(2, start=2)) == 1
+
+    @_clause(*_KEEPS)
     async def test_a_batch_that_comes_again_is_left_out(self) -> None:
         first, second = rows(4), rows(4, start=4)
         sink, other = self.sink(), self.sink()

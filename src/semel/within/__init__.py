@@ -67,7 +67,11 @@ def bind(face: Semel | AsyncSemel, transaction: Any) -> Any:
         raise _wrong_face(face, transaction, port_class.colour)
     table = face._settings.table  # noqa: SLF001 - our own face
     tx = Bound(port_class(transaction), table, engine.store, engine.runtime)
-    return bound(face, TxEngine(engine, tx, _layered(face, tx), _home(type(face._store))))  # noqa: SLF001 - our own face
+    store = face._store  # noqa: SLF001 - our own face
+    home = _home(type(store))
+    file = getattr(store, "path", None) if home == "sqlite" else None
+    plain = face._namespace is None and face._ring is None  # noqa: SLF001 - our own face
+    return bound(face, TxEngine(engine, tx, tx if plain else _layered(face, tx), home, file))
 
 
 def port_of(transaction: Any) -> Port:

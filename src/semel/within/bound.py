@@ -14,7 +14,7 @@ from weakref import ref
 import msgspec
 
 from semel import model
-from semel.errors import CodecError, ConfigurationError, InProgress
+from semel.errors import ConfigurationError, InProgress
 from semel.keys import Scope, mask
 from semel.model import Answer, Ask, Busy, Kind, Note, Record, Renewal, Replay, Settle, Verdict, Won
 from semel.runtime import Runtime
@@ -148,7 +148,8 @@ class Bound:
         """PostgreSQL: the savepoint and the claim of a new key in one round trip."""
         # Its name is the attempt's, not the key's: where SAVEPOINT itself was refused, no older one must answer to it.
         own = SqlSavepoint(scripts, f"semel_{ask.nonce[:8].hex()}")
-        place, words, now = _Place(own, False, mark), postgres_words(self.table), time.time()
+        place, now = _Place(own, False, mark), time.time()
+        words = self._words = postgres_words(self.table)
         try:
             if await scripts.script(words.opening(own.name, ask, now, self.patience)) == 1:
                 self._won(place, ask.nonce)
@@ -220,14 +221,15 @@ class Bound:
         return [await self.settle_one(end) for end in ends]
 
     async def settle_one(self, end: Settle) -> Answer:
-        if end.ref is not None and ("\0" in end.ref or not end.ref.isprintable()):
-            raise CodecError(
-                "a ref with characters that cannot be printed cannot be stored here: use another ref"
-            )
         if not end.new_nonce:
             if end.kind is not Kind.DONE:
-                return await records.settle(self.words, self.port, end, self.patience)
-            transaction = await self.words.finish(self.port, end)
+                if (
+                    end.kind is not Kind.RELEASED
+                ):  # a failure is kept by the store outside, after the rollback
+                    _not_here(f"outcome {end.kind.value!r} of its own")
+                await self.undo(end.nonce)  # by a layer that cannot read what was granted
+                return Answer.OK
+            transaction = await (self._words or self.words).finish(self.port, end)
             if transaction is None:
                 return Answer.LOST
             self._places[end.nonce].transaction = transaction
@@ -268,12 +270,12 @@ class Bound:
         _not_here("watchers")
 
     # ------------------------------------------------------------------------------- the end of a run
-    async def flush(self, nonce: bytes) -> None:
+    def flush(self, nonce: bytes) -> Awaitable[None] | None:
+        """To be awaited, unless there is nothing to flush. Raises when the transaction is known to be over."""
         point = self._places[nonce].point
         if not point.alive:
             raise ended()
-        if point.buffers:
-            await point.flush()
+        return point.flush() if point.buffers else None
 
     async def keep(self, nonce: bytes) -> None:
         """The run is settled: its savepoint becomes part of the caller's transaction."""
@@ -307,9 +309,7 @@ class Bound:
         await self._leave(place)
 
     def _forget(self, nonce: bytes) -> None:
-        place = self._places.pop(nonce, None)
-        if place is not None:
-            _open_runs.pop(place.mark, None)
+        _open_runs.pop(self._places.pop(nonce).mark, None)
 
     @property
     def holds_everything(self) -> bool:

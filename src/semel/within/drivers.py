@@ -246,11 +246,13 @@ class AsyncpgPort(_DriverPort):
 
     async def script(self, sql: str) -> int:
         status: str = await self.connection.execute(sql)
+        if status == "SELECT 1":  # as a claim that is won is answered
+            return 1
         count = status.rpartition(" ")[2]
         return int(count) if count.isdigit() else 0
 
     async def prepare(self) -> None:
-        if not self.inside:
+        if not self.connection.is_in_transaction():
             raise not_open("asyncpg connection", "Use `async with connection.transaction():` around it")
 
     async def run(self, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]:

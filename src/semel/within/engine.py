@@ -11,7 +11,9 @@ Rule 2: serialization failures and deadlocks are the caller's to retry: they pas
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -41,7 +43,9 @@ _LEAST_WAIT = 0.001  # wait=0: a row lock is waited for this long, never for eve
 class TxEngine(Engine):
     """An engine over one caller's transaction. What it does not change, `Engine` does for it."""
 
-    def __init__(self, outer: Engine, bound: Bound, layered: Store, home: str | None) -> None:
+    def __init__(
+        self, outer: Engine, bound: Bound, layered: Store, home: str | None, file: str | None = None
+    ) -> None:
         # Not Engine.__init__: a heart of its own would be made for every transaction, and never beat.
         self.__dict__.update(outer.__dict__)
         self.outer = outer
@@ -49,6 +53,7 @@ class TxEngine(Engine):
         self.store = layered
         self.stepper = _NO_STEPS
         self._home = home
+        self._file = file
         self._bare = layered is bound
         self._looks = False
         self._until = 0.0
@@ -78,7 +83,8 @@ class TxEngine(Engine):
             value = await self.runtime.call(call.fn, call.args, call.kwargs, True)
             if value.__class__ in LAZY:
                 raise not_run(call, value)
-            await self.bound.flush(run.ask.nonce)
+            if (flushing := self.bound.flush(run.ask.nonce)) is not None:
+                await flushing
             reach("run.returned")
         except Exception as error:
             await self.fail(run, error)
@@ -92,7 +98,8 @@ class TxEngine(Engine):
 
     async def complete(self, run: Run, value: Any) -> Outcome[Any]:
         try:
-            await self.bound.flush(run.ask.nonce)
+            if (flushing := self.bound.flush(run.ask.nonce)) is not None:
+                await flushing
         except BaseException as error:
             await self.runtime.protect(self._undo(run, error))
             raise
@@ -101,7 +108,7 @@ class TxEngine(Engine):
     async def _complete(self, run: Run, value: Any) -> Outcome[Any]:
         """Settle and release the savepoint. The caller's commit makes it true, together with his rows."""
         data, marker, problem = self._encode(run.call, value)
-        end = done_of(run, data, marker, run.call.options.policy)
+        end = done_of(run, data, marker, run.ask.policy)
         bound = self.bound
         try:
             reach("settle.sent")
@@ -125,17 +132,47 @@ class TxEngine(Engine):
 
     # ------------------------------------------------------------------------------------------ claiming
     async def ask_once(self, call: Call) -> tuple[Ask, Verdict]:
-        port = self.bound.port
+        bound = self.bound
+        port = bound.port
         await port.prepare()
-        if self._home not in (None, port.dialect):
+        dialect = port.dialect
+        if self._home is not None and self._home != dialect:
             raise ConfigurationError(
                 f"the records of this face live in a {self._home} store, and this transaction is of a {port.dialect} database: "
                 "a key would have two records. Give the face the URL of the database that the transaction is in"
             )
-        self._until = self.runtime.now() + max(call.options.wait, _LEAST_WAIT)
-        self._looks = port.dialect != "postgresql"
+        if self._file is not None:
+            await self._check_file(self._file)
+        wait = call.options.wait
+        patience = max(_LEAST_WAIT, wait)
+        self._until = self.runtime.now() + patience
+        self._looks = dialect != "postgresql"
         ask = self._ask(call)
-        return ask, await self.claim(ask)
+        if self._looks or not self._bare:
+            return ask, await self.claim(ask)
+        # As `claim`, without a coroutine more around what nearly every call is.
+        reach("claim.sent")
+        bound.patience = patience
+        try:
+            verdict = await bound.claim_one(ask)
+        except MissingTables:
+            await self._make_tables(ask)
+            verdict = await bound.claim_one(ask)
+        self._looks = type(verdict) is Busy
+        return ask, verdict
+
+    async def _check_file(self, file: str) -> None:
+        """SQLite: the transaction is in the store's own file, which it must be for a replay as well (R27)."""
+        rows = await self.bound.port.run("PRAGMA database_list")
+        files = [
+            os.fsdecode(row[2]) if row[2] else ":memory:" for row in rows
+        ]  # bytes, if its text_factory says so
+        if file not in files and not any(_is_same(file, each) for each in files):
+            raise ConfigurationError(
+                f"this transaction is in the SQLite database {files[0]!r}, and the records of this face are in {file!r}: a key would "
+                "have two records. Give the face the URL of the database that the transaction is in"
+            )
+        self._file = None
 
     async def _contend(self, call: Call, ask: Ask, verdict: Verdict) -> tuple[Ask, Won | Replay]:
         self.bench = _TxBench(self.outer.bench, self._until)
@@ -297,3 +334,10 @@ def _no_steps(what: str) -> ConfigurationError:
         f"{what} cannot be used inside within(): it must be durable when it returns, and nothing is before the caller's "
         "commit. Use execute() without within() for runs with steps; make the id in the function and keep it with run.set_ref"
     )
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return Path(one).samefile(other)
+    except OSError:  # one of them is not there
+        return False

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-import msgspec
-
 from semel import keeping
 from semel.calls import Call
 from semel.claims import AsyncClaim, Claim
@@ -27,21 +25,6 @@ __all__ = ["AsyncWithin", "Within"]
 T = TypeVar("T")
 
 
-# By identity: a face hands out the same options again and again.
-_inlined: dict[int, tuple[Options, Options]] = {}
-_MOST_INLINED = 256
-
-
-def _inline(options: Options) -> Options:
-    """The session belongs to this thread or loop: neither the function nor a probe may run in another thread."""
-    known = _inlined.get(id(options))
-    if known is None or known[0] is not options:
-        if len(_inlined) >= _MOST_INLINED:
-            _inlined.clear()
-        known = _inlined[id(options)] = (options, msgspec.structs.replace(options, inline=True))
-    return known[1]
-
-
 class _Bound:
     def __init__(self, face: Any, engine: Engine) -> None:
         self._face = face
@@ -60,8 +43,9 @@ class _Bound:
         *,
         keep: bool = True,
     ) -> Call:
-        call: Call = self._face._call(key, fn, args, given, keep=keep)  # noqa: SLF001 - our own face
-        return call if call.options.inline else msgspec.structs.replace(call, options=_inline(call.options))
+        # Inline: the session belongs to this thread or loop, so neither the function nor a probe may run in another thread.
+        call: Call = self._face._call(key, fn, args, given, keep=keep, inline=True)  # noqa: SLF001 - our own face
+        return call
 
     def _owner(self, call: Call) -> tuple[Engine, Call]:
         """Who claims by hand: this transaction, or nobody (R8)."""
@@ -70,6 +54,8 @@ class _Bound:
         return self._face._engine(), self._face._unprotected(call)  # noqa: SLF001 - our own face
 
     def _run(self, call: Call) -> Coroutine[Any, Any, Outcome[Any]]:
+        if self._face.enabled:
+            return self._tx.execute(call)
         engine, owned = self._owner(call)
         return engine.execute(owned)
 

@@ -150,7 +150,7 @@ class SqlSavepoint:
 
 def not_open(what: str, remedy: str) -> ConfigurationError:
     return ConfigurationError(
-        f"within() needs an open transaction, and this {what} has none (autocommit): nothing could commit the record and "
+        f"an open transaction is needed, and this {what} has none (autocommit): nothing could commit what semel writes and "
         f"your rows together. {remedy}"
     )
 

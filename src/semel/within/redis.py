@@ -132,14 +132,22 @@ class PipelineEngine(Engine):
         sender = self._queue.sender(self._raw.settle_keys(sealed)[0])
         until = self.runtime.now() + self.settle_timeout
         failure: Exception | None = None
+        silent = False
         try:
             while True:
                 try:
                     if await self._try(run, sealed, sender, queued):
                         await self._tell(end)
                         break
+                    # Aborted, most likely by our own heartbeat, which writes the record that we watch. Where a try takes longer than
+                    # a third of the lease that would happen every time: none during the next one.
+                    self.heart.remove(run)
+                    silent = True
                 except (OSError, StoreUnavailable, _lost()) as error:
                     failure = error
+                    if silent:  # the next try may be a while away, and the lease must last until then
+                        self.heart.add(run)
+                        silent = False
                 if self.runtime.now() >= until:
                     raise self._undecided(run, failure)
                 await self.runtime.sleep(_PAUSE)

@@ -36,6 +36,7 @@ _NOT_RUN: Final = frozenset({408, 425, 429})
 _IN_FRONT: Final = frozenset({401, 403, 407}) | _NOT_RUN
 _MOVED: Final = frozenset({307, 308})
 _AGES: Final = 10**9
+_OUTCOMES: Final = frozenset({"previous-failure", "response-not-stored"})
 _PERMANENT: Final = frozenset({501, 505, 511})
 
 
@@ -192,7 +193,8 @@ def _by_status(answer: Answer, *, seen: bool, trusted: bool) -> tuple[bool, str]
 
 def _done(answer: Answer) -> bool:
     if answer.known is not None:
-        return answer.known == "response-not-stored"  # every other problem of the layer leaves it open
+        # A failure that is given again is the recorded outcome; every other problem of the layer leaves it open.
+        return answer.known in _OUTCOMES or answer.replayed
     if answer.status >= 500:
         return answer.replayed
     return answer.status not in _IN_FRONT and answer.status not in _MOVED

@@ -252,10 +252,12 @@ class DurableKeys:
         return await self.book("async").forget(action)
 
     def close(self) -> None:
+        """Close what was opened here; a Semel that was handed in stays open."""
         if isinstance(face := self._opened.pop("sync", None), Semel):
             face.close()
 
     async def aclose(self) -> None:
+        """`close`, for async code."""
         self.close()
         if isinstance(face := self._opened.pop("async", None), AsyncSemel):
             await face.aclose()

@@ -52,7 +52,7 @@ class ClientOptions(TypedDict, total=False):
 
     key: Callable[[Any], str] | None
     """Makes a request's key from the request; the default is a new UUIDv7, whose age a server can see."""
-    methods: Collection[str]
+    methods: Collection[str] | str
     header: str
     quoted: bool
     """Send the key as a structured-field string ("…"), as the IETF draft has it. Bare is what most services read."""
@@ -261,12 +261,18 @@ def _backoff(value: Any) -> tuple[float, float]:
 
 
 def _methods(value: Any) -> frozenset[str]:
-    if (
-        isinstance(value, str)
-        or not isinstance(value, Collection)
-        or not all(isinstance(each, str) for each in value)
-    ):
+    if isinstance(value, str):
+        value = (value,) if value else ()
+    if not isinstance(value, Collection) or not all(isinstance(each, str) for each in value):
         raise ConfigurationError(f'methods must be a list of names, such as ("POST", "PATCH"), not {value!r}')
+    if not value:
+        raise ConfigurationError(
+            "methods is empty, so no request would get a key: name them, or use httpx as it is"
+        )
+    if wrong := [each for each in value if not _TOKEN.fullmatch(each)]:
+        raise ConfigurationError(
+            f'methods holds {wrong[0]!r}, which is no method: write a list, such as ("POST", "PATCH")'
+        )
     return frozenset(each.upper() for each in value)
 
 

@@ -20,6 +20,8 @@ class SqlBodies:
     Bodies are written in the transaction of their message and removed with it, so there is nothing to put or to delete.
     """
 
+    takes = False  # for whoever looks for a store that does
+
     def __init__(self, where: object, *, table: str = "semel") -> None:
         engine = where.any_engine if isinstance(where, Database) else where
         self._owned = not isinstance(where, Database) or isinstance(engine, AsyncEngine)

@@ -1,5 +1,5 @@
--- The relays of a team. KEYS: relays. ARGV: relay ("" only asks), lease (ms; "" takes it away), about.
--- Answers, for each one that lives: its name, ms left, ms since it came.
+-- The relays of a team, or of all teams. KEYS: relays. ARGV: relay ("" only asks), lease (ms; "" takes it away), about.
+-- Answers, for each one that lives: its name, ms left, ms since it came, about.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if ARGV[1] ~= '' and ARGV[2] == '' then
@@ -16,6 +16,7 @@ for i = 1, #all, 2 do
         found[#found + 1] = all[i]
         found[#found + 1] = string.format('%d', relay['until'] - now)
         found[#found + 1] = string.format('%d', now - relay.since)
+        found[#found + 1] = relay.about or ''
     elseif relay['until'] < now - 600000 then
         redis.call('HDEL', KEYS[1], all[i])
     end

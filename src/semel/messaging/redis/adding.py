@@ -75,14 +75,13 @@ class Adder:
         if not is_shut(pipe):  # within() looks by itself
             _hook(pipe, cluster=cluster)
 
-    def arrivals(self, prepare: Callable[[Message], Prepared], tenant: str | None) -> Arrivals:
+    def arrivals(self, prepare: Callable[[Message], Prepared]) -> Arrivals:
         """Where batches of another outbox's relay arrive."""
         return Arrivals(
             self.home,
             retention=self._retention,
             keeper=self._keeper,
             prepare=prepare,
-            tenant=tenant,
             told=self.told,
         )
 
@@ -150,12 +149,13 @@ class Adder:
 
     async def _put(self, pipe: Any, items: Sequence[Prepared]) -> None:
         """Store the bodies of messages that are new."""
-        if self._keeper is None or not items:
+        keeper = self._keeper
+        if keeper is None or not items:
             return
         if _is_async(pipe):
-            await self.home.aside(lambda: self._keeper.put(items))  # type: ignore[union-attr]
+            await self.home.aside(lambda: keeper.put(items))
         else:
-            self._keeper.put(items)
+            keeper.put(items)
 
     async def _looked(self, pipe: Any) -> None:
         if self.home.ready:

@@ -30,7 +30,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class Arrivals:
-    """Where batches arrive. `prepare` is the outbox's own; `tenant` that of messages which have none."""
+    """Where batches arrive. `prepare` is the outbox's own."""
 
     def __init__(
         self,
@@ -39,14 +39,12 @@ class Arrivals:
         retention: int,
         keeper: RedisKeeper | None,
         prepare: Callable[[Message], Prepared],
-        tenant: str | None,
         told: Callable[[], None],
     ) -> None:
         self._home = home
         self._retention = retention
         self._keeper = keeper
         self._prepare = prepare
-        self._tenant = tenant
         self._told = told
 
     @property
@@ -66,8 +64,7 @@ class Arrivals:
 
     def lane(self, row: Row) -> str:
         """The part of this outbox that a row belongs to."""
-        tenant = self._tenant if self._tenant is not None and row.tenant == "default" else row.tenant
-        return str(part_of(tenant, row.key, row.id, self._home.parts))
+        return str(part_of(row.tenant, row.key, row.id, self._home.parts))
 
     async def publish(
         self, source: str, part: int, epoch: int, batch: int, messages: Sequence[Message]
@@ -75,6 +72,15 @@ class Arrivals:
         """Add the messages under their number; the number that was there. Raises what sinks raise; StoreUnavailable if Redis
         did not answer: then it is not known whether they are in, and the number tells."""
         return await self._home.aside(lambda: self._publish(source, part, epoch, batch, messages))
+
+    async def number(self, source: str, part: int, row: Row) -> int:
+        """The last batch that is in, of those that go where this row goes."""
+        return await self._home.aside(lambda: self._number(f"{source}:{part}", row))
+
+    def _number(self, sender: str, row: Row) -> int:
+        self._home.look()
+        key = self._home.names.arrivals(part_of(row.tenant, row.key, row.id, self._home.parts), sender)
+        return int(self._home.command("HGET", key, "batch", key=key) or 0)
 
     def _publish(self, source: str, part: int, epoch: int, batch: int, messages: Sequence[Message]) -> int:
         self._home.look()

@@ -84,6 +84,11 @@ class Names:
     def relays(self, team: str) -> bytes:
         return f"{self._home}:relays:{team}".encode()
 
+    @property
+    def teams(self) -> bytes:
+        """The relays of all names."""
+        return f"{self._home}:teams".encode()
+
     # ------------------------------------------------------------------------------------------ of a tag
     def meta(self, part: int) -> bytes:
         return f"{self.tag(part)}:meta".encode()

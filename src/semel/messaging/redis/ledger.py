@@ -26,6 +26,7 @@ from semel.messaging.redis.spelling import (
     packed_line,
     row_of,
 )
+from semel.messaging.scopes import Neighbour
 from semel.messaging.sharing import shared
 from semel.messaging.sink import Row
 from semel.stores.redis.calls import Call, Script
@@ -118,16 +119,32 @@ class RedisPage:
     # ------------------------------------------------------------------------------------- membership
     def join(self, relay: str, lease: float, about: str, parts: int) -> None:
         del parts  # a part is there when it is first taken
-        self._home.call(RELAYS, (self._names.relays(self._team),), (relay, int(lease * 1000), about))
+        self._tell(relay, int(lease * 1000), about)
 
     def leave(self, relay: str) -> None:
         self._ask(PARTS, self._all, self._part, relay)
-        self._home.call(RELAYS, (self._names.relays(self._team),), (relay, b"", b""))
+        self._tell(relay, b"", b"")
+
+    def _tell(self, relay: str, lease: int | bytes, about: str | bytes) -> None:
+        """To its own team, and to those of other names."""
+        places = ((self._names.relays(self._team), relay), (self._names.teams, f"{self._team}:{relay}"))
+        self._home.call_many([Call(RELAYS, (key,), (name, lease, about)) for key, name in places])
 
     def alive(self) -> dict[str, tuple[float, float]]:
-        found = self._home.call(RELAYS, (self._names.relays(self._team),), (b"", b"", b""))
-        thirds = zip(found[::3], found[1::3], found[2::3], strict=True)
-        return {name.decode(): (int(left) / 1000, int(age) / 1000) for name, left, age in thirds}
+        return {name: (left, age) for name, left, age, _ in self._living(self._names.relays(self._team))}
+
+    def everyone(self) -> list[Neighbour]:
+        found: list[Neighbour] = []
+        for name, left, age, about in self._living(self._names.teams):
+            team, _, relay = name.rpartition(":")
+            found.append(Neighbour(team, relay, left, -age, about))
+        return found
+
+    def _living(self, key: bytes) -> Iterator[tuple[str, float, float, str]]:
+        """Name, seconds left, age, and what each said of itself."""
+        found = self._home.call(RELAYS, (key,), (b"", b"", b""))
+        for name, left, age, about in zip(*(found[n::4] for n in range(4)), strict=True):
+            yield name.decode(), int(left) / 1000, int(age) / 1000, about.decode()
 
     def members(self) -> list[Member]:
         return [
@@ -245,8 +262,9 @@ class RedisPage:
         rows = map(row_of, self._home.call(FETCH, (self._names.stream(part),), sorted(seqs)))
         return {row.seq: row for row in rows}
 
-    def remove(self, part: int, rows: Sequence[Row]) -> None:
-        self._of(part).removed += rows
+    def remove(self, gone: Mapping[int, Sequence[Row]]) -> None:
+        for part, rows in gone.items():
+            self._of(part).removed += rows
 
     # ---------------------------------------------------------------------------------- kept batches
     def keep(self, part: int, lane: str, batch: int, rows: Sequence[Row]) -> None:
@@ -316,6 +334,10 @@ class RedisPage:
 
     def topics(self) -> set[str]:
         return set(self.pending())
+
+    def strays(self, parts: int) -> int:
+        del parts
+        return 0  # the script that adds compares how the outbox is divided
 
     def oldest(self) -> float:
         return max([age for _, age in self._ages(self._all, told=True)] + [0]) / 1000

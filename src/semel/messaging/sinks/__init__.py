@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from semel.errors import ConfigurationError
 from semel.messaging.sink import Sink
+from semel.messaging.sinks.address import split
 
 __all__ = ["open_sink"]
 
@@ -33,7 +33,7 @@ _SCHEMES: Final[dict[str, tuple[str, str]]] = {
 
 def open_sink(url: str) -> Sink:
     """The sink that a URL names. Nothing is connected yet; what the URL alone shows to be wrong raises now."""
-    scheme = urlsplit(url).scheme
+    scheme = split(url).scheme
     known = _SCHEMES.get("outbox+" if scheme.startswith("outbox+") else scheme)
     if known is None:
         raise ConfigurationError(

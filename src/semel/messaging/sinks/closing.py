@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Self
+from typing import Any, Final
 
+from semel.closing import Closeable
 from semel.errors import ConfigurationError
 
-__all__ = ["Closing", "close_now"]
+__all__ = ["Closing", "close_now", "shut"]
 
 _PATIENCE: Final = 10.0
 
 
-class Closing:
+class Closing(Closeable):
     """`close()` and `with` for what has an `aclose()`. `_loop` is the event loop that its connections belong to."""
 
     _loop: asyncio.AbstractEventLoop | None = None
@@ -24,18 +25,6 @@ class Closing:
     def close(self) -> None:
         """As `aclose`, as a plain call: not inside of a running event loop."""
         close_now(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
 
 def close_now(sink: Any) -> None:
@@ -53,6 +42,16 @@ def close_now(sink: Any) -> None:
         asyncio.run_coroutine_threadsafe(_awaited(close), loop).result(_PATIENCE)
     elif not loop.is_closed():
         loop.run_until_complete(_awaited(close))
+
+
+async def shut(client: Any) -> None:
+    """Close a client of nats-py. One whose `connect` failed half-way keeps its socket, and so does one that the server left while
+    it was closing by itself: its own `close` does nothing then."""
+    try:
+        await client.close()
+    finally:
+        if (transport := client._transport) is not None:  # noqa: SLF001 - nats-py closes it nowhere else
+            transport.close()
 
 
 async def _awaited(close: Callable[[], Awaitable[None]]) -> None:

@@ -20,6 +20,7 @@ PREFIX: Final = "semel-"
 ID: Final = "semel-id"
 _FIELDS: Final = ("topic", "tenant", "key", "type", "schema")
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_PLACE: Final = re.compile(r"\{(topic|tenant|key)\}")
 _PLAIN: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
@@ -40,9 +41,9 @@ def filled(template: str, row: Row, *, escape: Callable[[str], str] = str) -> st
     if "{" not in template:
         return template
     values: Mapping[str, str] = {"topic": row.topic, "tenant": row.tenant, "key": row.key or ""}
-    for name, value in values.items():
-        template = template.replace(f"{{{name}}}", escape(value))
-    return template
+    return _PLACE.sub(
+        lambda found: escape(values[found[1]]), template
+    )  # once: a topic may be called "{tenant}"
 
 
 def shortened(name: str, limit: int) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.messaging.bodies import HEADER, BodyStore, inlined
 from semel.messaging.message import Message
+from semel.messaging.shaping import DECODED, taken_for_a_row
 from semel.messaging.sink import Guarantee, Rejected, Row, SinkUnavailable
 from semel.messaging.sinks.envelope import in_order, waves
 
@@ -85,6 +86,8 @@ class HandlerSink:
                 away = result
                 continue
             reasons[row.id] = f"{type(result).__name__}: {result}"
+            if DECODED in getattr(result, "__notes__", ()):
+                reasons[row.id] += f"; {DECODED}"
             if row.key is not None:
                 stopped.add((row.tenant, row.key))
         return away
@@ -96,6 +99,14 @@ class HandlerSink:
             except StoreUnavailable as error:
                 raise SinkUnavailable(str(error)) from error
         message = row.message()
+        try:
+            await self._handle(message)
+        except (TypeError, AttributeError) as error:
+            if taken_for_a_row(error, message):
+                error.add_note(DECODED)
+            raise
+
+    async def _handle(self, message: Message) -> None:
         if self._waits:
             await self._handler(message)
             return

@@ -24,7 +24,7 @@ from semel.errors import ConfigurationError
 from semel.messaging.pauses import unless
 from semel.messaging.sink import Fenced, Guarantee, Rejected, Row, SinkUnavailable
 from semel.messaging.sinks.address import Address, needs
-from semel.messaging.sinks.closing import Closing
+from semel.messaging.sinks.closing import Closing, shut
 from semel.messaging.sinks.envelope import ID, filled, to_lines
 
 try:
@@ -250,9 +250,11 @@ class NatsSink(Closing):
                 try:
                     self._config = await self._look(client)
                 except BaseException:
-                    await client.close()
+                    await shut(client)
                     raise
-                self._client = client
+                before, self._client = self._client, client
+                if before is not None:
+                    await shut(before)
         return self._client
 
     async def _connect(self) -> Client:
@@ -284,12 +286,15 @@ class NatsSink(Closing):
                 tls=address.tls("tls"),
             )
         except Error as error:
-            await client.close()  # nats-py leaves the socket of a refused login open
+            await shut(client)
             for failure in (error, *failures):
                 if "uthorization" in str(failure):
                     raise AuthorizationError from failure
             if isinstance(error, NoServersError) and failures:
                 raise ConnectionError(str(failures[-1])) from error
+            raise
+        except BaseException:  # no answer in time, a connection that was cut, or we are told to end
+            await shut(client)
             raise
         self._gone = gone
         return client
@@ -347,7 +352,7 @@ class NatsSink(Closing):
     async def _forget(self) -> None:
         client, self._client = self._client, None
         if client is not None:
-            await client.close()
+            await shut(client)
 
     async def aclose(self) -> None:
         """Close the connection."""

@@ -2,7 +2,8 @@
 one script if it is in Redis.
 
 `Relay(outbox, {"orders": OutboxSink(Outbox("postgresql+psycopg://…"))})`, or the URL `outbox+postgresql+psycopg://…` (with
-`?table=` if it is not `semel`). A message keeps its id, key, headers and body. One that the other outbox knows already is not
+`?table=` if it is not `semel`). A message keeps its id, tenant, key, headers and body, whatever `tenant=` the other
+outbox gives to what is added to it. One that the other outbox knows already is not
 added again; one whose id it knows with another content is rejected.
 
 The numbers are kept in a table beside the outbox, `semel_outbox_arrivals`, or in a key beside it.
@@ -37,6 +38,7 @@ from semel.messaging.outbox import Outbox
 from semel.messaging.sink import Fenced, Guarantee, Rejected, Row, SinkUnavailable
 from semel.messaging.sinks.closing import Closing
 from semel.messaging.sinks.envelope import shortened
+from semel.messaging.sinks.options import check_database_options
 from semel.runtime import run_sync
 
 __all__ = ["OutboxSink"]
@@ -80,7 +82,9 @@ class OutboxSink(Closing):
         options = [pair for pair in query.split("&") if pair]
         tables = [pair.removeprefix("table=") for pair in options if pair.startswith("table=")]
         rest = "&".join(pair for pair in options if not pair.startswith("table="))
-        sink = cls(Outbox(f"{place}?{rest}" if rest else place, table=tables[-1] if tables else "semel"))
+        there = f"{place}?{rest}" if rest else place
+        check_database_options(there, {"table"})
+        sink = cls(Outbox(there, table=tables[-1] if tables else "semel"))
         sink._owned = True
         return sink
 
@@ -95,26 +99,44 @@ class OutboxSink(Closing):
 
     async def publish(self, part: int, epoch: int, batch: int, rows: Sequence[Row]) -> int | None:
         """Add the rows under their number; the number that was there."""
-        if any(HEADER in row.headers for row in rows):
-            rows = await asyncio.to_thread(self._inlined, rows)
         try:
             if not self._made:
                 await self._look()
-            if self._arrivals is not None:
-                return await self._arrivals.publish(
-                    self._source, part, epoch, batch, _messages(self._outbox, rows)
-                )
-            return await self._database.run(self._publish, part, epoch, batch, rows)
-        except KeyMismatch as error:
-            reasons = await self._conflicts(rows)
-            if not reasons:  # whoever was in the way is gone: the next attempt will show
-                raise SinkUnavailable(str(error)) from error
-            raise Rejected(reasons, final=reasons.keys()) from error
+            try:
+                return await self._add(part, epoch, batch, rows)
+            except (
+                Rejected
+            ):  # what is in is never rejected, though a body may be over since, or a limit lowered
+                found = await self._number(part, epoch, rows[0])
+                if found >= batch:
+                    return found
+                raise
         except (StoreUnavailable, DBAPIError) as error:
             reason = str(error).splitlines()[0]
             raise SinkUnavailable(
                 f"the outbox in {self._outbox.home.where} did not take the batch: {reason}"
             ) from error
+
+    async def _add(self, part: int, epoch: int, batch: int, rows: Sequence[Row]) -> int:
+        if any(HEADER in row.headers for row in rows):
+            rows = await asyncio.to_thread(self._inlined, rows)
+        try:
+            if self._arrivals is not None:
+                return await self._arrivals.publish(
+                    self._source, part, epoch, batch, _messages(self._outbox, rows)
+                )
+            return await self._database.run(self._write, part, epoch, batch, rows)
+        except KeyMismatch as error:
+            reasons = await self._conflicts(rows)
+            if not reasons:  # whoever was in the way is gone: the next attempt will show
+                raise SinkUnavailable(str(error)) from error
+            raise Rejected(reasons, final=reasons.keys()) from error
+
+    async def _number(self, part: int, epoch: int, row: Row) -> int:
+        """The last batch that is in."""
+        if self._arrivals is not None:
+            return await self._arrivals.number(self._source, part, row)
+        return await self._database.run(self._own, part, epoch)
 
     def _inlined(self, rows: Sequence[Row]) -> list[Row]:
         found, reasons = [], {}
@@ -161,11 +183,11 @@ class OutboxSink(Closing):
                 await database.read(lambda connection: connection.execute(select(self._table).limit(1)).all())
             self._made = True
 
-    def _publish(self, connection: Connection, part: int, epoch: int, batch: int, rows: Sequence[Row]) -> int:
+    def _write(self, connection: Connection, part: int, epoch: int, batch: int, rows: Sequence[Row]) -> int:
         found = self._own(connection, part, epoch)
         if found == batch - 1:
             messages = _messages(self._outbox, rows)
-            run_sync(self._outbox.insert(connection, *messages))
+            run_sync(self._outbox.arrive(connection, messages))
             connection.execute(update(self._table).where(*self._place(part)).values(batch=batch))
         return found
 
@@ -205,7 +227,7 @@ class OutboxSink(Closing):
         return reasons
 
     def _attempt(self, connection: Connection, row: Row) -> None:
-        run_sync(self._outbox.insert(connection, *_messages(self._outbox, [row])))
+        run_sync(self._outbox.arrive(connection, _messages(self._outbox, [row])))
         raise _TakenBack
 
     async def aclose(self) -> None:

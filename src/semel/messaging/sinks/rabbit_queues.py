@@ -140,6 +140,7 @@ class RabbitQueueSink(Closing):
             self._opening = asyncio.Lock()
         async with self._opening:
             if self._door is None or self._connection is None or self._connection.is_closed:
+                await self._forget()
                 self._door = await self._open()
         return self._door
 
@@ -156,12 +157,12 @@ class RabbitQueueSink(Closing):
             timeout=self._timeout,
             client_properties={"connection_name": "semel"},
         )
-        channel: AbstractChannel = await self._connection.channel(
-            publisher_confirms=True, on_return_raises=True
-        )
-        if not self._exchange:
-            return channel.default_exchange
         try:
+            channel: AbstractChannel = await self._connection.channel(
+                publisher_confirms=True, on_return_raises=True
+            )
+            if not self._exchange:
+                return channel.default_exchange
             return await channel.get_exchange(self._exchange, ensure=True)
         except ChannelNotFoundEntity as error:
             await self._forget()

@@ -188,6 +188,7 @@ class RabbitStreamSink(Closing):
         return await self._link(Addr(leader.host, leader.port))
 
     async def _link(self, where: Addr) -> _Link:
+        self._close_aside([link for link in self._links if not link.alive])
         self._links = [link for link in self._links if link.alive]
         for link in self._links:
             if link.where == where and link.has_room:
@@ -220,12 +221,13 @@ class RabbitStreamSink(Closing):
             self._links, self._places, self._closing = [], {}, set()
 
     def _forget(self) -> None:
-        """After a failure every connection is new: whatever was under way on the old one is over.
-
-        They are closed aside: rstream waits for a broker's farewell, and this one may be dead.
-        """
+        """After a failure every connection is new: whatever was under way on the old one is over."""
         links, self._links = self._links, []
         self._places.clear()
+        self._close_aside(links)
+
+    def _close_aside(self, links: Sequence[_Link]) -> None:
+        """Not here: rstream waits for a broker's farewell, and this one may be dead."""
         for link in links:
             task = asyncio.create_task(link.close())
             self._closing.add(task)
@@ -339,10 +341,13 @@ class _Link:
     async def close(self) -> None:
         self._closed(OnClosedErrorInfo("closed here", []))
         connection = self.client._conn  # noqa: SLF001  # rstream leaves a broken one open
-        await self.client.close()
-        if connection is not None:
-            with contextlib.suppress(OSError):
-                await connection.close()
+        try:
+            await self.client.close()
+        finally:  # whatever its farewell came to
+            if connection is not None and (writer := connection._writer) is not None:  # noqa: SLF001  # its own close waits
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
 
 
 async def _made(client: Client, stream: str, arguments: dict[str, Any]) -> None:

@@ -9,30 +9,34 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
+import time
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, Final, Self
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import urlencode, urlunsplit
 
 import msgspec
 
 from semel.errors import ConfigurationError
 from semel.messaging.sink import Fenced, Guarantee, Row, SinkUnavailable
+from semel.messaging.sinks.address import Address, split
 from semel.messaging.sinks.closing import Closing
+from semel.messaging.sinks.options import REDIS_OPTIONS
 
 try:
     from redis import asyncio as aioredis
-    from redis.asyncio.retry import Retry
-    from redis.backoff import NoBackoff
+    from redis.exceptions import ConnectionError as RedisConnectionError
     from redis.exceptions import (
-        AuthenticationError,
         NoPermissionError,
         NoScriptError,
+        RedisClusterException,
         RedisError,
         ResponseError,
     )
-    from redis.exceptions import ConnectionError as RedisConnectionError
     from redis.exceptions import TimeoutError as RedisTimeoutError
+
+    from semel.messaging.sinks.redis_servers import client_of, name_of, refused
 except ModuleNotFoundError as missing:  # pragma: no cover - needs an environment without it
     raise ConfigurationError('Redis sinks need redis-py: pip install "semel[redis]" brings it') from missing
 
@@ -40,7 +44,13 @@ __all__ = ["RedisStreamSink"]
 
 _SCRIPT: Final = files("semel.messaging.sinks").joinpath("lua/publish.lua").read_text()
 _SHA: Final = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
-_ROWS: Final = 500  # in one script: about 2.5 ms of Redis; the relay sends no more than its batch
+# Batches on their way at a time: a server runs one script after the other, and each one more would be a connection more; with fewer a
+# distant server would idle between them. In a Cluster one that waits for a node must not keep the others from theirs.
+_AT_ONCE: Final = 16
+_AT_ONCE_IN_A_CLUSTER: Final = 256
+_AT_ONCE_SHARED: Final = 4  # over a client that the application has as well, whose connections it needs
+_PLACE: Final = re.compile(r"\{topic\}|\{tenant\}")
+_OWN: Final = frozenset({"stream", "maxlen", "timeout"})
 _EVICTS: Final = "allkeys-"
 _encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -64,19 +74,22 @@ class RedisStreamSink(Closing):
         if not self._owned:
             _refuse_retries(where)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._checking = asyncio.Lock()
+        self._answered = -self._timeout  # when a batch last got through
         self._checked = False
         self._frontiers: dict[tuple[int, str], str] = {}
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """From `redis://…?stream=NAME&maxlen=N`; redis+cluster:// for a cluster."""
-        parts = urlsplit(url)
-        options = dict(parse_qsl(parts.query))
-        stream = options.pop("stream", "{topic}")
-        maxlen = options.pop("maxlen", None)
-        timeout = float(options.pop("timeout", 5.0))
-        rest = urlunsplit(parts._replace(query=urlencode(options)))
-        return cls(rest, stream, timeout=timeout, maxlen=int(maxlen) if maxlen else None)
+        """From `redis://…?stream=NAME&maxlen=N`; redis+cluster://host:port,host:port/?… for a cluster."""
+        address = Address.of(url, port=6379, options=_OWN | REDIS_OPTIONS)
+        others = {name: value for name, value in address.options.items() if name not in _OWN}
+        rest = urlunsplit(split(url)._replace(query=urlencode(others)))
+        maxlen = int(address.number("maxlen", 0)) or None
+        return cls(
+            rest, address.text("stream", "{topic}"), timeout=address.number("timeout", 5.0), maxlen=maxlen
+        )
 
     def bind(self, source: str) -> None:
         """Who publishes: two outboxes that write to one stream have frontiers of their own."""
@@ -90,7 +103,10 @@ class RedisStreamSink(Closing):
     def _stream(self, row: Row) -> str:
         if "{" not in self.stream:
             return self.stream
-        return self.stream.replace("{topic}", row.topic).replace("{tenant}", row.tenant)
+        names = {"{topic}": row.topic, "{tenant}": row.tenant}
+        return _PLACE.sub(
+            lambda found: names[found[0]], self.stream
+        )  # once: a topic may be called "{tenant}"
 
     def _frontier(self, part: int, stream: str) -> str:
         known = self._frontiers.get((part, stream))
@@ -107,11 +123,16 @@ class RedisStreamSink(Closing):
         arguments = [b"%d" % epoch, b"%d" % batch, self._maxlen, told, *[row.body for row in rows]]
         try:
             found, last_epoch = await self._evaluate(keys, arguments)
-        except (AuthenticationError, NoPermissionError) as error:
-            raise ConfigurationError(
-                f"Redis at {self._name()} refuses this user or password: {error}; give the right ones in the sink's URL"
-            ) from error
-        except (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError) as error:
+        except (
+            NoPermissionError,
+            RedisConnectionError,
+            RedisTimeoutError,
+            RedisClusterException,
+            OSError,
+            TimeoutError,
+        ) as error:
+            if (remedy := refused(error)) is not None:
+                raise ConfigurationError(f"Redis at {self._name()} {remedy}") from error
             raise SinkUnavailable(f"Redis at {self._name()} did not answer: {error}") from error
         except ResponseError as error:
             raise SinkUnavailable(
@@ -128,43 +149,64 @@ class RedisStreamSink(Closing):
         return int(found)
 
     async def _evaluate(self, keys: Sequence[bytes], arguments: Sequence[bytes]) -> Any:
-        client = await self._connected()
-        async with asyncio.timeout(self._timeout):
+        client = self._opened()
+        turns = self._turns
+        await self._turn(turns)
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._check_once(client)
+                try:
+                    found = await client.evalsha(_SHA, len(keys), *keys, *arguments)
+                except NoScriptError:
+                    found = await client.eval(_SCRIPT, len(keys), *keys, *arguments)
+            self._answered = time.monotonic()
+            return found
+        finally:
+            turns.release()
+
+    async def _turn(self, turns: asyncio.Semaphore) -> None:
+        """Wait for as long as others get through: only a server that answers nobody for a timeout is away."""
+        while True:
             try:
-                return await client.evalsha(_SHA, len(keys), *keys, *arguments)
-            except NoScriptError:
-                return await client.eval(_SCRIPT, len(keys), *keys, *arguments)
+                async with asyncio.timeout(self._timeout):
+                    await turns.acquire()
+                    return
+            except TimeoutError:
+                if time.monotonic() - self._answered >= self._timeout:
+                    raise
 
     # -------------------------------------------------------------------------------------- connection
-    async def _connected(self) -> Any:
+    def _opened(self) -> Any:
+        """The client, of this event loop."""
         loop = asyncio.get_running_loop()
         if self._client is None or (self._owned and self._loop is not loop):
             self._client = self._open() if self._owned else self._where
-            self._loop = loop
-        if not self._checked:
-            await self._check(self._client)
-            self._checked = True
+        if self._loop is not loop:
+            self._turns = asyncio.Semaphore(_most(self._client, owned=self._owned))
+            self._loop, self._checking = loop, asyncio.Lock()
         return self._client
+
+    async def _check_once(self, client: Any) -> None:
+        if not self._checked:
+            async with self._checking:
+                if not self._checked:
+                    await self._check(client)
+                    self._checked = True
 
     def _open(self) -> Any:
         """Without retries of its own: a batch is sent again by the relay, under its number."""
-        options: dict[str, Any] = {
-            "socket_timeout": self._timeout,
-            "socket_connect_timeout": min(self._timeout, 5.0),
-            "retry": Retry(NoBackoff(), 0),
-        }
-        scheme, _, rest = str(self._where).partition("://")
-        if scheme in {"redis+cluster", "rediss+cluster"}:
-            url = f"{scheme.partition('+')[0]}://{rest}"
-            return aioredis.RedisCluster.from_url(url, **options)
-        return aioredis.Redis.from_url(self._where, **options)
+        return client_of(
+            str(self._where),
+            timeout=self._timeout,
+            connect_timeout=min(self._timeout, 5.0),
+            in_a_cluster=_AT_ONCE_IN_A_CLUSTER,
+        )
 
     async def _check(self, client: Any) -> None:
         """A frontier that is evicted would let a batch in twice."""
         try:
-            async with asyncio.timeout(self._timeout):
-                found = await client.config_get("maxmemory-policy")
-                limit = await client.config_get("maxmemory")
+            found = await client.config_get("maxmemory-policy")
+            limit = await client.config_get("maxmemory")
         except ResponseError:
             return  # a managed server that does not tell
         policy = _text(found.get("maxmemory-policy", found.get(b"maxmemory-policy", "")))
@@ -176,16 +218,25 @@ class RedisStreamSink(Closing):
             )
 
     def _name(self) -> str:
-        if not self._owned:
-            return "the client's address"
-        parts = urlsplit(str(self._where))
-        return f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
+        return name_of(str(self._where)) if self._owned else "the client's address"
 
     async def aclose(self) -> None:
         """Close the connection that was opened here."""
         client, self._client = self._client, None
         if client is not None and self._owned:
             await client.aclose()
+
+
+def _most(client: Any, *, owned: bool) -> int:
+    """How many batches may be on their way at a time: of connections that are shared, no more than half."""
+    if isinstance(client, aioredis.RedisCluster):
+        most, room = _AT_ONCE_IN_A_CLUSTER, client.connection_kwargs.get("max_connections")  # to each node
+    else:
+        most = _AT_ONCE if owned else _AT_ONCE_SHARED
+        room = getattr(getattr(client, "connection_pool", None), "max_connections", None)
+    if room is None:
+        return most
+    return max(1, min(most, int(room) if owned else int(room) // 2))
 
 
 def _refuse_retries(client: Any) -> None:

@@ -37,6 +37,7 @@ from semel.messaging.sink import Guarantee, Rejected, Row, SinkUnavailable
 from semel.messaging.sinks.address import needs
 from semel.messaging.sinks.closing import Closing
 from semel.messaging.sinks.envelope import filled, in_order, to_lines, waves
+from semel.messaging.sinks.options import refuse_near_miss
 
 try:
     import httpx
@@ -108,11 +109,12 @@ class _Circuit:
             self.cool_down = min(self.cool_down * 2, _COOL_DOWN[1])
 
 
-# Headers that belong to the connection, or to us: a message that carries copies of its request's would break its own.
+# Headers that belong to the connection, or to us: a message that carries copies of its request's would break its own. Nor do
+# credentials of whoever made that request leave the house; those for the endpoint are the client's.
 _OURS: Final = frozenset(
     {
         "connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade",
-        "content-type", "idempotency-key", "webhook-id", "webhook-timestamp", "webhook-signature",
+        "authorization", "cookie", "proxy-authorization", "set-cookie", "content-type", "idempotency-key", "webhook-id", "webhook-timestamp", "webhook-signature",
     }
 )  # fmt: skip
 
@@ -159,6 +161,10 @@ class WebhookSink(Closing):
         parts = urlsplit(url)
         options = parse_qsl(parts.query, keep_blank_values=True)
         names = [value for name, value in options if name == "secret_env"]
+        for name, _ in options:
+            refuse_near_miss(
+                name, "secret_env", "as it is it goes to the endpoint, and requests may be unsigned"
+            )
         secrets: list[str] = []
         for name in names:
             secrets += _from_environment(name)

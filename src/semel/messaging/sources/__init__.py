@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final, Protocol
-from urllib.parse import urlsplit
 
 import msgspec
 
 from semel.errors import ConfigurationError
 from semel.messaging.message import Message
 from semel.messaging.pages import told
+from semel.messaging.sinks.address import split
 
 __all__ = ["PROBLEM", "Delivery", "Source", "malformed", "message_of", "open_source"]
 
@@ -64,7 +65,7 @@ _SCHEMES: Final[dict[str, tuple[str, str]]] = {
 
 def open_source(url: str, *, group: str) -> Source:
     """The source that a URL names, read as `group`. Nothing is connected yet."""
-    scheme = urlsplit(url).scheme
+    scheme = split(url).scheme
     known = _SCHEMES.get(scheme)
     if known is None:
         raise ConfigurationError(
@@ -75,9 +76,11 @@ def open_source(url: str, *, group: str) -> Source:
     return source
 
 
-def malformed(data: bytes, *, topic: str, problem: Exception | str) -> Message:
-    """What a broker handed out and nobody can read as a message: for the dead letters, with the reason."""
-    return Message(topic or "malformed", data, headers={PROBLEM: told(str(problem))})
+def malformed(data: bytes, *, topic: str, problem: Exception | str, entry: str = "") -> Message:
+    """What a broker handed out and nobody can read as a message: for the dead letters, with the reason. It is one letter however
+    often it is handed out: `entry` is what the broker calls it; where it has no name of its own, its content is."""
+    name = hashlib.sha256(f"{topic}\0{entry}".encode() + (b"" if entry else data)).hexdigest()[:32]
+    return Message(topic or "malformed", data, id=f"malformed-{name}", headers={PROBLEM: told(str(problem))})
 
 
 def message_of(
@@ -90,6 +93,7 @@ def message_of(
     delivery: int,
 ) -> Message:
     """The message that a broker's entry says. JSON is decoded; what is not JSON stays bytes, for the handler to judge."""
+    headers = {name: value for name, value in headers.items() if name.lower() != PROBLEM}  # ours to say
     body: Any = data
     if fields.get("content") != "raw":
         try:

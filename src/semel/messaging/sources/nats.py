@@ -9,11 +9,11 @@ from typing import Any, Self
 from semel.errors import ConfigurationError, InvalidKey, StoreUnavailable
 from semel.messaging.message import Message
 from semel.messaging.sinks.address import Address, needs
+from semel.messaging.sinks.closing import shut
 from semel.messaging.sinks.envelope import ID, PREFIX, from_line
 from semel.messaging.sources import malformed, message_of
 
 try:
-    import nats
     from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.errors import Error
@@ -95,6 +95,13 @@ class NatsSource:
         """Some messages, after at most a second."""
         try:
             await self._connected()
+        except (NatsTimeout, TimeoutError) as error:
+            raise StoreUnavailable(f"NATS at {self._address.name} did not answer in time") from error
+        except NotFoundError as error:
+            raise StoreUnavailable(f"NATS has no stream {self._stream!r} yet") from error
+        except (Error, OSError) as error:
+            raise StoreUnavailable(f"NATS at {self._address.name} did not answer: {error!r}") from error
+        try:
             found = await self._pull.fetch(limit, timeout=1)
         except (NatsTimeout, TimeoutError):
             return []
@@ -116,26 +123,31 @@ class NatsSource:
         if self._client is not None and self._client.is_connected:
             return
         await self.aclose()
-        async with asyncio.timeout(self._timeout):
-            self._client = await nats.connect(
-                self._url, connect_timeout=5, allow_reconnect=False, error_cb=_quiet, closed_cb=_silent
-            )
-            stream = self._client.jetstream()
-            config = ConsumerConfig(
-                ack_policy=AckPolicy.EXPLICIT, ack_wait=self._idle, max_ack_pending=10_000
-            )
-            self._pull = await stream.pull_subscribe(
-                self._subject if self._subject != ">" else "",
-                durable=self._group,
-                stream=self._stream,
-                config=config,
-            )
+        client = Client()
+        try:
+            async with asyncio.timeout(self._timeout):
+                await client.connect(
+                    self._url, connect_timeout=5, allow_reconnect=False, error_cb=_quiet, closed_cb=_silent
+                )
+                config = ConsumerConfig(
+                    ack_policy=AckPolicy.EXPLICIT, ack_wait=self._idle, max_ack_pending=10_000
+                )
+                self._pull = await client.jetstream().pull_subscribe(
+                    self._subject if self._subject != ">" else "",
+                    durable=self._group,
+                    stream=self._stream,
+                    config=config,
+                )
+        except BaseException:  # half open is not open: the next look begins anew
+            await shut(client)
+            raise
+        self._client = client
 
     async def aclose(self) -> None:
         """Close the connection; the durable consumer stays, and what was not acknowledged comes again."""
         client, self._client = self._client, None
         if client is not None:
-            await client.close()
+            await shut(client)
 
 
 async def _quiet(error: Exception) -> None:
@@ -167,4 +179,4 @@ def _message(raw: Msg) -> Message:
             delivery=meta.num_delivered or 1,
         )
     except (InvalidKey, ConfigurationError) as error:
-        return malformed(raw.data, topic=meta.stream, problem=error)
+        return malformed(raw.data, topic=meta.stream, problem=error, entry=str(meta.sequence.stream))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Self
 
 from semel.errors import ConfigurationError, InvalidKey, StoreUnavailable
-from semel.messaging.message import Message
+from semel.messaging.message import Message, new_id
 from semel.messaging.sinks.address import Address, needs
 from semel.messaging.sinks.envelope import PREFIX
 from semel.messaging.sources import malformed, message_of
@@ -106,27 +106,39 @@ class RabbitSource:
             return
         self._waiting = asyncio.Queue()
         async with asyncio.timeout(self._timeout):
-            self._connection = await aio_pika.connect(self._url)
-            channel = await self._connection.channel()
-            await channel.set_qos(prefetch_count=self._prefetch)
-            queue = (
-                await channel.declare_queue(self._queue, durable=True)
-                if self._create
-                else await channel.get_queue(self._queue, ensure=True)
-            )
-            await queue.consume(self._waiting.put)
+            connection = await aio_pika.connect(self._url)
+            try:
+                await self._consume(connection)
+            except BaseException:  # half open is not open: the next look begins anew
+                await _closed(connection)
+                raise
+        self._connection = connection
+
+    async def _consume(self, connection: AbstractConnection) -> None:
+        channel = await connection.channel()
+        await channel.set_qos(prefetch_count=self._prefetch)
+        queue = (
+            await channel.declare_queue(self._queue, durable=True)
+            if self._create
+            else await channel.get_queue(self._queue, ensure=True)
+        )
+        await queue.consume(self._waiting.put)
 
     async def _forget(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            try:
-                await connection.close()
-            except _GONE:
-                return  # it is gone already
+            await _closed(connection)
 
     async def aclose(self) -> None:
         """Close the connection: what was not acknowledged goes to somebody else."""
         await self._forget()
+
+
+async def _closed(connection: AbstractConnection) -> None:
+    try:
+        await connection.close()
+    except _GONE:
+        return  # it is gone already
 
 
 def _message(raw: AbstractIncomingMessage, queue: str) -> Message:
@@ -143,4 +155,6 @@ def _message(raw: AbstractIncomingMessage, queue: str) -> Message:
         )
     except (InvalidKey, ConfigurationError) as error:
         why = f"{error} (message_id {identity!r}: the sender must give each message an id of its own)"
-        return malformed(raw.body, topic=queue, problem=why)
+        # The broker has no name for it. One that came before is told by its content; another one may have the same.
+        entry = "" if raw.redelivered else new_id()
+        return malformed(raw.body, topic=queue, problem=why, entry=entry)

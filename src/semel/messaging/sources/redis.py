@@ -7,24 +7,27 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from typing import Any, Final, Self
+from urllib.parse import urlencode, urlunsplit
 
 import msgspec
 
 from semel.errors import ConfigurationError, InvalidKey, StoreUnavailable
 from semel.messaging.message import Message
+from semel.messaging.sinks.address import Address, split
+from semel.messaging.sinks.options import REDIS_OPTIONS
 from semel.messaging.sources import malformed, message_of
 
 try:
-    from redis import asyncio as aioredis
-    from redis.asyncio.retry import Retry
-    from redis.backoff import NoBackoff
-    from redis.exceptions import RedisError, ResponseError
+    from redis.exceptions import ResponseError
+
+    from semel.messaging.sinks.redis_servers import FAILURES, client_of, name_of, refused
 except ModuleNotFoundError as missing:  # pragma: no cover - needs an environment without it
     raise ConfigurationError('Redis sources need redis-py: pip install "semel[redis]" brings it') from missing
 
 __all__ = ["RedisStreamSource"]
+
+_OWN: Final = frozenset({"stream", "group", "start", "idle", "block", "timeout"})
 
 
 class _Entry:
@@ -82,17 +85,20 @@ class RedisStreamSource:
     @classmethod
     def from_url(cls, url: str, *, group: str) -> Self:
         """From `redis://…?stream=NAME&group=NAME&start=0&idle=30`."""
-        parts = urlsplit(url)
-        options = dict(parse_qsl(parts.query))
-        stream = options.pop("stream", "")
+        address = Address.of(url, port=6379, options=_OWN | REDIS_OPTIONS)
+        stream = address.text("stream", "")
         if not stream:
             raise ConfigurationError("a Redis source needs ?stream=NAME")
-        given: dict[str, Any] = {
-            name: float(options.pop(name)) for name in ("idle", "block") if name in options
-        }
-        group, start = options.pop("group", group), options.pop("start", "0")
-        rest = urlunsplit(parts._replace(query=urlencode(options)))
-        return cls(rest, stream, group=group, start=start, **given)
+        others = {name: value for name, value in address.options.items() if name not in _OWN}
+        return cls(
+            urlunsplit(split(url)._replace(query=urlencode(others))),
+            stream,
+            group=address.text("group", group),
+            start=address.text("start", "0"),
+            idle=address.number("idle", 30.0),
+            block=address.number("block", 1.0),
+            timeout=address.number("timeout", 5.0),
+        )
 
     async def receive(self, limit: int) -> Sequence[_Entry]:
         """Entries that others left behind first, then new ones."""
@@ -112,7 +118,7 @@ class RedisStreamSource:
                 self._made, self._start = False, "0"
                 return []
             raise StoreUnavailable(f"Redis refused to read stream {self.stream!r}: {error}") from error
-        except (RedisError, OSError, TimeoutError) as error:
+        except FAILURES as error:
             raise StoreUnavailable(f"Redis did not answer for stream {self.stream!r}: {error}") from error
 
     async def _reclaim(self, limit: int) -> list[_Entry]:
@@ -143,7 +149,9 @@ class RedisStreamSource:
             try:
                 message = _message(pairs, delivery, entry, self.stream)
             except (InvalidKey, ConfigurationError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-                message = malformed(pairs.get(b"data", b""), topic=self.stream, problem=error)
+                message = malformed(
+                    pairs.get(b"data", b""), topic=self.stream, problem=error, entry=_text(entry)
+                )
             found.append(_Entry(self, entry, message))
         return found
 
@@ -154,30 +162,26 @@ class RedisStreamSource:
     async def _claim(self, entry: bytes, *, idle: int) -> None:
         try:
             await self._client.xclaim(self.stream, self.group, self.name, 0, [entry], idle=idle, justid=True)
-        except (RedisError, OSError, TimeoutError) as error:
+        except FAILURES as error:
             raise StoreUnavailable(f"Redis did not answer XCLAIM: {error}") from error
 
     async def _call(self, *command: Any) -> Any:
         try:
             return await self._client.execute_command(*command)
-        except (RedisError, OSError, TimeoutError) as error:
+        except FAILURES as error:
             raise StoreUnavailable(f"Redis did not answer {command[0]}: {error}") from error
 
     async def _connected(self) -> None:
         if self._client is None:
-            scheme, _, rest = self._url.partition("://")
-            options: dict[str, Any] = {
-                "socket_timeout": self._timeout + self._block / 1000,
-                "socket_connect_timeout": self._timeout,
-                "retry": Retry(NoBackoff(), 0),
-            }
-            cluster = scheme.endswith("+cluster")
-            maker = aioredis.RedisCluster if cluster else aioredis.Redis
-            self._client = maker.from_url(f"{scheme.partition('+')[0]}://{rest}", **options)
+            self._client = client_of(
+                self._url, timeout=self._timeout + self._block / 1000, connect_timeout=self._timeout
+            )
         if not self._made:
             try:
                 await self._client.xgroup_create(self.stream, self.group, id=self._start, mkstream=True)
-            except ResponseError as error:
+            except FAILURES as error:
+                if (remedy := refused(error)) is not None:  # one that let us in before is waited for
+                    raise ConfigurationError(f"Redis at {name_of(self._url)} {remedy}") from error
                 if "BUSYGROUP" not in str(error):
                     raise
             self._made = True
@@ -191,7 +195,7 @@ class RedisStreamSource:
             pending = await client.xpending_range(self.stream, self.group, "-", "+", 1, self.name)
             if not pending:
                 await client.execute_command("XGROUP", "DELCONSUMER", self.stream, self.group, self.name)
-        except (RedisError, OSError, TimeoutError):
+        except FAILURES:
             pass  # the group forgets nothing: what was pending is claimed by others
         finally:
             await client.aclose()

@@ -96,19 +96,13 @@ if again then
     .. ask_nonce .. print .. sub(text, names_at, marker_at - 1)
     .. sub(text, secret_at, secret_at + secret_size + labels_size - 1) .. sub(text, steps_at, result_at - 1)
 else
-  local rest = sub(ask, 43, labels_end)
+  local sizes, rest = sub(ask, 37, 42), sub(ask, 43, labels_end) -- of secret id and labels; all parts
   if kept_secret then
+    sizes = pack('<HI4', #kept_secret, ask_labels)
     rest = sub(ask, 43, labels_end - ask_labels - ask_secret) .. kept_secret .. sub(ask, labels_end + 1 - ask_labels, labels_end)
-    ask_secret = #kept_secret
   end
-  if ask_secret + ask_labels == 0 then
-    changed = pack('<BBBBI4', MAGIC, VERSION, RUNNING, under + WIDE, 1) .. sub(ask, 26, 28) .. sub(ask, 31, 36)
-      .. pack('<I8dddd', mark, now, now, gone, until_) .. BARE .. rest
-  else
-    changed = pack(HEAD, MAGIC, VERSION, RUNNING, under + WIDE, 1, ask_print_version, ask_print_size, ask_nonce_size,
-        ask_tenant, ask_operation, ask_key, mark, now, now, gone)
-      .. pack(REST, until_, 0, 0, 0, 0, NO_REF, 0, ask_secret, ask_labels, 0) .. rest
-  end
+  changed = pack('<BBBBI4', MAGIC, VERSION, RUNNING, under + WIDE, 1) .. sub(ask, 26, 28) .. sub(ask, 31, 36)
+    .. pack('<I8dddd', mark, now, now, gone, until_) .. BARE .. sizes .. '\0\0\0\0' .. rest
 end
 
 -- The index first: an entry without a record is swept away, a run without an entry would never be found.

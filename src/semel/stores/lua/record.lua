@@ -21,8 +21,9 @@ local RETRY, HOLD = 0, 2
 local RESOLVED, WIDE, BURIED = 4, 8, 16 -- flags; the two lowest bits are the policy (retry 0, probe 1, hold 2)
 local HEAD, REST = '<BBBBI4BBBHHHI8ddd', '<ddI4ddHHHI4I4'
 local HEAD_SIZE, WIDE_SIZE, NO_REF = 49, 99, 65535
--- The wide block of a run that has nothing but its names, from `noted` on: most runs, so it is known by sight.
-local BARE = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\255\255\0\0\0\0\0\0\0\0\0\0\0\0'
+-- The wide block of a run without steps, ref and marker, from `noted` up to the length of the secret id: most runs, so it
+-- is known by sight.
+local BARE = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\255\255\0\0'
 local NEVER = 9e15 -- milliseconds from which on a lifetime is for ever
 local huge, ceil, max, band, pack, unpack, sub = math.huge, math.ceil, math.max, bit.band, struct.pack, struct.unpack, string.sub
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Iterator
 from contextlib import suppress
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
 from semel.errors import ConfigurationError
 from semel.forks import survive_fork
@@ -22,10 +20,12 @@ from semel.stores.mysql.address import Address
 from semel.stores.mysql.errors import translate, unreachable
 from semel.stores.mysql.session import Session
 from semel.stores.mysql.wires import adopt_asyncmy, dial_asyncmy, dial_pymysql
+from semel.stores.places import LoopTurns, Place, Places, ThreadTurns
 
 __all__ = ["AdoptedPool", "Crowded", "LoopPool", "Pool", "ThreadPool"]
 
 T = TypeVar("T")
+_Found: TypeAlias = Session | Place
 # What a forked child inherited. Kept alive on purpose: finalizing a transport would touch the epoll set and the
 # sockets that parent and child share.
 _inherited: Final[list[object]] = []
@@ -65,11 +65,98 @@ def _closed() -> ConfigurationError:
     return ConfigurationError("this store was closed: open a new one, or close it later")
 
 
+class _Stock:
+    """Sessions that are idle, and places for those yet to be made; the last one used is the next one taken, by who waits
+    longest.
+
+    A session keeps its place from its making to its end. To take one that is idle, and to give it back, is one call: a
+    signal's handler that raises loses nothing between two. What it takes from a thread's hands is closed, and free again.
+    """
+
+    def __init__(self, size: int, turns: type[ThreadTurns[_Found] | LoopTurns[_Found]]) -> None:
+        self.closed = False
+        self._size = size
+        self._places = Places(size)
+        self._turns = turns(self._warm_or_place, self._back)
+        self._idle: list[Session] = []
+
+    async def take(self, until: float, *, fresh: bool) -> _Found:
+        """An idle session, or the right to make a connection."""
+        if fresh:
+            self._cut_idle()  # made before one was found dead: most likely they are dead too
+        found = await self._turns.wait(until - time.monotonic())
+        if self.closed:
+            if isinstance(found, Session):
+                found.wire.cut()
+            raise _closed()
+        if found is None:
+            raise Crowded(self._size)
+        if fresh and isinstance(found, Session):
+            found.wire.cut()
+            return found.place
+        return found
+
+    def _warm_or_place(self) -> _Found | None:
+        if self.closed:
+            return Place()  # nobody waits any more: each is told
+        with suppress(IndexError):  # another thread took it
+            while self._idle:
+                session = self._idle.pop()
+                if session.wire.alive:
+                    return session
+                session.wire.cut()
+                self._places.give(session.place)  # to us, who look for one
+        return self._places.take()
+
+    def _back(self, found: _Found) -> None:
+        if isinstance(found, Session):
+            self.give(found)
+        else:
+            self.free(found)
+
+    def give(self, session: Session) -> None:
+        if session.clean:
+            self._idle.append(session)
+            self._turns.ring()
+        else:
+            session.wire.cut()
+            self.free(session.place)
+        if self.closed:  # asked last: it may be closed from another thread, at any time
+            self._cut_idle()
+
+    def free(self, place: Place) -> None:
+        self._places.give(place)
+        self._turns.ring()
+
+    def _cut_idle(self) -> None:
+        for session in self._swept():
+            session.wire.cut()
+            self.free(session.place)
+
+    def _swept(self) -> Iterator[Session]:
+        with suppress(IndexError):  # none is left, or another thread took it
+            while True:
+                yield self._idle.pop()
+
+    async def quit(self) -> None:
+        """Close what is idle, politely; what is in use follows when it comes back."""
+        self.closed = True
+        self._turns.ring()
+        for session in self._swept():
+            await session.wire.quit()
+
+    def abandon(self) -> None:
+        """The same without a word."""
+        self.closed = True
+        self._turns.ring()
+        self._cut_idle()
+
+
 # -------------------------------------------------------------------------------------------------- threads
 
 
 class ThreadPool:
-    """PyMySQL connections, shared by threads; the last one used is the next one taken."""
+    """PyMySQL connections, shared by threads."""
 
     colour: Literal["sync"] = "sync"
 
@@ -78,74 +165,37 @@ class ThreadPool:
         self._options = address.options()
         self._prefers_tls = address.prefers_tls
         self._size = address.pool
-        self._closed = False
-        self._reset()
+        self._stock = _Stock(self._size, ThreadTurns)
         survive_fork(self, ThreadPool._forked)
 
-    def _reset(self) -> None:
-        # Taken by its own `with`: a signal's handler that raises inside of a condition's would leave it locked for good.
-        self._lock = threading.RLock()  # gevent has one of its own; of a plain lock it has not
-        self._free = threading.Condition(self._lock)
-        self._idle: list[Session] = []
-        self._count = 0
-
     def _forked(self) -> None:
-        _inherited.append(self._idle)
-        self._reset()
+        _inherited.append(self._stock)
+        closed, self._stock = self._stock.closed, _Stock(self._size, ThreadTurns)
+        self._stock.closed = closed
 
     async def take(self, until: float, *, fresh: bool) -> Session:
-        session = self._reserve(until, fresh=fresh)
-        if session is None:
-            session = await self._dial(until)
+        found = await self._stock.take(until, fresh=fresh)
+        session = found if isinstance(found, Session) else await self._dial(found, until)
         session.until = until
         return session
 
-    def _reserve(self, until: float, *, fresh: bool) -> Session | None:
-        """An idle session, or None with the right to make a connection."""
-        with self._lock:
-            while True:
-                if self._closed:
-                    raise _closed()
-                while self._idle:
-                    session = self._idle.pop()
-                    if not fresh and session.wire.alive:
-                        return session
-                    session.wire.cut()
-                    self._count -= 1
-                if self._count < self._size:
-                    self._count += 1
-                    return None
-                if not self._free.wait(until - time.monotonic()):
-                    raise Crowded(self._size)
-
-    async def _dial(self, until: float) -> Session:
+    async def _dial(self, place: Place, until: float) -> Session:
         wire = None
         try:
             patience = max(0.001, until - time.monotonic())
             wire = dial_pymysql(self._options, self.where, patience, prefers_tls=self._prefers_tls)
             session = Session(wire, self.where)
-            session.until = until
+            session.place, session.until = place, until
             await session.settle_in()
             return session
         except BaseException:
             if wire is not None:
                 wire.cut()
-            self._forget()
+            self._stock.free(place)
             raise
 
-    def _forget(self) -> None:
-        with self._lock:
-            self._count -= 1
-            self._free.notify()
-
     async def give(self, session: Session) -> None:
-        if session.clean and not self._closed:
-            with self._lock:
-                self._idle.append(session)
-                self._free.notify()
-            return
-        session.wire.cut()
-        self._forget()
+        self._stock.give(session)
 
     async def bounded(self, work: Awaitable[T], until: float) -> T:
         del until  # each statement is bounded by its socket's time-out
@@ -155,13 +205,7 @@ class ThreadPool:
         time.sleep(span)  # noqa: ASYNC251 - a sync store's coroutines never meet a loop
 
     async def aclose(self) -> None:
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-            self._count -= len(idle)
-            self._free.notify_all()
-        for session in idle:
-            await session.wire.quit()
+        await self._stock.quit()
 
 
 # ---------------------------------------------------------------------------------------------------- loops
@@ -170,12 +214,8 @@ class ThreadPool:
 class _Home:
     """What a pool has on one event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.idle: list[Session] = []
-        self.count = 0
-        self.closed = False
-        self._waiting: deque[asyncio.Future[None]] = deque()
+    def __init__(self, size: int) -> None:
+        self.stock = _Stock(size, LoopTurns)
         self._guard = self._until_the_loop_ends()
 
     async def _until_the_loop_ends(self) -> AsyncGenerator[None]:
@@ -183,47 +223,13 @@ class _Home:
         try:
             yield
         finally:
-            await self._quit()
+            await self.stock.quit()
 
     async def settle_in(self) -> None:
         await anext(self._guard)
 
-    async def wait(self) -> None:
-        """Until a session came back or a place became free."""
-        turn = self.loop.create_future()
-        self._waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.wake()  # it was our turn, and we are not going to take it
-            raise
-
-    def wake(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-
-    async def _quit(self) -> None:
-        self.closed = True
-        idle, self.idle = self.idle, []
-        self.count -= len(idle)
-        while self._waiting:
-            self.wake()
-        for session in idle:
-            await session.wire.quit()
-
     async def aclose(self) -> None:
         await self._guard.aclose()
-
-    def abandon(self) -> None:
-        """Close from another thread's request, in this loop."""
-        self.closed = True
-        idle, self.idle = self.idle, []
-        for session in idle:
-            session.wire.cut()
 
 
 class LoopPool:
@@ -248,62 +254,42 @@ class LoopPool:
             raise _closed()
         loop = asyncio.get_running_loop()
         home = self._homes.get(loop)
-        if home is None or home.closed:
-            for ended in [other for other, held in self._homes.items() if held.closed or other.is_closed()]:
+        if home is None or home.stock.closed:
+            for ended in [
+                other for other, held in self._homes.items() if held.stock.closed or other.is_closed()
+            ]:
                 self._homes.pop(ended, None)
-            home = self._homes[loop] = _Home(loop)
+            home = self._homes[loop] = _Home(self._size)
             await home.settle_in()
         return home
 
     async def take(self, until: float, *, fresh: bool) -> Session:
-        home = await self._home()
-        session = await self._reserve(home, fresh=fresh)
-        if session is None:
-            session = await self._dial(home, until)
+        stock = (await self._home()).stock
+        found = await stock.take(until, fresh=fresh)
+        session = found if isinstance(found, Session) else await self._dial(stock, found, until)
         session.until = until
         return session
 
-    async def _reserve(self, home: _Home, *, fresh: bool) -> Session | None:
-        """An idle session, or None with the right to make a connection."""
-        while True:
-            if home.closed:
-                raise _closed()
-            while home.idle:
-                session = home.idle.pop()
-                if not fresh and session.wire.alive:
-                    return session
-                session.wire.cut()
-                home.count -= 1
-            if home.count < self._size:
-                home.count += 1
-                return None
-            await home.wait()
-
-    async def _dial(self, home: _Home, until: float) -> Session:
+    async def _dial(self, stock: _Stock, place: Place, until: float) -> Session:
         wire = None
         try:
             wire = await dial_asyncmy(self._options, self.where)
             session = Session(wire, self.where)
-            session.until = until
+            session.place, session.until = place, until
             await session.settle_in()
             return session
         except BaseException:
             if wire is not None:
                 wire.cut()
-            home.count -= 1
-            home.wake()
+            stock.free(place)
             raise
 
     async def give(self, session: Session) -> None:
         home = self._homes.get(asyncio.get_running_loop())
-        if home is None or home.closed or not session.clean:
+        if home is None:
             session.wire.cut()
-            if home is not None:
-                home.count -= 1
-                home.wake()
-            return
-        home.idle.append(session)
-        home.wake()
+        else:
+            home.stock.give(session)
 
     async def bounded(self, work: Awaitable[T], until: float) -> T:
         async with asyncio.timeout(until - time.monotonic()):
@@ -321,7 +307,7 @@ class LoopPool:
                 await home.aclose()
             elif not loop.is_closed():
                 with suppress(RuntimeError):  # it closed in this very moment
-                    loop.call_soon_threadsafe(home.abandon)
+                    loop.call_soon_threadsafe(home.stock.abandon)
 
 
 # -------------------------------------------------------------------------------------------------- adopted

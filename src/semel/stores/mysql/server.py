@@ -132,7 +132,7 @@ def _galera(settings: Mapping[str, str]) -> bool:
 def _durability(settings: Mapping[str, str]) -> list[str]:
     found: list[str] = []
     flush = settings.get("innodb_flush_log_at_trx_commit", "1")
-    if flush != "1":
+    if flush not in ("1", "3"):  # 3 is MariaDB's: as 1, with the syncs of older versions
         found.append(
             f"innodb_flush_log_at_trx_commit={flush}: a power loss forgets acknowledged writes; set it to 1"
         )

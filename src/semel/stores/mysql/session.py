@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from semel.errors import CodecError
 from semel.stores.mysql.errors import Lost, too_large, translate
+from semel.stores.places import Place
 
 __all__ = ["Answers", "Parameters", "Probe", "Session", "Wire"]
 
@@ -62,6 +63,9 @@ class Wire(Protocol):
 
 class Session:
     """A wire that was taken from a pool, with the time its user may spend."""
+
+    place: Place
+    """In the pool of threads, which gives it; free again when nobody has the session any more."""
 
     def __init__(self, wire: Wire, where: str) -> None:
         self.wire = wire

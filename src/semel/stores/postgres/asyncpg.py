@@ -14,6 +14,7 @@ import asyncpg
 from asyncpg.exceptions import InternalClientError
 
 from semel.errors import ConfigurationError
+from semel.stores.places import Place
 from semel.stores.postgres.errors import Late, Lost, NotReplicated, Unfit, refused
 from semel.stores.postgres.link import SYNC_WAIT, Lender, NotReached, Row
 
@@ -61,6 +62,7 @@ _watchdogs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Watchdog] = we
 class _Link:
     __slots__ = (
         "__weakref__",
+        "_bind",
         "_held_back",
         "_prepared",
         "_watchdog",
@@ -68,12 +70,18 @@ class _Link:
         "connection",
         "greeted",
         "overdue",
+        "place",
         "until",
     )
+    place: Place
 
     def __init__(self, connection: Any, where: str, *, prepares: bool = False) -> None:
         self.connection = connection
+        # The statement itself rather than its text: asyncpg's search for it costs as much as a key's look-up. And straight to
+        # asyncpg's protocol: a statement's own `fetch` is three coroutines more, a tenth of a replay.
         self._prepared: dict[str, Any] | None = {} if prepares else None
+        protocol = getattr(connection, "_protocol", None) if prepares else None
+        self._bind: Any = getattr(protocol, "bind_execute", None)
         self.greeted: int = connection.get_server_pid()
         self.until = inf
         self.overdue = False
@@ -102,12 +110,13 @@ class _Link:
         self.until = time.monotonic() + timeout
         self._watchdog.watch(self)
         try:
-            # The statement itself rather than its text: asyncpg's search for it costs as much as a key's look-up.
             statement = self._prepared.get(sql) if self._prepared is not None else None
-            if statement is not None:
-                rows: Sequence[Row] = await statement.fetch(*args)
+            if statement is None:
+                rows: Sequence[Row] = await self._first(sql, args)
+            elif self._bind is None:
+                rows = await statement.fetch(*args)
             else:
-                rows = await self._first(sql, args)
+                rows = (await self._bind(statement._state, args, "", 0, True, None))[0]  # noqa: SLF001 - see __init__
         except _ERRORS as error:
             raise self._meaning(error) from error
         finally:
@@ -211,23 +220,10 @@ class _Ear:
             self._connection.terminate()
 
 
+_GRACE = 1.0
+"""Seconds that an opening gets beyond its caller's time, so that it is not cancelled in the middle: see `AsyncpgSource._to_its_end`."""
 # Strong references: the loop keeps weak ones only.
 _opening: set[asyncio.Task[Any]] = set()
-
-
-async def _to_its_end(opening: Coroutine[Any, Any, Any]) -> Any:
-    """A new connection. A caller that is cancelled leaves it on its way, to be closed when it is there.
-
-    Cancelled between TCP and TLS, asyncpg leaves a future behind whose error nobody reads, and asyncio complains.
-    """
-    task = asyncio.ensure_future(opening)
-    _opening.add(task)
-    task.add_done_callback(_opening.discard)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        task.add_done_callback(_hang_up)
-        raise
 
 
 def _hang_up(task: asyncio.Task[Any]) -> None:
@@ -249,6 +245,7 @@ class AsyncpgSource:
         self.prepares = prepares
         self._dsn = dsn
         self._server_settings = server_settings
+        self._left: set[asyncio.Task[Any]] = set()
 
     async def open(self, timeout: float) -> _Link:
         connection = await self._connect(timeout, statements=100 if self.prepares else 0)
@@ -257,20 +254,56 @@ class AsyncpgSource:
     async def _connect(self, timeout: float, *, statements: int) -> Any:
         opening = asyncpg.connect(
             self._dsn,
-            timeout=timeout,
+            timeout=timeout + _GRACE,
             statement_cache_size=statements,
             max_cached_statement_lifetime=0,
             server_settings=self._server_settings,
         )
         try:
-            return await _to_its_end(opening)
+            return await self._to_its_end(opening, timeout)
         except asyncpg.exceptions.ClientConfigurationError as error:
             raise ConfigurationError(f"the URL of PostgreSQL at {self.where} is wrong: {error}") from error
         except _ERRORS as error:
             raise NotReached(str(error)) from error
 
+    async def _to_its_end(self, opening: Coroutine[Any, Any, Any], timeout: float) -> Any:
+        """A new connection. A caller that is cancelled, or does not wait any longer, leaves it on its way, to be closed when it
+        is there.
+
+        Cancelled between TCP and TLS, asyncpg leaves a future behind whose error nobody reads, and asyncio complains.
+        """
+        task = asyncio.ensure_future(opening)
+        _opening.add(task)
+        task.add_done_callback(_opening.discard)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=timeout)
+        except asyncio.CancelledError:
+            self._leave(task)
+            raise
+        if not done:
+            self._leave(task)
+            raise TimeoutError(f"no connection within {timeout:g} s")
+        return task.result()
+
+    def _leave(self, task: asyncio.Task[Any]) -> None:
+        task.add_done_callback(_hang_up)
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
+
+    async def rest(self) -> None:
+        here = asyncio.get_running_loop()
+        left = [task for task in tuple(self._left) if task.get_loop() is here]
+        if not left:
+            return
+        _, late = await asyncio.wait(left, timeout=_GRACE)
+        for task in late:  # its caller was cancelled long before his time was over
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=1)
+
     async def back(self, link: _Link) -> None:
-        raise NotImplementedError("links of our own are kept")
+        """Links of our own are kept by whoever opened them: one that is given back is over."""
+        await link.quit()
 
     async def listen(self, channel: str, timeout: float) -> _Ear | None:
         return await _Ear(await self._connect(timeout, statements=0)).open(channel, timeout)
@@ -329,6 +362,9 @@ class AsyncpgLoans:
             return await answer
         except self._lender.errors as error:
             raise NotReached(str(error)) from error
+
+    async def rest(self) -> None:
+        """Nothing of ours is on its way without somebody who waits for it."""
 
     async def back(self, link: _Link) -> None:
         await self._lender.take_back(link.connection)

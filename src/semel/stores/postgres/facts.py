@@ -8,6 +8,13 @@ from semel.store import Facts
 
 __all__ = ["facts_of"]
 
+_OVERRIDDEN = {
+    "global": "it is set for all users: ALTER ROLE ALL RESET synchronous_commit",
+    "user": "it is this user's own: ALTER ROLE … RESET synchronous_commit",
+    "database": "it is this database's own: ALTER DATABASE … RESET synchronous_commit",
+    "database user": "it is this user's own in this database: ALTER ROLE … IN DATABASE … RESET synchronous_commit",
+    "client": "it comes with the connection (options in the URL, PGOPTIONS): leave it out",
+}
 _WAITS_FOR_STANDBY = frozenset({"on", "remote_apply", "remote_write"})
 
 
@@ -43,9 +50,19 @@ def _durability(settings: Mapping[str, str]) -> list[str]:
     if settings["synchronous_commit"] == "off":
         found.append(
             "synchronous_commit = off: the last acknowledged writes are lost even when only the server process dies; "
-            "set synchronous_commit = on"
+            + _commit_on(settings)
         )
     return found
+
+
+def _commit_on(settings: Mapping[str, str]) -> str:
+    """A setting of the user's or the database's own hides that of the server."""
+    remedy = _OVERRIDDEN.get(settings.get("synchronous_commit_source", ""))
+    return (
+        "set synchronous_commit = on"
+        if remedy is None
+        else f"{remedy}, and set synchronous_commit = on for the server"
+    )
 
 
 def _failover(settings: Mapping[str, str]) -> list[str]:

@@ -7,30 +7,22 @@ never touches what it inherited.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from types import AsyncGeneratorType
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
+from semel.bell import Bell
 from semel.errors import StoreUnavailable
 from semel.forks import survive_fork
 from semel.runtime import run_sync
+from semel.stores.places import LoopTurns, Place, Places, T, ThreadTurns, Turns
 from semel.stores.postgres.errors import unreachable
 from semel.stores.postgres.link import Link, NotReached, Source
 
-__all__ = ["Flag", "H", "Home", "Homes", "LoopWorld", "Pool", "Slots", "ThreadWorld", "World"]
-
-
-class Slots(Protocol):
-    """So many at a time, for those who have to wait."""
-
-    def take_now(self) -> bool: ...
-
-    async def take(self, timeout: float) -> bool: ...
-
-    def give(self) -> None: ...
+__all__ = ["Flag", "Gate", "H", "Home", "Homes", "LoopWorld", "Pool", "ThreadWorld", "World"]
 
 
 class Flag(Protocol):
@@ -46,7 +38,9 @@ class Flag(Protocol):
 class World(Protocol):
     """What differs between threads and a loop."""
 
-    def slots(self, number: int) -> Slots: ...
+    def turns(self, look: Callable[[], T | None], back: Callable[[T], None]) -> Turns[T]:
+        """Those who wait until `look` finds something."""
+        ...
 
     def flag(self) -> Flag: ...
 
@@ -57,32 +51,37 @@ class World(Protocol):
         ...
 
 
-class _ThreadSlots:
-    def __init__(self, number: int) -> None:
-        self._semaphore = threading.Semaphore(number)
-
-    def take_now(self) -> bool:
-        return self._semaphore.acquire(blocking=False)
-
-    async def take(self, timeout: float) -> bool:
-        return self._semaphore.acquire(timeout=max(0.0, timeout))
-
-    def give(self) -> None:
-        self._semaphore.release()
-
-
 class _ThreadFlag:
+    """A bell for each who waits. An event is waited for in Python, under a lock that a signal's handler which raises there
+    leaves behind."""
+
     def __init__(self) -> None:
-        self._event = threading.Event()
-        self.set, self.clear = self._event.set, self._event.clear
+        self._up = False
+        self._waiting: list[Bell] = []
+
+    def set(self) -> None:
+        self._up = True
+        with contextlib.suppress(IndexError):  # the last of them has just given up
+            while self._waiting:
+                self._waiting.pop().ring()
+
+    def clear(self) -> None:
+        self._up = False
 
     async def wait(self, timeout: float) -> bool:
-        return self._event.wait(timeout)
+        bell = Bell()
+        try:
+            self._waiting.append(bell)
+            # Looked at with the bell in its place: whoever sets it from here on rings it.
+            return self._up or bell.heard(timeout)
+        finally:
+            with contextlib.suppress(ValueError):  # rung
+                self._waiting.remove(bell)
 
 
 class ThreadWorld:
-    def slots(self, number: int) -> Slots:
-        return _ThreadSlots(number)
+    def turns(self, look: Callable[[], T | None], back: Callable[[T], None]) -> Turns[T]:
+        return ThreadTurns(look, back)
 
     def flag(self) -> Flag:
         return _ThreadFlag()
@@ -101,47 +100,6 @@ class ThreadWorld:
         return end
 
 
-class _LoopSlots:
-    """asyncio.Semaphore cannot be taken without awaiting it, which the hot path does not want to."""
-
-    def __init__(self, number: int) -> None:
-        self._free = number
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    def take_now(self) -> bool:
-        if self._free <= 0:
-            return False
-        self._free -= 1
-        return True
-
-    async def take(self, timeout: float) -> bool:
-        if self.take_now():
-            return True
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            async with asyncio.timeout(timeout):
-                await turn
-        except BaseException as error:
-            if turn.done() and not turn.cancelled():  # handed over in the moment that we gave up
-                self.give()
-            elif turn in self._waiting:
-                self._waiting.remove(turn)
-            if isinstance(error, TimeoutError):
-                return False
-            raise
-        return True
-
-    def give(self) -> None:
-        """Handed over to who waits longest: left free, it would go to who comes next, and who waits would starve."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
-
-
 class _LoopFlag:
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -156,8 +114,8 @@ class _LoopFlag:
 
 
 class LoopWorld:
-    def slots(self, number: int) -> Slots:
-        return _LoopSlots(number)
+    def turns(self, look: Callable[[], T | None], back: Callable[[T], None]) -> Turns[T]:
+        return LoopTurns(look, back)
 
     def flag(self) -> Flag:
         return _LoopFlag()
@@ -175,53 +133,87 @@ class LoopWorld:
         return end
 
 
+class Gate:
+    """One at a time."""
+
+    def __init__(self, world: World) -> None:
+        self._places = Places(1)
+        self._turns = world.turns(self._places.take, self.give)
+
+    async def take(self, timeout: float) -> Place | None:
+        return await self._turns.wait(timeout)
+
+    def give(self, place: Place) -> None:
+        self._places.give(place)
+        self._turns.ring()
+
+
 class Pool:
-    """Links by turns, last in first out, so that few stay warm. Borrowed links go back to their owner's pool."""
+    """Links by turns, last in first out, so that few stay warm. Borrowed links go back to their owner's pool.
+
+    A link keeps its place from its making to its end. To take one that is idle, and to give it back, is one call: a signal's
+    handler that raises loses nothing between two.
+    """
 
     def __init__(self, source: Source, world: World, size: int) -> None:
         self._source = source
         self._world = world
-        self._slots = world.slots(size)
+        self._places = Places(size)
+        self._turns: Turns[Link | Place] = world.turns(self._warm_or_place, self._back)
         self._idle: list[Link] = []
         self._proven = False
         self._closed = False
 
     def take_now(self) -> Link | None:
         """A link that is idle; None when `take` is needed."""
-        if not self._idle or not self._slots.take_now():
-            return None
-        try:
-            link = self._idle.pop()
-        except IndexError:  # another thread took it
-            link = None
-        if link is None or link.dead:
-            self._slots.give()
-            return None
-        return link
+        while self._idle:
+            try:
+                link = self._idle.pop()
+            except IndexError:  # another thread took it
+                break
+            if not link.dead:
+                return link
+            link.cut()
+            self._places.give(link.place)  # to us, who look for one
+        return None
 
     def give_now(self, link: Link) -> None:
         """Back from a statement that was answered; only for links of our own."""
         self._idle.append(link)
-        self._slots.give()
+        self._turns.ring()
         if self._closed:
             self.drop_idle()
 
     async def take(self, deadline: float) -> Link:
         """A link by then, or StoreUnavailable / ConfigurationError."""
-        if not await self._slots.take(deadline - time.monotonic()):
+        found = await self._turns.wait(deadline - time.monotonic())
+        if found is None:
             raise StoreUnavailable(
                 f"every connection to PostgreSQL at {self._source.where} was in use for too long: raise ?pool=, "
                 "or look for slow statements"
             )
+        if not isinstance(found, Place):
+            return found
         try:
-            while self._idle:
-                link = self._idle.pop()
-                if not link.dead:
-                    return link
-            return await self._open(deadline)
+            link = await self._open(deadline)
+            link.place = found
         except BaseException:
-            self._slots.give()
+            self._free(found)
             raise
+        return link
+
+    def _warm_or_place(self) -> Link | Place | None:
+        return self.take_now() or self._places.take()
+
+    def _back(self, found: Link | Place) -> None:
+        if isinstance(found, Place):
+            self._free(found)
+        else:
+            self.give_now(found)
+
+    def _free(self, place: Place) -> None:
+        self._places.give(place)
+        self._turns.ring()
 
     async def _open(self, deadline: float) -> Link:
         refusal: Exception | None = None
@@ -241,38 +233,46 @@ class Pool:
                 return link
 
     async def give(self, link: Link) -> None:
+        if self._source.owned and not self._closed and not link.dead:
+            self.give_now(link)
+            return
         try:
-            if not self._source.owned:
-                await self._source.back(link)
-            elif self._closed or link.dead:
-                await link.quit()
-            else:
-                self._idle.append(link)
+            await (link.quit() if self._source.owned else self._source.back(link))
         finally:
-            self._slots.give()
+            self._free(link.place)
 
     async def drop(self, link: Link) -> None:
         """This link is of no more use."""
-        link.cut()
         try:
+            link.cut()
             if not self._source.owned:
                 await self._source.back(link)
         finally:
-            self._slots.give()
+            self._free(link.place)
 
     def drop_idle(self) -> None:
         """What is idle was made before a link was found dead: most likely it is dead too."""
-        while self._idle:
-            self._idle.pop().cut()
+        for link in self._swept():
+            link.cut()
+            self._free(link.place)
 
     async def empty(self) -> None:
         """Close what is idle, politely."""
-        while self._idle:
-            await self._idle.pop().quit()
+        for link in self._swept():
+            try:
+                await link.quit()
+            finally:
+                self._free(link.place)
+
+    def _swept(self) -> Iterator[Link]:
+        with contextlib.suppress(IndexError):  # none is left, or another thread took it
+            while True:
+                yield self._idle.pop()
 
     async def close(self) -> None:
         self._closed = True
         await self.empty()
+        await self._source.rest()
 
 
 class Home(Protocol):

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
+from semel.stores.places import Place
+
 __all__ = ["SYNC_WAIT", "Ear", "Lender", "Link", "NotReached", "Row", "Source"]
 
 Row: TypeAlias = Sequence[Any]
@@ -22,7 +24,11 @@ class NotReached(Exception):
 
 
 class Link(Protocol):
-    """One connection."""
+    """One connection. A signal's handler that raises may take it out of a thread's hands: psycopg's, if it is our own, is
+    closed as soon as nobody has it any more. On a loop nobody is struck between two lines."""
+
+    place: Place
+    """In the pool, which gives it; free again when nobody has the link any more."""
 
     @property
     def greeted(self) -> int:
@@ -123,6 +129,10 @@ class Source(Protocol):
 
     async def back(self, link: Any) -> None:
         """Give a borrowed link back."""
+        ...
+
+    async def rest(self) -> None:
+        """Wait, for a second or two at most, until no connection is on its way on this loop whose caller has left."""
         ...
 
     async def listen(self, channel: str, timeout: float) -> Ear | None:

@@ -17,7 +17,7 @@ from semel.model import Answer, Ask, Settle, Verdict
 from semel.posting import Brief
 from semel.stores.postgres.errors import Locked, Trouble
 from semel.stores.postgres.link import Row
-from semel.stores.postgres.sql import ask_args, brief_of, end_args, is_plain
+from semel.stores.postgres.sql import brief_of, claim_words, settle_words
 
 if TYPE_CHECKING:
     from semel.stores.postgres.store import PostgresStore
@@ -40,10 +40,10 @@ class PostgresPoster:
     def claim(self, ask: Ask, now: float) -> Coroutine[Any, Any, Sequence[Row]] | None:
         del now
         try:
-            args = (self._store._skew, *ask_args(ask))
+            words = claim_words(ask, self._store._skew)
         except (CodecError, ValueError):
             return None
-        return self._talk.post("claim_one", args)
+        return self._talk.post(*words)
 
     def claimed(self, ask: Ask, reply: Any, *, whole: bool = True) -> Verdict | Brief | None:
         if isinstance(reply, Exception):
@@ -67,13 +67,11 @@ class PostgresPoster:
 
     def settle(self, end: Settle, now: float) -> Coroutine[Any, Any, Sequence[Row]] | None:
         del now
-        if not is_plain(end):
-            return None
         try:
-            args = (self._store._skew, *end_args(end))
+            words = settle_words(end, self._store._skew)
         except (CodecError, ValueError):
             return None
-        return self._talk.post("settle_one", args)
+        return None if words is None else self._talk.post(*words)
 
     def settled(self, end: Settle, reply: Any, asked: float) -> Answer | None:
         del asked

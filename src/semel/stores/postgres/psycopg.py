@@ -12,15 +12,18 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
 from math import inf
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
+import msgspec
 import psycopg
 from psycopg import waiting
 from psycopg.rows import tuple_row
 
+from semel.bell import Bell
+from semel.stores.places import Place
 from semel.stores.postgres.errors import Late, Lost, NotReplicated, Unfit, refused
 from semel.stores.postgres.link import SYNC_WAIT, Lender, NotReached, Row
 
@@ -49,9 +52,10 @@ class _Blocking:
         return answer
 
     def bounded_wait(self, link: _Link) -> Callable[..., Any]:
-        blocking = _wait_function()
+        blocking, weak = _wait_function(), weakref.ref(link)
 
         def wait(gen: Any, interval: float = _INTERVAL, **more: Any) -> Any:
+            link: Any = weak()  # whoever waits has it
             fileno = link.connection.pgconn.socket
             return blocking(link.bounded(gen), fileno, interval=min(interval, link.interval()), **more)
 
@@ -79,7 +83,10 @@ class _Awaiting:
     def bounded_wait(self, link: _Link) -> Callable[..., Any]:
         # psycopg's own would, when cancelled, first try to cancel the statement, for up to ten seconds.
         # A link whose statement was given up is cut anyway.
+        weak = weakref.ref(link)
+
         async def wait(gen: Any, interval: float = _INTERVAL, **more: Any) -> Any:
+            link: Any = weak()  # whoever waits has it
             fileno = link.connection.pgconn.socket
             interval = min(interval, link.interval())
             return await waiting.wait_async(link.bounded(gen), fileno, interval=interval, **more)
@@ -98,7 +105,11 @@ def kind_of(colour: Literal["sync", "async"]) -> _Kind:
 
 
 class _Link:
-    def __init__(self, connection: Any, kind: _Kind, where: str, *, prepare: bool | None) -> None:
+    place: Place
+
+    def __init__(
+        self, connection: Any, kind: _Kind, where: str, *, prepare: bool | None, own: bool = False
+    ) -> None:
         self.connection = connection
         self.prepare = prepare
         self.greeted: int = connection.info.backend_pid
@@ -107,7 +118,12 @@ class _Link:
         self.restore = False
         self._until = inf
         self._held_back = False
-        connection.add_notice_handler(self._noticed)
+        if own:
+            # Not at exit: a forked child would say goodbye on its parent's connection.
+            weakref.finalize(self, connection.pgconn.finish).atexit = False
+        # Its connection does not hold the link: one that is lost must go at once, not when a full collection comes.
+        self._handler = _noticing(weakref.ref(self))
+        connection.add_notice_handler(self._handler)
         # psycopg's statements have no timeout: the generator that carries one is given an end of its own.
         connection.wait = kind.bounded_wait(self)
 
@@ -190,7 +206,7 @@ class _Link:
 
     def free(self) -> Any:
         """The connection without anything of ours on it."""
-        self.connection.remove_notice_handler(self._noticed)
+        self.connection.remove_notice_handler(self._handler)
         del self.connection.wait
         return self.connection
 
@@ -204,6 +220,14 @@ class _Link:
     def _close(self) -> None:
         if not self.connection.closed:
             self.connection.pgconn.finish()
+
+
+def _noticing(weak: weakref.ref[_Link]) -> Callable[[Any], None]:
+    def noticed(notice: Any) -> None:
+        if (link := weak()) is not None:
+            link._noticed(notice)  # noqa: SLF001 - our own
+
+    return noticed
 
 
 def _wait_function() -> Any:
@@ -228,20 +252,48 @@ def in_time(call: Callable[[], T], timeout: float, *, late: Callable[[T], object
 
     When it is over time it is left to itself, and `late` clears up what it may still bring.
     """
-    future: Future[T] = Future()
+    # Not a Future: a signal's handler that raises inside of one leaves its lock behind, for which the thread would wait.
+    answered = Bell()
+    ended: dict[str, _Ending[T]] = {}  # by whoever is first: the answer, or its caller's leaving
 
     def work() -> None:
         try:
-            future.set_result(call())
+            ending = _Ending([call()])
         except BaseException as error:  # noqa: BLE001 - carried over to the caller's thread
-            future.set_exception(error)
+            ending = _Ending([], error)
+        if ended.setdefault("so", ending) is ending:
+            answered.ring()
+        else:
+            ending.clear_up(late)
 
-    threading.Thread(target=work, name="semel-postgres-connect", daemon=True).start()
     try:
-        return future.result(timeout)
-    except TimeoutError:
-        future.add_done_callback(lambda ended: ended.exception() or late(ended.result()))
+        threading.Thread(target=work, name="semel-postgres-connect", daemon=True).start()
+        if not answered.heard(timeout):
+            raise TimeoutError
+        return ended["so"].value()
+    except BaseException:  # over time, or a signal's handler that raised
+        ended.setdefault("so", _Ending([])).clear_up(late)
         raise
+
+
+class _Ending(msgspec.Struct, Generic[T]):
+    """How a call ended: with its one value, with an error, or with neither: nobody waits for it any more."""
+
+    values: list[T]
+    error: BaseException | None = None
+
+    def value(self) -> T:
+        error, self.error = self.error, None
+        if error is None:
+            return self.values[0]
+        try:
+            raise error
+        finally:
+            del error  # its traceback has this frame in it
+
+    def clear_up(self, late: Callable[[T], object]) -> None:
+        for value in self.values:
+            late(value)
 
 
 class _Ear:
@@ -312,10 +364,14 @@ class PsycopgSource:
             connection = await self._kind.connect(self._conninfo, options, timeout)
         except (psycopg.Error, OSError) as error:
             raise NotReached(str(error)) from error
-        return _Link(connection, self._kind, self.where, prepare=bool(self.prepares))
+        return _Link(connection, self._kind, self.where, prepare=bool(self.prepares), own=True)
+
+    async def rest(self) -> None:
+        """Nothing of ours is on its way without somebody who waits for it."""
 
     async def back(self, link: _Link) -> None:
-        raise NotImplementedError("links of our own are kept")
+        """Links of our own are kept by whoever opened them: one that is given back is over."""
+        await link.quit()
 
     async def listen(self, channel: str, timeout: float) -> _Ear | None:
         return await _Ear(await self.open(timeout)).open(channel, timeout)
@@ -381,6 +437,9 @@ class PsycopgLoans:
             await self._kind.wait(connection.set_autocommit(True))
             link.restore = True
         return link
+
+    async def rest(self) -> None:
+        """Nothing of ours is on its way without somebody who waits for it."""
 
     async def back(self, link: _Link) -> None:
         connection = link.free()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from math import inf
@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from semel.canonical import FINGERPRINT_VERSION
 from semel.errors import CodecError, ConfigurationError
 from semel.keys import Scope
 from semel.model import Ask, Event, Failure, Kind, Policy, Record, Renewal, Settle, State
@@ -22,17 +23,26 @@ __all__ = [
     "SCHEMA_VERSION",
     "WIDTH",
     "Change",
+    "Words",
     "ask_args",
     "brief_of",
     "change_args",
+    "claim_words",
+    "claims_words",
+    "columns",
     "end_args",
     "is_plain",
     "record_of",
     "renewal_args",
     "schema_sql",
+    "settle_words",
+    "settles_words",
     "span",
     "statements",
 ]
+
+Words = tuple[str, Sequence[Any]]
+"""A statement by its name, and its arguments."""
 
 SCHEMA_VERSION: Final = 1
 WIDTH: Final = len(rows.COLUMNS)
@@ -67,6 +77,7 @@ def statements(table: str) -> Mapping[str, str]:
         "{row:r}": _row("r."),
         "{names:held}": ", ".join(f"held.{column}" for column in rows.COLUMNS),
         "{nulls}": ", ".join(["null"] * (WIDTH - 1)),
+        "{print}": str(FINGERPRINT_VERSION),
     }
     parts = dict(_parts(_text()))
     for part in (
@@ -139,6 +150,46 @@ def ask_args(ask: Ask) -> tuple[Any, ...]:
     )
 
 
+def _plain_ask_args(ask: Ask) -> tuple[Any, ...] | None:
+    """$1-$8 of claim_plain; None for an ask that needs claim_one."""
+    if (
+        ask.policy is not Policy.RETRY
+        or ask.labels
+        or ask.secret_id
+        or ask.fingerprint_version != FINGERPRINT_VERSION
+    ):
+        return None
+    scope = ask.scope
+    lease = min(ask.lease, _FAR)
+    life = lease + ask.retention
+    return (
+        scope.hash,
+        scope.tenant,
+        scope.operation,
+        scope.key,
+        ask.nonce,
+        ask.fingerprint or None,
+        lease,
+        life if life < _FAR else None,
+    )
+
+
+def claim_words(ask: Ask, skew: float) -> Words:
+    """The statement for one ask."""
+    if not skew and (args := _plain_ask_args(ask)) is not None:
+        return "claim_plain", args
+    return "claim_one", (skew, *ask_args(ask))
+
+
+def claims_words(asks: Sequence[Ask], skew: float) -> Words:
+    """The statement for several asks, sorted by scope."""
+    if not skew:
+        plain = [args for args in map(_plain_ask_args, asks) if args is not None]
+        if len(plain) == len(asks):
+            return "claim_plain_many", columns(plain)
+    return "claim_many", (skew, *columns(map(ask_args, asks)))
+
+
 def is_plain(end: Settle) -> bool:
     """Whether settle_one can decide it: an owner's word, whose expiry does not depend on what is stored."""
     if end.new_nonce or end.actor or end.kind is Kind.FORGOTTEN:
@@ -167,6 +218,47 @@ def end_args(end: Settle) -> tuple[Any, ...]:
         None if error is None else _shown(error.message),
         end.steps,
     )
+
+
+def _done_args(end: Settle) -> tuple[Any, ...] | None:
+    """$1-$4 of settle_done; None for a settle that needs another statement."""
+    if (
+        end.kind is not Kind.DONE
+        or end.tombstone
+        or end.marker
+        or end.ref is not None
+        or end.error is not None
+        or end.after
+        or end.policy is not None
+        or end.steps is not None
+        or end.new_nonce
+        or end.actor
+    ):
+        return None
+    return end.scope.hash, end.nonce, span(end.retention), end.result or None
+
+
+def settle_words(end: Settle, skew: float) -> Words | None:
+    """The statement for one settle; None when only the model can decide it."""
+    if not skew and (args := _done_args(end)) is not None:
+        return "settle_done", args
+    return ("settle_one", (skew, *end_args(end))) if is_plain(end) else None
+
+
+def settles_words(ends: Sequence[Settle], skew: float) -> Words:
+    """The statement for several settles, all plain, sorted by scope."""
+    if not skew:
+        done = [args for args in map(_done_args, ends) if args is not None]
+        if len(done) == len(ends):
+            return "settle_done_many", columns(done)
+    return "settle_many", (skew, *columns(map(end_args, ends)))
+
+
+def columns(items: Iterable[tuple[Any, ...]]) -> list[list[Any] | None]:
+    """An array per column. One without a value is NULL as a whole: to `unnest` the same, and most are; a driver looks at
+    every element of an array before it sends it."""
+    arrays = zip(*items, strict=True)
+    return [None if array.count(None) == len(array) else list(array) for array in arrays]
 
 
 def span(seconds: float) -> float | None:
@@ -234,14 +326,12 @@ def _shown(text: str | None) -> str | None:
 
 
 # Where the columns of a record are that a `Brief` looks at, in a row of claim_one.
-_STATE, _ATTEMPTS, _POLICY, _PRINT, _EXPIRES, _RESULT = (
+_STATE, _ATTEMPTS, _POLICY, _PRINT, _EXPIRES, _RESOLVED, _RESULT = (
     4 + rows.COLUMNS.index(name)
-    for name in ("state", "attempts", "policy", "fingerprint", "expires", "result")
+    for name in ("state", "attempts", "policy", "fingerprint", "expires", "resolved", "result")
 )
-_seldom = itemgetter(
-    *(4 + rows.COLUMNS.index(name) for name in ("marker", "ref", "error_type", "labels", "steps"))
-)
-_NONE_OF_THEM: Final = (None,) * 5
+_seldom = itemgetter(*(4 + rows.COLUMNS.index(name) for name in ("marker", "ref", "error_type", "steps")))
+_NONE_OF_THEM: Final = (None,) * 4
 _KNOWN_POLICIES: Final = frozenset(policy.value for policy in Policy)
 
 
@@ -253,10 +343,11 @@ def brief_of(row: Sequence[Any], ask: Ask) -> Brief | None:
         or (expires is not None and expires <= row[0])
         or (stored and ask.fingerprint and stored != ask.fingerprint)
         or _seldom(row) != _NONE_OF_THEM
+        or row[_RESOLVED]
         or row[_POLICY] not in _KNOWN_POLICIES
     ):
         return None
-    return Brief(row[_ATTEMPTS], row[_RESULT] or b"", 0)
+    return Brief(row[_ATTEMPTS], inf if expires is None else expires, row[_RESULT] or b"", 0)
 
 
 def record_of(row: Sequence[Any]) -> tuple[Record, bool]:

@@ -10,7 +10,7 @@ that is paused in between would block the key for everybody, and it costs three 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Literal
 
 from semel import model
@@ -40,13 +40,16 @@ from semel.stores.postgres.poster import PostgresPoster
 from semel.stores.postgres.sql import (
     WIDTH,
     Change,
-    ask_args,
     change_args,
-    end_args,
+    claim_words,
+    claims_words,
+    columns,
     is_plain,
     record_of,
     renewal_args,
     schema_sql,
+    settle_words,
+    settles_words,
     span,
 )  # fmt: skip
 from semel.stores.postgres.talk import Talk
@@ -138,7 +141,7 @@ class PostgresStore:
             # One key, one statement, as few steps as can be; what that does not decide is decided below.
             ask = asks[0]
             try:
-                row = (await self._talk.run("claim_one", (self._skew, *ask_args(ask)), deadline))[0]
+                row = (await self._talk.run(*claim_words(ask, self._skew), deadline))[0]
                 verdict = model.claim(None, ask, row[0])[0] if row[1] else self.judged(row, ask)
             except Locked:
                 return [self.LOCKED]
@@ -184,9 +187,13 @@ class PostgresStore:
 
     async def _read_or_insert(self, asks: list[Ask], deadline: float) -> Sequence[Row]:
         if len(asks) == 1:
-            return await self._run("claim_one", deadline, *ask_args(asks[0]))
-        rows = await self._run("claim_many", deadline, *_columns(map(ask_args, asks)))
-        found = {bytes(row[4]): row for row in rows}
+            return await self._talk.run(*claim_words(asks[0], self._skew), deadline)
+        found: dict[bytes, Row] = {}
+        for row in await self._talk.run(*claims_words(asks, self._skew), deadline):
+            if row[4] is not None:
+                found[bytes(row[4])] = row
+            elif row[1]:  # of claim_plain_many: all that were inserted
+                found.update(dict.fromkeys(map(bytes, row[1]), (row[0], True, None, None)))
         return [found.get(ask.scope.hash, _NOTHING) for ask in asks]
 
     async def _decide_claims(
@@ -224,9 +231,10 @@ class PostgresStore:
     async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
         deadline = self._talk.deadline()
         try:
-            if len(ends) == 1 and is_plain(ends[0]):
+            if len(ends) == 1:
                 try:
-                    if await self._talk.run("settle_one", (self._skew, *end_args(ends[0])), deadline):
+                    words = settle_words(ends[0], self._skew)
+                    if words is not None and await self._talk.run(*words, deadline):
                         return [Answer.OK]
                 except (Trouble, CodecError, ValueError):
                     pass
@@ -251,13 +259,13 @@ class PostgresStore:
         plain = [at for at, end in enumerate(ends) if is_plain(end)]
         if not plain:
             return set()
-        if len(plain) == 1:
+        if len(plain) == 1 and (words := settle_words(ends[plain[0]], self._skew)) is not None:
             try:
-                rows = await self._run("settle_one", deadline, *end_args(ends[plain[0]]))
+                rows = await self._talk.run(*words, deadline)
             except Locked:
                 return set()
             return set(plain) if rows else set()
-        rows = await self._run("settle_many", deadline, *_columns(end_args(ends[at]) for at in plain))
+        rows = await self._talk.run(*settles_words([ends[at] for at in plain], self._skew), deadline)
         return {plain[row[0] - 1] for row in rows}
 
     async def _settle_by_model(self, end: Settle, deadline: float) -> Answer:
@@ -297,7 +305,7 @@ class PostgresStore:
         return await in_turns(renewals, self._renew, self._talk.deadline(), self._where)
 
     async def _renew(self, renewals: list[Renewal], deadline: float) -> list[Answer | Exception]:
-        rows = await self._run("renew", deadline, *_columns(map(renewal_args, renewals)))
+        rows = await self._run("renew", deadline, *columns(map(renewal_args, renewals)))
         done = {row[0] - 1 for row in rows}
         return [
             Answer.OK if at in done else await self._alone(self._renew_by_model(renewal, deadline))
@@ -350,7 +358,7 @@ class PostgresStore:
     async def _swap(self, changes: list[Change], deadline: float) -> list[bool | None]:
         """Per change: written, or not because the row is another version by now, or (None) locked."""
         try:
-            rows = await self._run("swap", deadline, *_columns(map(change_args, changes)))
+            rows = await self._run("swap", deadline, *columns(map(change_args, changes)))
         except Locked:
             if len(changes) == 1:
                 return [None]
@@ -462,10 +470,3 @@ def _is_over(deadline: float) -> bool:
 
 def _is_bulky(end: Settle) -> bool:
     return len(end.result) > _BULK
-
-
-def _columns(rows: Iterable[tuple[Any, ...]]) -> list[list[Any] | None]:
-    """An array per column. One without a value is NULL as a whole: to `unnest` the same, and most are; a driver looks at
-    every element of an array before it sends it."""
-    columns = zip(*rows, strict=True)
-    return [None if column.count(None) == len(column) else list(column) for column in columns]

@@ -16,7 +16,7 @@ from semel.errors import ConfigurationError, StoreUnavailable
 from semel.runtime import run_sync
 from semel.store import Settings
 from semel.stores.postgres.errors import Clash, Late, Lost, NotReplicated, Trouble
-from semel.stores.postgres.home import Homes, Pool, World
+from semel.stores.postgres.home import Gate, Homes, Pool, World
 from semel.stores.postgres.link import Link, Row, Source
 from semel.stores.postgres.sql import SCHEMA_VERSION, statements
 from semel.stores.postgres.wake import Listening, Watchers
@@ -33,7 +33,7 @@ class _Home:
         self.world = world
         self.pool = pool
         self.listening = listening
-        self.gate = world.slots(1)
+        self.gate = Gate(world)
 
     async def close(self) -> None:
         await self.listening.close()
@@ -173,7 +173,8 @@ class Talk:
 
     # ------------------------------------------------------------------------------------------- first use
     async def _get_ready(self, home: _Home, deadline: float) -> None:
-        if not await home.gate.take(deadline - time.monotonic()):
+        place = await home.gate.take(deadline - time.monotonic())
+        if place is None:
             raise StoreUnavailable(f"PostgreSQL at {self.source.where} did not answer in time")
         try:
             tries = 1 + self.source.spares
@@ -191,7 +192,7 @@ class Talk:
         except Trouble as trouble:
             raise trouble.told(self.source.where) from trouble
         finally:
-            home.gate.give()
+            home.gate.give(place)
 
     async def _greet(self, link: Link, deadline: float) -> None:
         """Look at who answers, and at the tables; make them when they are missing and we may."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final, Literal
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from semel.errors import ConfigurationError
 from semel.store import Colour
@@ -74,9 +74,14 @@ def parse(url: str, colour: Colour) -> Address:
     query = urlencode(passed, quote_via=quote)
     host = options.get("host") or parts.netloc.rpartition("@")[2] or "localhost"
     database = parts.path.lstrip("/") or options.get("dbname", "")
+    named = parts.netloc or database or options.get("host") or options.get("service")
+    if not named or "://" not in url:
+        raise ConfigurationError(
+            "the PostgreSQL URL names neither a host nor a database: write it as postgresql://user:password@host:5432/database"
+        )
     return Address(
         driver=chosen,
-        dsn=urlunsplit(("postgresql", parts.netloc, parts.path, query, "")),
+        dsn=f"postgresql://{parts.netloc}{parts.path}{query and '?' + query}",
         where=f"{host}{'' if port or ':' in host else ':5432'}/{database}",
         settings=settings,
         pool=_pool(options.get("pool", "10")),

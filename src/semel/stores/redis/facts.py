@@ -13,7 +13,9 @@ from semel.stores.redis.link import ServerError
 __all__ = ["check", "facts"]
 
 _OLDEST: Final = 7
-_SETTINGS: Final = ("appendfsync", "save", "min-replicas-to-write", "min-replicas-max-lag")
+_SETTINGS: Final = (
+    "appendfsync", "no-appendfsync-on-rewrite", "save", "min-replicas-to-write", "min-replicas-max-lag",
+)  # fmt: skip
 _KEEP: Final = "CONFIG SET maxmemory-policy noeviction"
 _AND_KEEP: Final = "and CONFIG REWRITE: without it a restart undoes the setting"
 
@@ -56,6 +58,13 @@ async def facts(link: Link, *, acks: int) -> Facts:
             "appendfsync is not always: a power loss takes up to a second of writes; CONFIG SET appendfsync always "
             f"{_AND_KEEP}"
         )
+    # "While another child is saving, the durability of Redis is the same as appendfsync no", whatever appendfsync says.
+    pausing = any(one.get("no-appendfsync-on-rewrite") == "yes" for one in settings.values())
+    if durable and pausing:
+        warnings.append(
+            "no-appendfsync-on-rewrite is yes: while the log is rewritten nothing is synced, and a power loss takes what was "
+            f"acknowledged meanwhile; CONFIG SET no-appendfsync-on-rewrite no {_AND_KEEP}"
+        )
     followers = max((int(info.get("connected_slaves", 0)) for info in infos.values()), default=0)
     replicated = link.topology != "standalone" or followers > 0
     if replicated and not acks:
@@ -74,7 +83,7 @@ async def facts(link: Link, *, acks: int) -> Facts:
         store="valkey" if some.get("server_name") == "valkey" else "redis",
         version=some.get("valkey_version") or _version(some),
         settings=_told(link, some, next(iter(settings.values()), {}), acks),
-        durable_writes=durable and fsync == {"always"},
+        durable_writes=durable and fsync == {"always"} and not pausing,
         survives_failover=not replicated or 0 < acks >= followers,
         evicts=any(map(_evicts, infos.values())),
         warnings=tuple(dict.fromkeys(warnings)),

@@ -96,9 +96,15 @@ TRAIL: Final = _script("trail")
 COUNT: Final = _script("count")
 
 _HEAD: Final = Struct("<BBBBIBBBHHHQddd")
-_BRIEF: Final = Struct("<HBBIxBBHHH").unpack_from  # the same, as far as the names' sizes
+_BRIEF: Final = Struct(
+    "<HBBIxBBHHH24xd"
+).unpack_from  # the same, without version of fingerprint, token and other times
 _HEAD_SIZE: Final = _HEAD.size
 _WIDE: Final = Struct("<ddIddHHHII")
+_WIDE_SIZE: Final = _HEAD_SIZE + _WIDE.size
+_SIZES: Final = Struct(
+    "<65xI16xHHHII"
+).unpack_from  # of the parts that a wide block tells of, from the record's beginning
 _ASK: Final = Struct("<dddBBBBBBHHHHI")
 _END: Final = Struct("<ddddBBBBBHHHHHHIII")
 _RENEWAL: Final = Struct("<dddB")
@@ -126,6 +132,7 @@ _POLICY_CODE: Final = {policy: code for code, policy in enumerate(_POLICIES)}
 _KIND_CODE: Final = {Kind.DONE: 2, Kind.FAILED: 3, Kind.UNKNOWN: 4, Kind.RELEASED: 5, Kind.FORGOTTEN: 7}
 _KINDS: Final = {code: kind for kind, code in _KIND_CODE.items()}
 _RESOLVED, _HAS_WIDE, _BURIED = 4, 8, 16
+_UNUSUAL: Final = _RESOLVED | _BURIED
 _NO_REF: Final = 0xFFFF
 _AS_IT_IS: Final = 0xFF
 _REPAIR, _NEW_STEPS, _INDEX_REF = 1, 2, 4
@@ -249,7 +256,7 @@ def read_record(raw: bytes, at: int, scope: Scope | None, scope_hash: bytes, now
         if magic != 0x5E or version != 1:
             raise Unreadable
         wide = flags & _HAS_WIDE
-        nonce_at = at + (99 if wide else 49)
+        nonce_at = at + (_WIDE_SIZE if wide else _HEAD_SIZE)
         print_at = nonce_at + nonce_size
         names_at = print_at + print_size
         end = names_at + tenant_size + operation_size + key_size
@@ -345,15 +352,23 @@ def verdict(ask: Ask, reply: bytes) -> Verdict | Large:
 def short_verdict(ask: Ask, reply: bytes) -> Verdict | Brief | Large:
     """As `verdict`, but a replay of a plain result, which nearly all are, is read no further than its caller needs."""
     nonce = ask.nonce
-    at = _ECHO + len(nonce)
+    at = _ECHO + len(nonce) + 1
     size = len(reply)
-    if size >= at + 1 + _HEAD_SIZE and reply[at] == _REPLAY:
-        magic, state, flags, attempts, print_size, nonce_size, tenant, operation, key = _BRIEF(reply, at + 1)
-        end = at + 1 + _HEAD_SIZE + nonce_size + print_size + tenant + operation + key
-        if magic == _MAGIC and state == _DONE and not flags & _HAS_WIDE and end <= size:
+    if size >= at + _HEAD_SIZE and reply[at - 1] == _REPLAY:
+        magic, state, flags, attempts, print_size, nonce_size, tenant, operation, key, expires = _BRIEF(
+            reply, at
+        )
+        wide = flags & _HAS_WIDE
+        end = at + (_WIDE_SIZE if wide else _HEAD_SIZE) + nonce_size + print_size + tenant + operation + key
+        plain = magic == _MAGIC and state == _DONE and not flags & _UNUSUAL and end <= size
+        if plain and wide:
+            steps, ref, marker, secret, labels, error = _SIZES(reply, at)
+            end += secret + labels
+            plain = ref == _NO_REF and not (steps or marker or error) and end <= size
+        if plain:
             if not reply.startswith(ask.scope.hash[:_ECHO] + nonce):
                 _crossed(ask.scope)
-            return Brief(attempts, reply, end)
+            return Brief(attempts, expires, reply, end)
     return verdict(ask, reply)
 
 

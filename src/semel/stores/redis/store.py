@@ -89,7 +89,13 @@ class RedisStore:
 
     # No `batches`: the link sends a tick's calls in one write anyway, so collecting them first only costs a task.
     capabilities = Capabilities(
-        durable=True, shared=True, notifies=True, joins_transactions=True, resends=True, server_clock=True
+        durable=True,
+        shared=True,
+        notifies=True,
+        joins_transactions=True,
+        resends=True,
+        server_clock=True,
+        lists_all=False,
     )
 
     def __init__(

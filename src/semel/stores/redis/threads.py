@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 import hiredis
 from redis import exceptions as driver
 
+from semel.bell import Bell
 from semel.errors import StoreUnavailable
 from semel.stores.redis.address import Endpoint, Target, connection
 from semel.stores.redis.calls import Arg, Call, Lane, Script, Unwatch
@@ -115,12 +116,12 @@ class _Waiter:
     """A thread in the queue for a socket; what it is handed is a socket, or the right to make one (None)."""
 
     def __init__(self) -> None:
-        self.handed = threading.Event()
+        self.handed = Bell()
         self.socket: _Socket | None = None
 
     def hand(self, one: _Socket | None) -> None:
         self.socket = one
-        self.handed.set()
+        self.handed.ring()
 
 
 class _Stack:
@@ -155,7 +156,7 @@ class _Stack:
             waiter = _Waiter()
             self._queue.append(waiter)
         try:
-            waiter.handed.wait(max(0.0, deadline - time.monotonic()))
+            waiter.handed.heard(deadline - time.monotonic())
         except BaseException:  # a signal handler, or gevent's timeout: what it was handed goes to the next
             if not self._left(waiter):
                 self.lose(waiter.socket)

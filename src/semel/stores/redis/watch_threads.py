@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from semel.bell import Bell
 from semel.errors import SemelError, StoreUnavailable
 from semel.stores.redis.address import Endpoint
 from semel.stores.redis.calls import Unwatch
@@ -78,17 +79,17 @@ class ThreadWatcher(Watcher):
         self._thread.start()
 
     def watch(self, channel: bytes, wake: Callable[[], None], timeout: float) -> Unwatch:
-        settled = threading.Event()
+        settled = Bell()
         outcome: list[SemelError | None] = []
 
         def settle(error: SemelError | None) -> None:
             outcome.append(error)
-            settled.set()
+            settled.ring()
 
         ticket = Ticket(channel, wake, settle)
         self.add(ticket)
         try:
-            if not settled.wait(timeout):
+            if not settled.heard(timeout):
                 raise StoreUnavailable(f"Redis did not confirm the subscription within {timeout:g} s")
             if outcome[0] is not None:
                 raise outcome[0]

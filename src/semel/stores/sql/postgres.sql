@@ -17,6 +17,12 @@
 -- {row} {row:r}  all columns of a record, times as seconds    {names:held}  their names
 -- {nulls}  NULL for each of them but the scope
 -- {filter} {viewed} {buriable} {readable} {running} {moment}  the parts of these names    {labels}  a regular expression
+-- {print}  the version of fingerprints
+--
+-- Every parameter costs the client and the server a microsecond, every expression the server about half of one. So the
+-- claim and the settle that nearly all calls are have statements of their own (claim_plain, settle_done and their batches),
+-- which take what differs from call to call, and no shift of the clock. A claim's time is read after its snapshot was taken
+-- (`clock_timestamp`): the time of its arrival may lie before the end of a run that it sees.
 
 -- name: claim_one
 -- Read first: a key that is there is only read (no write, no WAL, no transaction id); one that is not is inserted by
@@ -34,6 +40,17 @@ select date_part('epoch', clock.now),
        r.*
 from (select clock_timestamp() + make_interval(secs => $1::float8) as now) clock
 left join (select xmin::text as version, waited, {row} from {records} where scope = $2::bytea) r on true
+
+-- name: claim_plain
+-- claim_one for an ask under `retry`, without labels and secret id, at the server's own time.
+-- $1 scope $2 tenant $3 operation $4 key $5 nonce $6 fingerprint $7 lease $8 life or NULL. The row of claim_one.
+select date_part('epoch', clock.now),
+       case when r.scope is null then
+           {begin}($1::bytea, $2::text, $3::text, $4::text, $5::bytea, 'retry', $6::bytea, {print}, $7::float8,
+                   $8::float8, null, null, clock.now)
+       end,
+       r.xmin::text, r.waited, {row:r}
+from (select clock_timestamp() as now) clock left join {records} r on r.scope = $1::bytea
 
 -- name: claim_many
 -- As claim_one, with arrays for $2-$13, sorted by scope, each scope once. One row per scope that is there or was
@@ -71,6 +88,36 @@ union all
 select date_part('epoch', clock.now), true, null, null, fresh.scope, {nulls}
 from clock cross join fresh
 
+-- name: claim_plain_many
+-- As claim_plain, with arrays, as claim_many. One row per scope that was there, and one in which the second column has all
+-- that were inserted: a row for each of them would be 33 columns of nothing.
+with clock as materialized (
+    select clock_timestamp() as now, set_config('lock_timeout', '50ms', true)
+), held as materialized (
+    select r.*
+    from unnest($1::bytea[]) as asked(scope)
+    cross join lateral (
+        select r.xmin::text as version, r.waited, {row:r} from {records} r where r.scope = asked.scope offset 0
+    ) r
+), fresh as (
+    insert into {records} (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
+                           fingerprint_version, created, updated, lease_until, expires)
+    select a.scope, a.tenant, a.operation, a.key, 'running', a.nonce, 1,
+           floor(date_part('epoch', now) * 1000000)::bigint, 'retry', a.fingerprint, {print}, now, now,
+           now + make_interval(secs => a.lease), now + make_interval(secs => a.life)
+    from clock, unnest($1::bytea[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::bytea[], $7::float8[],
+                       $8::float8[]) as a(scope, tenant, operation, key, nonce, fingerprint, lease, life)
+    where not exists (select from held where held.scope = a.scope)
+    order by a.scope
+    on conflict (scope) do nothing
+    returning scope
+)
+select date_part('epoch', clock.now), null::bytea[], held.version, held.waited, {names:held}
+from clock cross join held
+union all
+select date_part('epoch', (select now from clock)), array_agg(fresh.scope), null, null, null, {nulls}
+from fresh
+
 -- name: settle_one
 -- The owner's settle of a run that is still its own: the common case, by conditions alone. Everything else (somebody
 -- else's nonce, not running, an actor, a release that keeps steps) matches no row here and is decided by the model.
@@ -89,6 +136,19 @@ set state = $4::text, updated = {moment}, settled = {moment}, lease_until = {mom
 where r.scope = $2::bytea and r.nonce = $3::bytea and {running}
   and (r.policy <> 'retry' or r.expires is null or r.expires > {moment})
   and ($4::text <> 'released' or r.steps is null)
+  and set_config('lock_timeout', '50ms', true) is not null
+returning case when r.waited then pg_notify('{name}', encode(r.scope, 'hex')) is not null end
+
+-- name: settle_done
+-- settle_one for an outcome without ref, marker, steps and tombstone, at the server's own time.
+-- $1 scope $2 nonce $3 keep: seconds until expiry or NULL $4 result
+update {records} r
+set state = 'done', updated = statement_timestamp(), settled = statement_timestamp(),
+    lease_until = statement_timestamp(), expires = statement_timestamp() + make_interval(secs => $3::float8),
+    tombstone = null, not_before = null, marker = null, result = $4::bytea, error_type = null, error_code = null,
+    error_message = null
+where r.scope = $1::bytea and r.nonce = $2::bytea and {running}
+  and (r.policy <> 'retry' or r.expires is null or r.expires > statement_timestamp())
   and set_config('lock_timeout', '50ms', true) is not null
 returning case when r.waited then pg_notify('{name}', encode(r.scope, 'hex')) is not null end
 
@@ -123,6 +183,31 @@ set state = e.kind, updated = now, settled = now, lease_until = now,
     policy = coalesce(e.policy, r.policy), marker = e.marker, result = e.result, ref = coalesce(e.ref, r.ref),
     error_type = e.error_type, error_code = e.error_code, error_message = e.error_message,
     steps = nullif(coalesce(e.steps, r.steps), '')
+from clock, e
+where r.ctid = e.place
+returning e.position, case when r.waited then pg_notify('{name}', encode(r.scope, 'hex')) is not null end
+
+-- name: settle_done_many
+-- As settle_done, with arrays, as settle_many.
+with clock as materialized (
+    select clock_timestamp() as now
+), e as materialized (
+    select ends.position, ends.keep, ends.result, held.place
+    from clock
+    cross join unnest($1::bytea[], $2::bytea[], $3::float8[], $4::bytea[])
+        with ordinality as ends(scope, nonce, keep, result, position)
+    cross join lateral (
+        select r.ctid as place, r.scope from {records} r
+        where r.scope = ends.scope and r.nonce = ends.nonce and {running}
+          and (r.policy <> 'retry' or r.expires is null or r.expires > now)
+        for update skip locked
+    ) held
+    where held.scope = ends.scope
+)
+update {records} r
+set state = 'done', updated = now, settled = now, lease_until = now, expires = now + make_interval(secs => e.keep),
+    tombstone = null, not_before = null, marker = null, result = e.result, error_type = null, error_code = null,
+    error_message = null
 from clock, e
 where r.ctid = e.place
 returning e.position, case when r.waited then pg_notify('{name}', encode(r.scope, 'hex')) is not null end
@@ -403,6 +488,7 @@ where name in ('server_version', 'fsync', 'synchronous_commit', 'full_page_write
                'data_checksums')
 union all select 'in_recovery', pg_is_in_recovery()::text
 union all select 'standbys', count(*)::text from pg_stat_replication
+union all select 'synchronous_commit_source', source from pg_settings where name = 'synchronous_commit'
 
 -- name: barrier
 -- Written and replicated like any commit, holds nothing: when it is acknowledged, so is everything before it.

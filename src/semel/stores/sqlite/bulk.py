@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Any, Final, TypeVar
 
-__all__ = ["FRESH", "Bulk", "Finish", "is_part", "parts"]
+__all__ = ["FRESH", "Bulk", "Finish", "Plain", "is_part", "parts"]
 
 T = TypeVar("T")
 
@@ -27,6 +28,16 @@ FRESH: Final = (
     "lease_until", "expires", "labels", "secret_id",
 )  # fmt: skip
 """What the rows of first claims differ in; the rest is the same for all of them, or NULL."""
+SCOPE, NONCE = 32, 16
+"""Bytes of each, always."""
+_OWN: Final = ("key", "fingerprint")
+_SHARED: Final = tuple(name for name in FRESH if name not in {"scope", "nonce", *_OWN})
+"""What is nearly always the same for all claims of a batch."""
+_NONCE: Final = FRESH.index("nonce")
+_own_of: Final = itemgetter(*map(FRESH.index, _OWN))
+_shared_of: Final = itemgetter(*map(FRESH.index, _SHARED))
+Plain = tuple[float | None, float | None, bytes | None, bytes, bytes]
+"""Of a run that is plainly done: expires, tombstone, result, scope, nonce. In the order of `Bulk.plain.names`."""
 
 
 def parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -46,44 +57,121 @@ def is_part(items: Sequence[object]) -> bool:
 
 
 class Bulk:
-    """One table's statements of many rows."""
+    """One table's statements of many rows.
+
+    To hand a value over costs as much as to store it. So scopes and nonces, which have one length each, travel in one
+    string each, from which every row cuts its own; and what is the same for all rows is handed over once.
+    """
 
     def __init__(self, table: str, columns: Sequence[str], done: str, plain: str) -> None:
         self._table = table
         self._found = ", ".join(f"t.{name}" for name in columns)
         self.done = Finish(table, done)
         self.plain = Finish(table, plain)
+        self._changes, _, self._condition = plain.partition(" WHERE ")
         self._texts: dict[tuple[str, int], str] = {}
+
+    def find(self, db: sqlite3.Connection, hashes: Sequence[bytes]) -> list[Any]:
+        return db.execute(self._text("find", len(hashes)), (b"".join(hashes),)).fetchall()
 
     def add(self, db: sqlite3.Connection, now: float, rows: Sequence[Sequence[Any]]) -> bool:
         """Insert fresh runs, each a row of `FRESH`; False if a key was there already (then the others are in)."""
-        return db.execute(self._text("add", len(rows)), [now, *chain.from_iterable(rows)]).rowcount == len(
-            rows
-        )
+        shared = set(map(_shared_of, rows))
+        scopes, nonces = [row[0] for row in rows], [row[_NONCE] for row in rows]
+        if len(shared) == 1 and _are(scopes, SCOPE) and _are(nonces, NONCE):
+            verb, own = "add alike", chain.from_iterable(map(_own_of, rows))
+            values = [now, b"".join(scopes), b"".join(nonces), *shared.pop(), *own]
+        else:
+            verb, values = "add", [now, *chain.from_iterable(rows)]
+        return db.execute(self._text(verb, len(rows)), values).rowcount == len(rows)
 
-    def find(self, db: sqlite3.Connection, hashes: Sequence[bytes]) -> list[Any]:
-        return db.execute(self._text("find", len(hashes)), hashes).fetchall()
+    def finish(self, db: sqlite3.Connection, now: float, rows: Sequence[Plain], size: int) -> bool:
+        """End runs that are plainly done; False if one was not as its owner thinks (then the others are ended)."""
+        expires, tombstone = rows[0][:2]
+        scopes, nonces = [row[3] for row in rows], [row[4] for row in rows]
+        alike = all(row[0] == expires and row[1] == tombstone for row in rows)
+        if not (alike and _are(scopes, SCOPE) and _are(nonces, NONCE)):
+            return self.plain.run(db, now, rows, size)
+        results = [row[2] or b"" for row in rows]
+        values = [now, expires, tombstone, b"".join(scopes), b"".join(nonces), b"".join(results)]
+        begin = 1
+        for result in results:
+            values += (begin if result else None, len(result))  # what is cut at no place is NULL
+            begin += len(result)
+        # A row beyond the last scope has an empty one, which matches nothing.
+        values += [None] * (2 * (size - len(rows)))
+        return db.execute(self._text("finish", size), values).rowcount == len(rows)
 
     def _text(self, verb: str, rows: int) -> str:
         text = self._texts.get((verb, rows))
         if text is None:
-            text = self._texts[verb, rows] = self._add(rows) if verb == "add" else self._find(rows)
+            make = {
+                "find": self._find,
+                "add": self._add,
+                "add alike": self._add_alike,
+                "finish": self._finish,
+            }
+            text = self._texts[verb, rows] = make[verb](rows)
         return text
-
-    def _add(self, rows: int) -> str:
-        width = len(FRESH)
-        binds = (", ".join(f"?{2 + row * width + at}" for at in range(width)) for row in range(rows))
-        values = ", ".join(f"({row}, 'running', 1, ?1, ?1, 0)" for row in binds)
-        columns = ", ".join((*FRESH, "state", "attempts", "created", "updated", "resolved"))
-        return f'INSERT INTO "{self._table}" ({columns}) VALUES {values} ON CONFLICT (scope) DO NOTHING'
 
     def _find(self, rows: int) -> str:
         # A list of keys would be sorted into a table of its own before the first of them is looked for.
-        given = ", ".join(["(?)"] * rows)
         return (
-            f'SELECT {self._found} FROM (VALUES {given}) AS given CROSS JOIN "{self._table}" AS t '
-            "ON t.scope = given.column1"
+            f'SELECT {self._found} FROM {_numbered(rows)} CROSS JOIN "{self._table}" AS t '
+            f"ON t.scope = {_cut(1, SCOPE)}"
         )
+
+    def _add(self, rows: int) -> str:
+        width = len(FRESH)
+        own = (", ".join(f"?{2 + row * width + at}" for at in range(width)) for row in range(rows))
+        return self._insert(FRESH, own)
+
+    def _add_alike(self, rows: int) -> str:
+        shared = ", ".join(f"?{4 + at}" for at in range(len(_SHARED)))
+        first, width = 4 + len(_SHARED), len(_OWN)
+        own = (
+            f"{_cut(2, SCOPE, row)}, {_cut(3, NONCE, row)}, {shared}, "
+            + ", ".join(f"?{first + row * width + at}" for at in range(width))
+            for row in range(rows)
+        )
+        return self._insert(("scope", "nonce", *_SHARED, *_OWN), own)
+
+    def _insert(self, columns: Sequence[str], rows: Iterable[str]) -> str:
+        values = ", ".join(f"({row}, 'running', 1, ?1, ?1, 0)" for row in rows)
+        names = ", ".join((*columns, "state", "attempts", "created", "updated", "resolved"))
+        return f'INSERT INTO "{self._table}" ({names}) VALUES {values} ON CONFLICT (scope) DO NOTHING'
+
+    def _finish(self, rows: int) -> str:
+        places = {
+            "now": "?1",
+            "expires": "?2",
+            "tombstone": "?3",
+            "scope": _cut(4, SCOPE),
+            "nonce": _cut(5, NONCE),
+            "result": "substr(?6, given.column2, given.column3)",
+        }
+        changes, condition = (
+            _NAME.sub(lambda found: places[found[1]], sql) for sql in (self._changes, self._condition)
+        )
+        given = _numbered(rows, *(f", ?{7 + 2 * row}, ?{8 + 2 * row}" for row in range(rows)))
+        return f'UPDATE "{self._table}" SET {changes} FROM {given} WHERE {condition}'
+
+
+def _are(pieces: Iterable[bytes], size: int) -> bool:
+    """Whether each of them has this size, so that they can be told apart in one string."""
+    return set(map(len, pieces)) == {size}
+
+
+def _numbered(rows: int, *more: str) -> str:
+    """A table `given` of so many rows, each with its number in column1, and more."""
+    texts = more or ("",) * rows
+    return f"(VALUES {', '.join(f'({row}{text})' for row, text in enumerate(texts))}) AS given"
+
+
+def _cut(parameter: int, size: int, row: int | None = None) -> str:
+    """A row's own piece of a string of pieces; without a row, that of each row of `given`."""
+    begin = f"{size} * given.column1 + 1" if row is None else str(size * row + 1)
+    return f"substr(?{parameter}, {begin}, {size})"
 
 
 class Finish:

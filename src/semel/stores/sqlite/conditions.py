@@ -11,7 +11,7 @@ from semel.stores.queries import ATTENTION, check_limit, not_a_cursor, states_of
 __all__ = ["BODIES", "ENDED", "LAPSED", "condition"]
 
 # What a purge looks at; each one holds the condition of an index word for word, or SQLite would not use it.
-OPEN: Final = "state IN ('running', 'unknown', 'failed')"
+OPEN: Final = "(state = 'running' OR state = 'unknown' OR state = 'failed')"
 SETTLED: Final = "state <> 'running'"
 # Says nothing of the state, but each half of it leads to an index.
 _EITHER: Final = f"(({SETTLED} AND tenant = :tenant) OR ({OPEN} AND state = 'running'))"

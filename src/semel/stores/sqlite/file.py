@@ -53,6 +53,12 @@ _REPLACED: Final = (
 )
 
 
+class _Loan:
+    """A connection for reading is out; until this is forgotten, no process forks."""
+
+    __slots__ = ("__weakref__",)
+
+
 class DatabaseFile:
     """See the module. Made by `at`, one per path and process."""
 
@@ -66,11 +72,11 @@ class DatabaseFile:
         self.epoch = object()
         """Another one whenever connections were dropped: what was checked under an older one is to be checked again."""
         self._writer: Writer | None = None
-        self._condition: threading.Condition | None = None
+        self._lending: tuple[threading.RLock, threading.Condition] | None = None
         self._writing: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
         self._idle: list[sqlite3.Connection] = []
-        self._lent = 0
+        self._lent: set[weakref.ref[_Loan]] = set()
         self._log_size = 0
         self._log_limit = LOG_LIMIT
         self._log_full = CHECKPOINT
@@ -93,14 +99,21 @@ class DatabaseFile:
         return self._writer or self._made()[0]
 
     @property
-    def _mutex(self) -> threading.Condition:
-        return self._condition or self._made()[1]
+    def _mutex(self) -> threading.RLock:
+        # Taken by its own `with`: a signal's handler that raises inside of a condition's would leave it locked for good.
+        return (self._lending or self._made()[1])[0]
 
-    def _made(self) -> tuple[Writer, threading.Condition]:
+    @property
+    def _returned(self) -> threading.Condition:
+        """That no connection is lent any more; under the mutex."""
+        return (self._lending or self._made()[1])[1]
+
+    def _made(self) -> tuple[Writer, tuple[threading.RLock, threading.Condition]]:
         with _registry_lock:
             self._writer = self._writer or Writer(self)
-            self._condition = self._condition or threading.Condition()
-            return self._writer, self._condition
+            mutex = threading.RLock()
+            self._lending = self._lending or (mutex, threading.Condition(mutex))
+            return self._writer, self._lending
 
     # ---------------------------------------------------------------------------------- opening
     def open(
@@ -168,11 +181,15 @@ class DatabaseFile:
 
     def read_now(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run a read that may raise SQLite's own errors. Microseconds: cheaper than handing it to a thread."""
-        with self._mutex:
-            db = self._idle.pop() if self._idle else None
-            epoch: object = self.epoch
-            self._lent += 1
+        db: sqlite3.Connection | None = None
+        epoch: object = None
+        loan = _Loan()
+        lent = weakref.ref(loan, self._lent.discard)  # a handler may raise between any two lines, also below
         try:
+            with self._mutex:
+                self._lent.add(lent)
+                db = self._idle.pop() if self._idle else None
+                epoch = self.epoch
             if db is None:
                 db = self._connect(0.0, reader=True)
             return work(db)
@@ -180,7 +197,7 @@ class DatabaseFile:
             epoch = None  # it met trouble: it is closed, not kept
             raise
         finally:
-            self._give_back(db, epoch)
+            self._give_back(db, epoch, lent)
 
     def glance(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """The same for an event loop: on the writing connection, if nobody writes at this moment.
@@ -198,15 +215,15 @@ class DatabaseFile:
                 self.writer.lock.release()
         return self.read_now(work)
 
-    def _give_back(self, db: sqlite3.Connection | None, epoch: object) -> None:
+    def _give_back(self, db: sqlite3.Connection | None, epoch: object, lent: weakref.ref[_Loan]) -> None:
         with self._mutex:
             if db is not None and epoch is self.epoch:
                 self._idle.append(db)
             elif db is not None:
                 db.close()
-            self._lent -= 1
+            self._lent.discard(lent)
             if not self._lent:
-                self._mutex.notify_all()
+                self._returned.notify_all()
 
     # --------------------------------------------------------------------------- for the writer
     def stored(self) -> None:
@@ -321,7 +338,7 @@ class DatabaseFile:
         if taken(self.writer.lock.acquire, writing, _LAST_WORDS):
             self.drop()
         if taken(self._mutex.acquire, lending, _LAST_WORDS):
-            self._mutex.wait_for(lambda: not self._lent, _LAST_WORDS)
+            self._returned.wait_for(lambda: not self._lent, _LAST_WORDS)
 
     def after_fork_in_parent(self) -> None:
         (writing, lending), self._held_for_fork = self._held_for_fork, ([], [])

@@ -12,6 +12,9 @@ from semel.model import Answer, Ask, Settle, Verdict
 from semel.stores.posted import Posted
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+    from semel.stores.sqlite.desk import Desk
     from semel.stores.sqlite.store import SqliteStore
 
 __all__ = ["SqlitePoster"]
@@ -20,17 +23,22 @@ __all__ = ["SqlitePoster"]
 class SqlitePoster:
     """See `Poster`. Belongs to one event loop, as its desk does."""
 
-    __slots__ = ("_store",)
+    __slots__ = ("_at", "_store")
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
+        self._at: tuple[Desk, AbstractEventLoop] | None = None
+
+    def _seated(self) -> tuple[Desk, AbstractEventLoop]:
+        self._at = at = self._store._desk()
+        return at
 
     def claim(self, ask: Ask, now: float) -> Posted | None:
         del now
         store = self._store
         if store._epoch is not store._file.epoch:
             return None
-        desk, loop = store._desk()
+        desk, loop = self._at or self._seated()
         return desk.claim(ask, loop)
 
     def claimed(self, ask: Ask, reply: Any, *, whole: bool = True) -> Verdict | None:
@@ -49,7 +57,7 @@ class SqlitePoster:
         store = self._store
         if store._epoch is not store._file.epoch:
             return None
-        desk, loop = store._desk()
+        desk, loop = self._at or self._seated()
         return desk.settle(end, loop)
 
     def settled(self, end: Settle, reply: Any, asked: float) -> Answer | None:

@@ -33,7 +33,7 @@ from semel.model import (
 )
 from semel.store import Page, Query
 from semel.stores.rows import COLUMNS
-from semel.stores.sqlite.bulk import Bulk, parts
+from semel.stores.sqlite.bulk import Bulk, Plain, parts
 from semel.stores.sqlite.cells import (
     Unreadable,
     exact,
@@ -251,7 +251,7 @@ class Records:
             rows = [self._done_row(self._values(end, now)) for end in ends]
             return self._bulk.done.run(db, now, rows, size)
         # Nearly always: what is left of a row is what `plain` asks for.
-        plain = [
+        plain: list[Plain] = [
             (
                 expires := _end_of(now, end.retention),
                 _tombstone(expires, end),
@@ -261,7 +261,7 @@ class Records:
             )
             for end in ends
         ]
-        return self._bulk.plain.run(db, now, plain, size)
+        return self._bulk.finish(db, now, plain, size)
 
     def _finished(self, db: sqlite3.Connection, end: Settle) -> bool:
         if not _is_plain(end):

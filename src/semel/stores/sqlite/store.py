@@ -98,6 +98,11 @@ class SqliteStore:
         )
 
     @property
+    def path(self) -> str:
+        """The file, for those who must know whether another connection is of the same one."""
+        return self._file.path
+
+    @property
     def _skew(self) -> float:
         """Moves the store's clock, for tests."""
         return self._records.skew

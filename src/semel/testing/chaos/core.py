@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -11,19 +12,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from semel import NOT_FOUND, AsyncSemel, Found, Semel, SemelError, StoreUnavailable, current_run, points
+from semel import (
+    NOT_FOUND,
+    AsyncSemel,
+    Found,
+    NotRecorded,
+    Semel,
+    SemelError,
+    StoreUnavailable,
+    current_run,
+    points,
+)
 from semel.runtime import run_sync
 from semel.testing.chaos import expectations, traps
 from semel.testing.chaos.cells import Cell, Part, Plan, register
-from semel.testing.chaos.expectations import HEARD
+from semel.testing.chaos.expectations import AWAY, HEARD
 from semel.testing.chaos.harness import EVERY
 from semel.testing.chaos.ledger import Effect, Ledger
 from semel.testing.chaos.preloads import attach_clock
 from semel.testing.chaos.signals import GO
-from semel.testing.chaos.transactions import Transaction, open_transaction, wait
+from semel.testing.chaos.transactions import SqlTransaction, Transaction, open_transaction, wait
 
 __all__ = [
     "COLOURS",
+    "LASTING",
     "MODES",
     "POINTS",
     "STORES",
@@ -57,9 +69,13 @@ WIRE_POINTS: dict[str, tuple[str, ...]] = {
 }
 WIRE_FAULTS = ("reset-before", "reset-after", "stall")
 _WARM = {*WIRE_FAULTS, "store-kill", "disk-full"}
-STORE_POINTS = ("run.returned",)
+STORE_POINTS = ("run.returned", *AWAY)
+LASTING = "renew.sent#4"
+"""The fourth heartbeat since its effect: more than a lease after its claim."""
 _HEARTBEATS = 20
 """Leases within which a woken owner has surely heard from its heartbeat, on a busy machine too."""
+_OWED = 20.0
+"""Seconds within which a server that is back has taken what it missed."""
 # A caller's SQLite connection has the caller's setting.
 _SYNCHRONOUS = {"acked.full": "FULL", "acked.normal": "NORMAL", "acked.off": "OFF"}
 
@@ -75,6 +91,7 @@ def _cells(store: str, colour: str, mode: str) -> Iterator[Cell]:
     faults = [(fault, point) for fault in traps.INSIDE for point in points_of(mode, fault)]
     faults += [(fault, point) for fault in WIRE_FAULTS for point in WIRE_POINTS[mode]]
     faults += [("store-kill", point) for point in STORE_POINTS]
+    faults += [("slow", LASTING)]
     for fault, point in faults:
         reason = expectations.not_applicable(store, colour, mode, fault, point)
         lane = f"{store}!" if fault == "store-kill" else ""
@@ -119,7 +136,7 @@ def attempt(plan: Plan) -> None:
 
 
 _LASTING = ("heir", "judge", "person", "owner")
-_STOPPED = ("zombie", "overlap", "overruled")
+_STOPPED = ("zombie", "overlap", "overruled", "slow")
 """Where nobody breaks their server, those whom nothing befalls keep their face and its connections, as a service's workers do;
 and so do those who are stopped for a while. Who was cancelled or interrupted ends his face, which waits for what he has begun."""
 _faces: dict[tuple[str, str, float], Any] = {}
@@ -198,7 +215,7 @@ class Worker:
             try:
                 await wait(once.execute(f"{self.plan.key}-warm-{time.monotonic()}", work))
                 return
-            except StoreUnavailable:  # a busy machine may need longer for the first connection
+            except (StoreUnavailable, NotRecorded):  # a busy machine may need longer for the first connection
                 if time.monotonic() > until:
                     raise
 
@@ -235,6 +252,8 @@ class Worker:
                 )  # one that came too late for the call strikes here, not at the closing of the face
         except SemelError as error:
             self.ledger.error(self.by, type(error).__name__, str(error))
+            if (self.by, self.cell.fault, self.cell.point) == ("victim", "store-kill", "settle.sent"):
+                await self._recorded(once)
         except (asyncio.CancelledError, KeyboardInterrupt) as error:
             if isinstance(error, asyncio.CancelledError):
                 task = asyncio.current_task()
@@ -245,6 +264,19 @@ class Worker:
             # Under `tx` a broken connection is the caller's own error; elsewhere none is expected.
             text = "".join(traceback.format_exception(error))
             self.ledger.error(self.by, type(error).__name__ if self.cell.mode == "tx" else "Unexpected", text)
+
+    async def _recorded(self, once: Any) -> None:
+        """It was told NotRecorded and lives on, as a service does: until what it owes is written, by whoever does it behind it."""
+        until = time.monotonic() + _OWED
+        while time.monotonic() < until:
+            with contextlib.suppress(StoreUnavailable):  # it is still away
+                record = await wait(once.peek(self.plan.key))
+                if record is not None and record.state.value == "done":
+                    return
+            if self.cell.colour == "sync":
+                time.sleep(0.02)  # noqa: ASYNC251 - in this colour there is no loop
+            else:
+                await asyncio.sleep(0.02)
 
     async def judge(self, once: Any) -> None:
         """The same call once more, when all is over: it must find the end and run nothing."""
@@ -361,8 +393,8 @@ class Worker:
         self.ledger.effect(what, self.by, peer)
 
     def _may_end(self) -> bool:
-        """An owner runs until it is told to end; a victim of its own heartbeat until it has risen again."""
-        if self.by == "owner":
+        """An owner, and a victim that is slow, runs until it is told to end; a victim of its own heartbeat until it has risen again."""
+        if self.by == "owner" or (self.by == "victim" and self.cell.fault == "slow"):
             return Path(self.plan.folder, "end").exists()
         if self.by != "victim" or self.cell.point != "renew.sent":
             return True
@@ -393,7 +425,7 @@ class Worker:
         opened = self.transaction = await open_transaction(self.plan.url, self.cell.colour, self._tag(once))
         try:
             await wait(once.peek(self.plan.key))
-            if self.cell.point in _SYNCHRONOUS:
+            if self.cell.point in _SYNCHRONOUS and isinstance(opened, SqlTransaction):
                 await opened.run(f"PRAGMA synchronous = {_SYNCHRONOUS[self.cell.point]}")
             bound = once.within(opened.target)
             outcome = await wait(

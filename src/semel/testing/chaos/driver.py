@@ -18,9 +18,10 @@ from typing import Any, Final
 import msgspec
 
 from semel.testing.chaos.cells import Cell, Plan, Verdict, part_of
+from semel.testing.chaos.expectations import AWAY
 from semel.testing.chaos.fences import breach
-from semel.testing.chaos.harness import KILLED, PARKED, QUIET, QUIETER, WIRE
-from semel.testing.chaos.ledger import Ledger, Story
+from semel.testing.chaos.harness import GONE, KILLED, PARKED, QUIET, QUIETER, SLOW, WIRE
+from semel.testing.chaos.ledger import Answer, Ledger, Story
 from semel.testing.chaos.places import Places, Private
 from semel.testing.chaos.signals import GO, Line
 from semel.testing.chaos.verdicts import Result, compare, counts, heir_of, judge, recovery, settled
@@ -32,6 +33,11 @@ __all__ = ["PATIENCE", "Job", "Stage", "Worker", "run"]
 
 # SQLite has one lock for all: whoever is stopped while it holds it (a checkpoint, a clean-up) stops everybody.
 _LOCKED: Final = "database is locked"
+# Faults that leave the store and the way to it alone. A store that does not answer in time all the same was starved by the machine.
+_ELSEWHERE: Final = {
+    "kill", "zombie", "overlap", "overruled", "cancel", "interrupt", "slow", "poison", "rollback", "late-copy",
+}  # fmt: skip
+_STARVED: Final = "the store did not answer in time, though nothing befell it"
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -47,7 +53,7 @@ class Job(msgspec.Struct, kw_only=True):
 # Whose worker goes on afterwards: it may be the victim of the next schedule, as a service's worker lives on.
 _OUTLIVED: Final = {
     "zombie", "overlap", "overruled", "cancel", "interrupt", "reset-before", "reset-after", "stall",
-    "poison", "late-commit", "rollback", "late-copy",
+    "poison", "late-commit", "rollback", "late-copy", "slow",
 }  # fmt: skip
 
 
@@ -72,6 +78,8 @@ class Stage:
         self.workers: list[Worker] = []
         self.key = f"{job.number}-{os.urandom(4).hex()}"
         self.bit = False
+        self.doubt = ""
+        """Why its verdict does not count, if it is the expected one."""
         self.line: Line | None = None
         self.victim: Worker | None = None
         self.settings: dict[str, Any] = {}
@@ -224,6 +232,19 @@ def _waited(stage: Stage) -> None:
     stage.send("judge").wait()
 
 
+def _lasted(stage: Stage) -> None:
+    """The victim lives and its function outlasts its lease: only its heartbeats keep the next caller out."""
+    victim = stage.start("victim", **SLOW.plan)
+    inside = _until(lambda: bool(stage.ledger.effects()), victim)
+    heir = stage.send("heir", **SLOW.plan)
+    # One that was overtaken sends no more heartbeats: then its heir is done first, and the verdict says so.
+    stage.bit = inside and _until(lambda: bool(stage.ledger.faults()) or heir.ended(), victim)
+    (stage.folder / "end").touch()
+    victim.wait()
+    heir.wait()
+    stage.send("judge").wait()
+
+
 def _until(condition: Callable[[], bool], worker: Worker) -> bool:
     """Wait for what a worker will have done; False when it has ended without it."""
     until = time.monotonic() + PATIENCE
@@ -244,7 +265,7 @@ def _on_the_wire(stage: Stage) -> None:
         _broken(stage, place.wire)
     else:
         name, address = stage.cell.store, stage.places.address(stage.cell)
-        wire: Wire = stage.places.hold(f"wire to {name}", lambda: Wire(address, resp=name == "redis"))
+        wire: Wire = stage.places.hold(f"wire to {name}", lambda: Wire(address, speaks=name))
         _broken(stage, wire, url=stage.places.through(stage.cell, wire.ports[0]))
     stage.send("heir", last=True).wait()
 
@@ -259,19 +280,33 @@ def _broken(stage: Stage, wire: Wire, **changes: Any) -> None:
 
 
 def _store_killed(stages: Sequence[Stage]) -> None:
-    """The server is killed and comes back while the victims stand between their effects and their records."""
+    """The server is killed while the victims stand at their points, and comes back. Some of them go on meanwhile, and must hear that
+    it is away; the others stand between their effects and their records until it is there again."""
     server: Private = stages[0].places.private(stages[0].cell)
     for stage in stages:
         stage.key = server.near(stages[0].key, stage.key)
-        stage.stand(**KILLED.plan)
+        stage.stand(**(GONE if stage.cell.point in AWAY else KILLED).plan)
     server.kill(stages[0].key)
+    away = [stage for stage in stages if stage.cell.point in AWAY]
+    for stage in away:
+        stage.reply()
+    for stage in away:
+        stage.bit = stage.bit and _heard(stage)
     server.start()
     for stage in stages:
-        stage.reply()
+        if stage not in away:
+            stage.reply()
     for stage in stages:
         stage.finish()
     for stage in stages:
         stage.send("heir", last=True).wait()
+
+
+def _heard(stage: Stage) -> bool:
+    """Whether its victim is told, before its server is back, that it is away."""
+    assert stage.victim is not None
+    _until(lambda: bool(stage.ledger.answers()), stage.victim)
+    return [each.error for each in stage.ledger.answers()] == [AWAY[stage.cell.point]]
 
 
 ORDERS: dict[str, Callable[..., None]] = {
@@ -285,6 +320,7 @@ ORDERS: dict[str, Callable[..., None]] = {
     "reset-after": _on_the_wire,
     "stall": _on_the_wire,
     "store-kill": _store_killed,
+    "slow": _lasted,
 }
 
 
@@ -302,14 +338,32 @@ def run(jobs: Sequence[Job], places: Places) -> list[Result]:
     """Play a schedule, or a batch of them, and judge. Never raises: what goes wrong is the result.
 
     One in which somebody did not end in time has no verdict, neither way: it is played once more, and the report counts it.
-    A verdict is never asked for twice.
+    So is one that ended better than its cell promises: an anomaly must be seen, and a race inside of the victim may spare it.
+    A verdict that is worse is never asked for twice: in a batch that is played again it stays as it was.
     """
     results = _played(jobs, places)
-    if any(each.problem.startswith("TimeoutError") or _LOCKED in each.problem for each in results):
-        results = _played(jobs, places)
-        for each in results:
-            each.again = True
-    return results
+    if not any(_no_verdict(job.cell, each) for job, each in zip(jobs, results, strict=True)):
+        return results
+    kept = []
+    for job, first, then in zip(jobs, results, _played(jobs, places), strict=True):
+        if first.agrees or _no_verdict(job.cell, first):
+            then.again, then.first = True, first.problem
+            kept.append(then)
+        else:
+            kept.append(first)
+    return kept
+
+
+_WORSE: Final = {Verdict.DOUBLED, Verdict.TORN, Verdict.REORDERED}
+
+
+def _no_verdict(cell: Cell, result: Result) -> bool:
+    if result.verdict in _WORSE and result.verdict is not cell.expected:
+        return False
+    spared = (
+        result.bit and result.verdict is Verdict.ONCE and cell.expected in {Verdict.DOUBLED, Verdict.LOST}
+    )
+    return spared or result.problem.startswith(("TimeoutError", _STARVED)) or _LOCKED in result.problem
 
 
 def _played(jobs: Sequence[Job], places: Places) -> list[Result]:
@@ -330,8 +384,8 @@ def _played(jobs: Sequence[Job], places: Places) -> list[Result]:
             stage.close()
     results = []
     for at, (job, folder) in enumerate(zip(jobs, folders, strict=True)):
-        bit = at < len(stages) and stages[at].bit
-        result = _judged(job, Ledger(str(folder)), bit=bit, problem=problem)
+        bit, doubt = (stages[at].bit, stages[at].doubt) if at < len(stages) else (False, "")
+        result = _judged(job, Ledger(str(folder)), bit=bit, problem=problem, doubt=doubt)
         result.seconds = (time.monotonic() - began) / len(jobs)
         result.together = len(jobs)
         results.append(result)
@@ -339,7 +393,7 @@ def _played(jobs: Sequence[Job], places: Places) -> list[Result]:
     return results
 
 
-def _judged(job: Job, ledger: Ledger, *, bit: bool, problem: str) -> Result:
+def _judged(job: Job, ledger: Ledger, *, bit: bool, problem: str, doubt: str) -> Result:
     cell = job.cell
     story = ledger.story()
     effects, answers = story.effects, story.answers
@@ -348,8 +402,12 @@ def _judged(job: Job, ledger: Ledger, *, bit: bool, problem: str) -> Result:
     heir = heir_of(answers)
     odd = next((each for each in answers if each.error in {"Crashed", "Unexpected"}), None)
     problem = problem or (
-        f"the {odd.by} ended with {odd.text}" if odd else compare(cell, verdict, heir, bit=bit) or breached
+        f"the {odd.by} ended with {odd.text}"
+        if odd
+        else compare(cell, verdict, heir, bit=bit) or breached or doubt
     )
+    if problem and cell.fault in _ELSEWHERE and _starved(verdict, answers):
+        problem = f"{_STARVED}: {problem}"
     after, well = settled(cell, answers)
     return Result(
         cell=cell.name,
@@ -368,6 +426,13 @@ def _judged(job: Job, ledger: Ledger, *, bit: bool, problem: str) -> Result:
         number=job.number,
         story=_lines(story) if problem else [],
     )
+
+
+def _starved(verdict: Verdict, answers: Sequence[Answer]) -> bool:
+    """Somebody was told that the store is away. What a caller was told, and is not there, is lost all the same."""
+    callers = [each for each in answers if each.by != "judge"]
+    away = any(each.error == "StoreUnavailable" for each in callers)
+    return away and (verdict is not Verdict.LOST or all(each.error for each in callers))
 
 
 def _found(cell: Cell, story: Story) -> tuple[Verdict, str]:

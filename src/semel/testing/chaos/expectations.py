@@ -16,6 +16,7 @@ from semel.guarantees import FAULTS, TABLE, Mode, Promise
 from semel.testing.chaos.cells import Cell, Heir, Verdict
 
 __all__ = [
+    "AWAY",
     "HEARD",
     "LOSING",
     "filled",
@@ -36,6 +37,8 @@ LOSING: Final = {
     "acked.normal", "acked.off", "acked.timed-out", "acked.gone",
 }  # fmt: skip
 """Settings under which a store loses what it had acknowledged."""
+AWAY: Final = {"claim.sent": "StoreUnavailable", "settle.sent": "NotRecorded"}
+"""Points from which victims of store-kill go on while their server is away, and what they must be told meanwhile."""
 HEARD: Final = {"run.started", "step.stored#1"}
 """Between steps: a woken owner hears from its heartbeat that it was overtaken, and makes no step."""
 _WIRE: Final = {"reset-before", "reset-after", "stall"}
@@ -95,7 +98,9 @@ def _expected(cell: Cell) -> _Pair:
             Verdict.ONCE,
             Heir.ANY,
         )  # its caller may be told StoreUnavailable: then nothing ran and the key is free
-    if fault in _WIRE or fault == "store-kill":
+    if fault == "store-kill" and point == "claim.sent":
+        return _RAN  # its caller was told StoreUnavailable: nothing ran
+    if fault in _WIRE or fault in {"store-kill", "slow"}:
         return _REPLAYED  # the worker lives: it repeats the request with the same nonce, unseen by its caller
     if mode == "steps":
         return stepped(fault, point)
@@ -222,7 +227,8 @@ def not_applicable(store: str, colour: str, mode: str, fault: str, point: str) -
         _not_stopped(colour, mode, fault, point, redis=redis),
         _no_transaction(store, colour, fault, point, redis=redis) if mode == "tx" else "",
         "SQLite has no network" if fault in _WIRE and store == "sqlite" else "",
-        _NO_SERVER if fault == "store-kill" and store == "sqlite" else "",
+        _not_killed(store, mode, point) if fault == "store-kill" else "",
+        _not_slow(mode) if fault == "slow" else "",
     )
     return next(filter(None, reasons), "")
 
@@ -239,6 +245,24 @@ def _neutral(mode: str, fault: str, point: str) -> str:
 
 
 _NO_SERVER: Final = "SQLite has no server process: its death is the worker's (kill)"
+
+
+def _not_killed(store: str, mode: str, point: str) -> str:
+    """Why a server's death makes no difference there, or cannot be."""
+    if store == "sqlite":
+        return _NO_SERVER
+    if point in AWAY and mode == "tx":
+        return "its connection has ended, and that is told by its own driver: run.returned"
+    if point in AWAY and mode != "retry":
+        return "a server that is away takes no claim and no outcome, whatever the mode: as in mode retry"
+    return ""
+
+
+def _not_slow(mode: str) -> str:
+    """Why it makes no difference there how long a function takes."""
+    if mode == "tx":
+        return "a transaction has no lease that could end under it"
+    return "" if mode == "retry" else "a lease is renewed alike whatever the mode: as in mode retry"
 
 
 def _not_stopped(colour: str, mode: str, fault: str, point: str, *, redis: bool) -> str:

@@ -10,12 +10,15 @@ __all__ = [
     "EVERY",
     "FORWARD",
     "FULL",
+    "GONE",
     "KILLED",
+    "NOTED",
     "PARKED",
     "QUIET",
     "QUIETER",
     "RELAYED",
     "SETTINGS",
+    "SLOW",
     "STILL",
     "WIRE",
     "Setting",
@@ -52,12 +55,17 @@ QUIET: Final = Setting(
     "a heartbeat that is stopped inside a write would hold the only lock",
 )
 QUIETER: Final = Setting(
-    "the same with steps, and under HTTP", {"lease": 1.5}, "there are more writes before the point"
+    "the same with steps, and under HTTP", {"lease": 2.4}, "there are more writes before the point"
 )
 PARKED: Final = Setting(
     "owners and waiters at wait.parked, and the HTTP server of the retries",
     {"lease": 6.0},
     "nothing waits for a lease there",
+)
+SLOW: Final = Setting(
+    "slow",
+    {"lease": 4.5, "wait": 25.0},
+    "its heartbeats come in time on a busy machine, too",
 )
 WIRE: Final = Setting(
     "victims of reset-before, reset-after, stall",
@@ -74,10 +82,20 @@ RELAYED: Final = Setting(
     {"lease": 0.6},
     "no heartbeat is due before the next request; the next relay need not wait long",
 )
+NOTED: Final = Setting(
+    "relays that are killed, cut off, or asleep while their sink loses its tail: how long a round waits for its batches",
+    {"slow": 20.0},
+    "with the 0.25 s of a relay it would be luck which of them a busy machine has noted before the next plan",
+)
 KILLED: Final = Setting(
     "victims of store-kill at run.returned",
     {"lease": 9.0, "settle_timeout": 20.0},
     "one restart is shared by all modes; with the default a start that takes more than 5 s ends in NotRecorded",
+)
+GONE: Final = Setting(
+    "victims of store-kill at claim.sent and settle.sent",
+    {"lease": 9.0, "timeout": 2.0, "settle_timeout": 2.0},
+    "their server stays away until they are told",
 )
 CUT_OFF: Final = Setting(
     "victims of failover at run.returned",
@@ -91,4 +109,20 @@ FULL: Final = Setting(
     {"timeout": 2.0, "settle_timeout": 0.5},
     "no room will be made: it is given up soon",
 )
-SETTINGS: Final = (EVERY, QUIET, QUIETER, PARKED, WIRE, STILL, RELAYED, KILLED, CUT_OFF, FORWARD, BACK, FULL)
+SETTINGS: Final = (
+    EVERY,
+    QUIET,
+    QUIETER,
+    PARKED,
+    SLOW,
+    WIRE,
+    STILL,
+    RELAYED,
+    NOTED,
+    KILLED,
+    GONE,
+    CUT_OFF,
+    FORWARD,
+    BACK,
+    FULL,
+)

@@ -21,6 +21,8 @@ _LANE: Final = 4.0
 
 def estimate(cell: Cell) -> float:
     """About how many seconds a schedule takes: it waits for a lease, a time limit, a server's return."""
+    if cell.fault == "slow":
+        return 6.0
     if cell.fault in {"stall", "disk-full"}:
         return 2.5
     if cell.part == "messaging":

@@ -80,6 +80,7 @@ _BUSY: Final = (Verdict.ONCE, Heir.BUSY)
 _NEVER: Final = {
     "cancel": "a server does not cancel a handler whose client has left, nor would it change anything (client-reset)",
     "interrupt": "Ctrl-C ends a server, which drains its requests first (tests/http)",
+    "slow": "a request's lease is renewed by the core's own heartbeat: as in mode retry",
     "stall": "the layer waits as its store's driver does: as in mode retry",
     **dict.fromkeys(
         ("store-kill", "power-loss", "failover", "clock-forward", "clock-back", "disk-full"),

@@ -267,22 +267,23 @@ def _cut(stage: Stage) -> None:
     """The connection to the store is reset: before the next request arrives there, or after it was carried out."""
     scene = _Scene(stage)
     line = Line.of(str(stage.folder)).make()
-    with Wire(stage.places.address(stage.cell), resp=stage.cell.store == "redis") as wire:
-        url = stage.places.through(stage.cell, wire.ports[0])
-        victim = scene.serve(
-            "victim",
-            {"armed_later": True, "face": WIRE.plan["settings"]},
-            url=url,
-            lease=WIRE.options["lease"],
-        )
-        scene.visit("-warm").read()  # faults on the wire count from an open, used connection
-        scene.tell("arm")
-        visit = scene.visit()
-        if line.asked(victim.over(), timeout=PATIENCE):
-            wire.arm(stage.cell.fault)
-            line.reply()
-        scene.told("victim", visit.read())
-        stage.bit = wire.fired()
+    name, address = stage.cell.store, stage.places.address(stage.cell)
+    wire: Wire = stage.places.hold(f"wire to {name}", lambda: Wire(address, speaks=name))
+    url = stage.places.through(stage.cell, wire.ports[0])
+    victim = scene.serve(
+        "victim",
+        {"armed_later": True, "face": WIRE.plan["settings"]},
+        url=url,
+        lease=WIRE.options["lease"],
+    )
+    scene.visit("-warm").read()  # faults on the wire count from an open, used connection
+    scene.tell("arm")
+    visit = scene.visit()
+    if line.asked(victim.over(), timeout=PATIENCE):
+        wire.arm(stage.cell.fault)
+        line.reply()
+    scene.told("victim", visit.read())
+    stage.bit = wire.fired()
     scene.after()
     scene.end()
 

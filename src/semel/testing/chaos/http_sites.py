@@ -239,9 +239,11 @@ class _Site:
     async def _look(self, order: _Order) -> dict[str, str]:
         """What is committed goes into the ledger, as it is in the end."""
         opened = await self._open(core_key(order.schedule, USER))
-        for row in await opened.rows(f"{USER} {order.schedule}"):
-            order.ledger.effect(row.what, row.by)
-        await opened.close()
+        try:
+            for row in await opened.rows(f"{USER} {order.schedule}"):
+                order.ledger.effect(row.what, row.by)
+        finally:
+            await opened.close()
         return {}
 
     # ---- the same under ASGI and WSGI

@@ -50,10 +50,25 @@ def power_lost(stages: Sequence[Stage]) -> None:
     for stage in stages:
         assert stage.victim is not None
         stage.victim.end()
-    loss = place.lose_power()
-    for stage in stages:
-        stage.bit = stage.bit and (weak or loss.syncs > 0)  # a weak setting's loss shows in what comes after
+    syncs = place.disk.syncs()
+    waited = [_waited(stage, syncs) for stage in stages]
+    place.lose_power()
+    for stage, synced in zip(stages, waited, strict=True):
+        # The verdict alone would not tell: where it is strong, a later caller's sync keeps what an earlier one left to luck; where
+        # it is weak, the cut loses what any setting would have kept. A sync that comes by itself may fall into one answer's time,
+        # not into those of all.
+        if weak and all(waited):
+            stage.doubt = "every answer has waited for a sync: this setting is not weak"
+        elif not weak and not synced:
+            stage.doubt = "its answer has waited for no sync: another one's has kept it"
         _after(stage)
+
+
+def _waited(stage: Stage, syncs: Sequence[float]) -> bool:
+    """Whether a sync was asked for between the function and the answer of its caller: while its outcome was recorded."""
+    since = [each.at for each in stage.ledger.owners() if each.by == "victim"]
+    until = [each.at for each in stage.ledger.answers() if each.by == "victim" and not each.error]
+    return any(since[-1] <= at <= until[-1] for at in syncs) if since and until else False
 
 
 def _forgetful(cell: Cell) -> Forgetful:
@@ -161,15 +176,15 @@ def _cut_off(stages: Sequence[Stage], pair: Pair) -> None:
 def killed_after_commit(stages: Sequence[Stage]) -> None:
     cell = stages[0].cell
     setting = "off" if cell.point.endswith("asynchronous") else "on"
-    server = stages[0].places.hold(cell.lane, lambda: _Postgres(setting))
+    server: _Postgres = stages[0].places.hold(cell.lane, lambda: _Postgres(setting))
     server.settle()
     for stage in stages:
-        stage.url = coloured(server.url, "postgres", stage.cell.colour)
+        stage.url = coloured(server.url, cell.store, stage.cell.colour)
         stage.start("victim").wait()
+        stage.bit = any(each.by == "victim" and not each.error for each in stage.ledger.answers())
         _struck(stage)
     server.kill()
     for stage in stages:
-        stage.bit = True
         _after(stage)
 
 

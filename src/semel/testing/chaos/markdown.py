@@ -42,6 +42,10 @@ def _lines(found: Document, cells: Sequence[Cell]) -> Iterator[str]:
         f"* reach: {summary.windows} windows hit, {len(summary.unreached)} not; {summary.well} of {summary.after} calls ended "
         "well after the faults were over"
     )
+    for reason in summary.invalid:
+        yield f"* **invalid**: {reason}"
+    if summary.again:
+        yield f"* played once more, because somebody did not end in time or it ended better than its field says: {summary.again}"
     yield f"* recovery after a kill: {recovered(summary)}"
     yield "* a field is run again by `semel chaos --cell 'store/colour/mode/fault@point'`; points are places, so there is no seed"
     rows = {row.cell: row for row in found.cells}
@@ -106,7 +110,7 @@ def _peer(peer: Peer, found: Document) -> Iterator[str]:
     yield "The cases that apply to it, on PostgreSQL, in its own words: the workflow id is the key, an effect is a step or a"
     yield (
         "datasource transaction, a killed process is followed by the next one of the same executor. "
-        f"{peer.name} was run on {peer.made or 'the same day'}."
+        f"{peer.name} was run on {peer.made or 'the same day'}, each case {_times(peer)}, by `semel chaos --peers PYTHON`."
     )
     yield ""
     yield f"| case | semel | {peer.name} | {peer.name} promises |"
@@ -125,6 +129,11 @@ def _peer(peer: Peer, found: Document) -> Iterator[str]:
     yield ""
     for what, why in found.apart.items():
         yield f"* {what}: {why}"
+
+
+def _times(peer: Peer) -> str:
+    fewest = min((len(each.found) for each in peer.findings), default=0)
+    return "once" if fewest == 1 else f"{fewest} times"
 
 
 def _reasons(title: str, cells: Sequence[Cell]) -> Iterator[str]:

@@ -34,6 +34,7 @@ _NEVER: Final = {
     "kill": "its records end with the process: nobody is left who could be told anything (thread-death is its kill)",
     **dict.fromkeys(core.WIRE_FAULTS, "memory has no network"),
     "store-kill": "memory has no server process",
+    "slow": "its victims and heirs are one process with one heartbeat for all of them; its renewal is the contract suite's",
     "power-loss": "it promises nothing beyond the process: semel doctor refuses it where durable is required",
     "failover": "memory has no replica",
     "clock-forward": "it has the clock of the process that asks: not one that could jump alone",

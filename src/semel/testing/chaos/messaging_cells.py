@@ -18,10 +18,10 @@ from typing import Final
 import msgspec
 
 from semel.testing.chaos import core, expectations
-from semel.testing.chaos.cells import NOT_BUILT, Cell, Heir, Part, Verdict, register
+from semel.testing.chaos.cells import Cell, Heir, Part, Verdict, register
 from semel.testing.chaos.messaging_orders import ORDERS
 from semel.testing.chaos.messaging_sinks import BROKERS, LOOSE, SINKS
-from semel.testing.chaos.messaging_verdicts import judged, wanted
+from semel.testing.chaos.messaging_verdicts import OVERTAKEN, judged, wanted
 from semel.testing.chaos.messaging_work import attempt
 
 __all__ = ["DATABASES", "REDIS", "WINDOWS", "messaging_cells"]
@@ -76,11 +76,12 @@ _NEVER: Final = {
     "power-loss": "what a database or a Redis forgets is shown by the core's modes, a sink's lost tail by torn-log",
     "failover": "to a relay it is a lost tail: torn-log",
     "disk-full": "to a relay it is a database or a broker that is away: store-kill, broker-kill",
-    "clock-forward": "leases here are about who carries, not about what is carried: zombie",
+    **dict.fromkeys(
+        ("clock-forward", "clock-back"),
+        "leases here are about who carries, not about what is carried: zombie, kill",
+    ),
+    "interrupt": "a relay runs in an event loop, which turns Ctrl-C into a cancellation (tests/messaging)",
 }
-_ADVERTISED: Final = (
-    f"{NOT_BUILT}: a stream's clients go to the address that its broker names, past the proxy"
-)
 
 
 def messaging_cells() -> Iterator[Cell]:
@@ -118,6 +119,8 @@ def _cell(
         lane = f"{store} messages {fault}"
     elif fault in {"broker-kill", "torn-log"}:
         lane = f"{broker} messages {fault}"
+    elif kind == "rabbit-stream" and fault.startswith("reset-"):
+        lane = f"{broker} messages wire"
     return msgspec.structs.replace(
         cell,
         expected=end[0],
@@ -159,7 +162,7 @@ def _struck(store: str, kind: str) -> Iterator[_Row]:
     loose = kind in LOOSE
     again = _TWICE if loose else _KNOWN
     for point in (*_FIRST, *(_SECOND if kind in _THOROUGH else ())):
-        yield "kill", point, _after(point, again, loose=loose), ""
+        yield "kill", point, _after(point, again), ""
     yield "zombie", "relay.planned", _TWICE if loose else _RAN, ""
     yield "zombie", "relay.published", again, ""
     race = "whether it or its heir sends first when its locks are free is a race" if loose else ""
@@ -182,17 +185,26 @@ def _struck(store: str, kind: str) -> Iterator[_Row]:
         else "a refusal is the relay's own affair, the same for every sink: redis, handler"
     )
     yield "poison", "head", None if shy else _ONCE, shy
+    yield _slow(kind)
 
 
-def _after(point: str, again: _Pair, *, loose: bool) -> _Pair:
+def _slow(kind: str) -> _Row:
+    """A relay's own heartbeat, while its sink takes its time."""
+    if kind == "handler":
+        return "slow", "relay.planned", _ONCE, ""
+    return "slow", "any", None, "a relay's lease is renewed alike whatever its sink is: relay-handler"
+
+
+def _after(point: str, again: _Pair) -> _Pair:
     """What a relay's heir finds when it was killed there."""
-    if point in {"relay.published", "relay.published#2", "relay.chosen#2"}:
-        return again
-    # The second plan of a part does not wait for another part's first batch that takes long: that may be in, unnoted.
-    return _ONCE if point == "relay.planned#2" and not loose else _RAN
+    return again if point in {"relay.published", "relay.published#2", "relay.chosen#2"} else _RAN
 
 
-_TORN: Final[dict[str, _Pair]] = {"acked.kept": _ONCE, "acked.gone": (Verdict.LOST, Heir.ANY)}
+_TORN: Final[dict[str, _Pair]] = {
+    "acked.kept": _ONCE,
+    "acked.gone": (Verdict.LOST, Heir.ANY),
+    OVERTAKEN: _ONCE,
+}
 
 
 def _cuts(store: str, kind: str) -> Iterator[_Row]:
@@ -201,8 +213,6 @@ def _cuts(store: str, kind: str) -> Iterator[_Row]:
     for fault in ("reset-before", "reset-after"):
         if kind == "handler":
             yield fault, "relay.planned#2", None, "a function has no network"
-        elif kind == "rabbit-stream":
-            yield fault, "relay.planned#2", None, _ADVERTISED
         else:
             end = (Verdict.DOUBLED, Heir.ANY) if loose and fault == "reset-after" else _ONCE
             yield fault, "relay.planned#2", end, ""
@@ -248,6 +258,11 @@ def _servers(store: str, kind: str) -> Iterator[_Row]:
 
 # ---------------------------------------------------------------------------------- writers and consumers
 
+_AS_TX: Final = (
+    "zombie", "cancel", "interrupt", "stall", "store-kill", "power-loss", "failover", "disk-full", "clock-forward", "clock-back",
+    "slow",
+)  # fmt: skip
+
 
 def _writers(store: str, colour: str) -> Iterator[Cell]:
     for point in _WRITER:
@@ -262,16 +277,9 @@ def _writers(store: str, colour: str) -> Iterator[Cell]:
         yield _cell(store, colour, "outbox", "rollback", point, _ONCE)
     alone = "one transaction writes at a time: none can be late" if store == "sqlite" else ""
     yield _cell(store, colour, "outbox", "late-commit", "outbox.written", None if alone else _ONCE, alone)
-    for fault in ("zombie", "cancel", "interrupt", "store-kill", "power-loss", "failover", "disk-full"):
-        yield _cell(
-            store,
-            colour,
-            "outbox",
-            fault,
-            "any",
-            None,
-            "its messages are rows of the transaction: as in mode tx",
-        )
+    for fault in _AS_TX:
+        why = "its messages are rows of the transaction: as in mode tx"
+        yield _cell(store, colour, "outbox", fault, "any", None, why)
 
 
 def _consumers(store: str, colour: str, kind: str) -> Iterator[Cell]:
@@ -301,19 +309,27 @@ def _consumers(store: str, colour: str, kind: str) -> Iterator[Cell]:
     served = "SQLite has no server process: its death is the consumer's (kill)" if store == "sqlite" else ""
     yield _cell(store, colour, mode, "store-kill", "consumer.handled#2", None if served else _ONCE, served)
     yield _cell(store, colour, mode, "broker-kill", "consumer.committed#2", _ONCE)
+    for fault in ("reset-before", "reset-after"):  # of its commit
+        why = "SQLite has no network" if store == "sqlite" else ""
+        if not why and kind != "redis":
+            why = "its commit is the database's, whichever broker the message came from: inbox-redis"
+        yield _cell(store, colour, mode, fault, "consumer.handled#2", None if why else _ONCE, why)
     if (kind, colour) == ("redis", "sync"):
         for point, end in (("kept", _ONCE), ("refused", _ONCE), ("forgotten", (Verdict.DOUBLED, Heir.ANY))):
             yield _cell(store, colour, mode, "late-copy", point, end)
-    for fault in ("cancel", "stall", "power-loss", "failover", "disk-full"):
-        yield _cell(
-            store,
-            colour,
-            mode,
-            fault,
-            "any",
-            None,
-            "the admission is a row of the transaction: as in mode tx",
-        )
+    for fault in (
+        "cancel",
+        "interrupt",
+        "stall",
+        "power-loss",
+        "failover",
+        "disk-full",
+        "clock-forward",
+        "clock-back",
+        "slow",
+    ):
+        why = "the admission is a row of the transaction: as in mode tx"
+        yield _cell(store, colour, mode, fault, "any", None, why)
 
 
 # ----------------------------------------------------------------------------------- an outbox in Redis
@@ -339,7 +355,7 @@ def _struck_in_redis(kind: str) -> Iterator[_Row]:
     loose = kind in LOOSE
     again = _TWICE if loose else _KNOWN
     for point in (*_FIRST, *_SECOND):
-        yield "kill", point, _after(point, again, loose=loose), ""
+        yield "kill", point, _after(point, again), ""
     yield "zombie", "relay.chosen", _RAN, ""
     yield "zombie", "relay.planned", _TWICE if loose else _RAN, ""
     yield "zombie", "relay.published", again, ""
@@ -361,6 +377,7 @@ def _struck_in_redis(kind: str) -> Iterator[_Row]:
     else:
         yield "broker-kill", "any", None, "a function has no broker"
     yield "poison", "head", _ONCE, ""
+    yield _slow(kind)
 
 
 def _pipelines(colour: str) -> Iterator[Cell]:
@@ -382,7 +399,7 @@ def _pipelines(colour: str) -> Iterator[Cell]:
     same = "" if colour == "sync" else "the log is the server's, whoever wrote the EXEC: sync"
     for point in ("cut.tail", "cut.half"):
         yield cell("torn-log", point, None if same else _RAN, same)
-    for fault in ("zombie", "cancel", "interrupt", "store-kill", "power-loss", "failover", "disk-full"):
+    for fault in _AS_TX:
         yield cell(fault, "any", None, "its messages are commands of the EXEC: as in mode tx")
 
 

@@ -15,7 +15,7 @@ from semel.messaging.events import Handled, RelayEvent
 from semel.runtime import run_sync
 from semel.testing.chaos import traps
 from semel.testing.chaos.messaging_scene import INSERT, Scene, alchemy, sync
-from semel.testing.chaos.messaging_sinks import source_url
+from semel.testing.chaos.messaging_sinks import nothing_left, source_url
 from semel.testing.chaos.messaging_verdicts import FOLLOWED, GHOST
 from semel.testing.chaos.places import TABLES
 from semel.testing.chaos.transactions import wait
@@ -49,6 +49,14 @@ class _Application:
         )
         engine: Any = create_engine(self.url) if self.is_sync else create_async_engine(alchemy(self.url))
         session: Any = Session(engine) if self.is_sync else AsyncSession(engine)
+        try:
+            await self._order(once, session)
+        finally:  # its process lives on
+            await wait(session.close())
+            await wait(engine.dispose())
+            await wait(once.close())
+
+    async def _order(self, once: Any, session: Any) -> None:
         with self.scene.outbox() as outbox:
             await wait(once.peek(self.scene.plan.key))  # what is looked up once is not part of the story
             outbox.database.run_now(lambda _: None)
@@ -63,9 +71,6 @@ class _Application:
                 self.scene.ledger.error(self.scene.role, type(error).__name__, str(error))
             finally:
                 traps.disarm()
-        await wait(session.close())
-        await wait(engine.dispose())
-        await wait(once.close())
 
     async def _within(self, once: Any, session: Any, outbox: Outbox) -> None:
         scene = self.scene
@@ -121,24 +126,28 @@ class _Consumer:
         self.scene = scene
         self.url = scene.plan.url
         self.is_sync = scene.cell.colour == "sync"
+        self.entered: set[str] = set()
         self.handled: dict[str, bool] = {}
         self.came = asyncio.Event()
+        self.over = asyncio.Event()
 
     async def act(self) -> None:
         scene = self.scene
         where: Any = self.url if self.is_sync else create_async_engine(alchemy(self.url))
         inbox = Inbox(where, consumer=scene.plan.key, table=TABLES, hooks=(self._told,))
-        with scene.outbox() as outbox:
-            self._register(inbox, outbox)
-            await inbox.database.read(lambda _: None)  # whoever was stopped may hold SQLite's lock
-            await outbox.database.read(lambda _: None)
-            if scene.role == "victim":
-                traps.arm(scene.plan, scene.ledger)
-            await self._run(inbox)
+        try:
+            with scene.outbox() as outbox:
+                self._register(inbox, outbox)
+                await inbox.database.read(lambda _: None)  # whoever was stopped may hold SQLite's lock
+                await outbox.database.read(lambda _: None)
+                if scene.role == "victim":
+                    traps.arm(scene.plan, scene.ledger)
+                await self._run(inbox)
+        finally:  # its process lives on
             traps.disarm()
-        inbox.close()
-        if not self.is_sync:
-            await where.dispose()
+            inbox.close()
+            if not self.is_sync:
+                await where.dispose()
 
     def _register(self, inbox: Inbox, outbox: Outbox) -> None:
         """A handler that writes a row and sends a message in its transaction."""
@@ -156,6 +165,7 @@ class _Consumer:
 
         async def seen(message: Message, go_on: Any) -> bool:
             scene.ledger.entered(scene.role, str(message.id).encode(), message.delivery)
+            self.entered.add(str(message.id))
             return bool(await go_on(message))
 
         inbox.handler("orders")(handle if self.is_sync else handle_async)
@@ -177,19 +187,28 @@ class _Consumer:
         wanted = set(scene.said["messages"])
         source = source_url(scene.kind, scene.said["broker"], scene.place, _IDLE)
         running = asyncio.create_task(inbox.run(source, concurrency=1, grace=5))
-        coming = asyncio.create_task(self._all_handled(wanted))
-        await asyncio.wait({running, coming}, timeout=_PATIENCE, return_when=asyncio.FIRST_COMPLETED)
-        for task in (running, coming):
-            task.cancel()
-        await asyncio.gather(running, coming, return_exceptions=True)
+        looks = {asyncio.create_task(self._all_handled(wanted))}
+        if (scene.kind, scene.role) == ("redis", "heir") and scene.cell.fault in {"kill", "zombie"}:
+            looks.add(asyncio.create_task(self._nothing_left()))
+        await asyncio.wait({running, *looks}, timeout=_PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+        self.over.set()
+        self.came.set()
+        running.cancel()
+        await asyncio.gather(running, *looks, return_exceptions=True)
         if missing := sorted(wanted - self.handled.keys()):
             scene.ledger.error(scene.role, "Unhandled", f"{' '.join(missing)} never came")
             return
         known = self.handled.get(scene.said.get("struck", ""), True)
         scene.ledger.answer(scene.role, sorted(self.handled), replayed=not known)
 
+    async def _nothing_left(self) -> None:
+        """What it waits for will not come any more. A zombie may have acknowledged what its heir is still at."""
+        scene = self.scene
+        await nothing_left(scene.said["broker"], scene.place, scene.plan.key, unless=self.over)
+        await self._all_handled(self.entered)
+
     async def _all_handled(self, wanted: set[str]) -> None:
-        while not wanted <= self.handled.keys():
+        while not (self.over.is_set() or wanted <= self.handled.keys()):
             self.came.clear()
             await self.came.wait()
 

@@ -19,19 +19,20 @@ import msgspec
 from semel.testing import services
 from semel.testing.chaos.cells import Heir
 from semel.testing.chaos.driver import PATIENCE, Stage, Worker
-from semel.testing.chaos.harness import RELAYED, STILL, WIRE
+from semel.testing.chaos.harness import RELAYED, SLOW, STILL, WIRE
 from semel.testing.chaos.messaging_scene import make_tables
 from semel.testing.chaos.messaging_sinks import BROKERS, Endpoint
-from semel.testing.chaos.messaging_verdicts import PAUSED, ids_of
+from semel.testing.chaos.messaging_verdicts import OVERTAKEN, PAUSED, ids_of
 from semel.testing.chaos.places import Private, coloured
-from semel.testing.chaos.wires import Wire
+from semel.testing.chaos.signals import GO
+from semel.testing.chaos.wires import ProxiedRabbit, Wire
 from semel.testing.chaos.workers import Errand
 
 __all__ = ["ORDERS"]
 
 _STRUCK: Final = "a2"
 """The message that a consumer is broken over: the second one of its key."""
-_TO_THE_DATABASE: Final = ("relay.chosen", "outbox.written", "settle.sent")
+_TO_THE_DATABASE: Final = ("relay.chosen", "outbox.written", "settle.sent", "consumer.handled")
 """Points after which the next request goes to the database: its commit."""
 
 
@@ -144,7 +145,7 @@ def _rose(stage: Stage) -> None:
     if not together:
         heir.wait()
     elif scene.mode == "inbox":
-        _until(lambda: any(each.by == "heir" for each in stage.ledger.owners()))
+        _until(lambda: _at_struck(stage))
     else:
         time.sleep(2 * scene.lease())  # its lease is over, and the other one is at its lock
     victim.wake()
@@ -153,6 +154,12 @@ def _rose(stage: Stage) -> None:
     if together and scene.mode == "inbox":
         scene.handle_rest()
     scene.judge()
+
+
+def _at_struck(stage: Stage) -> bool:
+    """The heir has the message that the sleeper is at. Before that, the sleeper would handle it alone."""
+    struck = _STRUCK.encode().hex()
+    return any((each.by, each.nonce) == ("heir", struck) for each in stage.ledger.owners())
 
 
 _INSIDE: Final = ("relay.chosen", "inbox.admitted#2", "consumer.handled#2")
@@ -171,23 +178,38 @@ def _until(condition: Callable[[], bool], *, seconds: float = PATIENCE) -> None:
 
 def _cut(stage: Stage) -> None:
     """A connection is reset before the next request, or after it was carried out: to the sink, or to the database."""
+    if stage.cell.lane:
+        _cut_stream(stage)
+        return
     scene = _Scene(stage)
-    scene.write()
     to_database = stage.cell.point.partition("#")[0] in _TO_THE_DATABASE
     target = urlsplit(stage.url if to_database else scene.said["broker"])
     speaks = stage.cell.store if to_database else scene.kind
-    with Wire((str(target.hostname), target.port or 0), resp=speaks == "redis") as wire:
-        through = target._replace(
-            netloc=target.netloc.replace(f":{target.port}", f":{wire.ports[0]}")
-        ).geturl()
-        changes: dict[str, Any] = {"url": through} if to_database else {"said": {"broker": through}}
-        scene.stand(lease=WIRE.options["lease"], **changes)
-        if stage.bit:
-            wire.arm(stage.cell.fault)
-        stage.reply()
-        stage.finish()
-        stage.bit = wire.fired()
-    scene.heir().wait()
+    wire: Wire = stage.places.hold(
+        f"wire to {speaks}", lambda: Wire((str(target.hostname), target.port or 0), speaks=speaks)
+    )
+    through = target._replace(netloc=target.netloc.replace(f":{target.port}", f":{wire.ports[0]}")).geturl()
+    _struck(scene, wire, **({"url": through} if to_database else {"said": {"broker": through}}))
+
+
+def _cut_stream(stage: Stage) -> None:
+    """A stream's clients go to the address that their broker names: this one names a proxy's. It is the batch that is struck."""
+    server: ProxiedRabbit = stage.places.hold(stage.cell.lane, lambda: ProxiedRabbit().open())
+    assert server.wire is not None
+    _struck(_Scene(stage, server=server), server.wire)
+
+
+def _struck(scene: _Scene, wire: Wire, **changes: Any) -> None:
+    stage = scene.stage
+    scene.write()
+    scene.stand(lease=WIRE.options["lease"], **changes)
+    if stage.bit:
+        wire.arm(stage.cell.fault)
+    stage.reply()
+    stage.finish()
+    stage.bit = wire.fired()
+    if scene.mode != "inbox":  # a consumer goes on by itself, and is its own heir
+        scene.heir().wait()
     scene.judge()
 
 
@@ -258,11 +280,14 @@ def _torn(stage: Stage) -> None:
     """Redis dies in the middle of writing its log, and has less than it had confirmed when it comes back.
 
     `cut.…`: of a batch that its relay did not live to note as delivered. `acked.…`: of delivered ones, which were kept
-    (sink_safety) or were not.
+    (sink_safety) or were not; or were kept, and a relay that has slept meanwhile goes on.
     """
     server: Any = stage.places.hold(stage.cell.lane, lambda: services.redis(appendonly="always"))
     if stage.cell.mode == "outbox" or stage.cell.point.startswith("plan."):
         _torn_outbox(stage, server)
+        return
+    if stage.cell.point == OVERTAKEN:
+        _torn_meanwhile(stage, server)
         return
     scene = _Scene(stage, server=server)
     scene.write()
@@ -283,6 +308,39 @@ def _torn(stage: Stage) -> None:
     more = {"also": ["a4", "b4"]} if acked else {}
     scene.send("heir", said={**said, **more}).wait()
     scene.judge()
+
+
+def _torn_meanwhile(stage: Stage, server: Any) -> None:
+    """A relay sleeps over a batch that it has written down, and Redis loses the one before it. The heir finds that out, sends
+    the kept one again, and then the sleeper wakes: the number of its batch is the one that is due, and only its epoch says
+    that it is not the heir who sends it. Who takes it sends the heir's own copy beyond it."""
+    scene = _Scene(stage, server=server)
+    scene.write()
+    (log,) = server.folder.glob("**/*.incr.aof")
+    before = len(log.read_bytes())
+    kept = {"safety": 60}
+    asleep = msgspec.structs.replace(stage.cell, fault="zombie", point="relay.planned#2")
+    victim = scene.start("victim", said={**kept, "insists": True}, cell=asleep, lease=scene.lease())
+    stopped = os.WIFSTOPPED(victim.wait(stopped=True))
+    server.kill()
+    whole = log.read_bytes()
+    log.write_bytes(whole[:before])
+    server.start()
+    lasting = WIRE.options["lease"]  # it must not be overtaken in its turn
+    heir = scene.send("heir", said={**kept, "also": ["a4", "b4"], "stands": True}, lease=lasting)
+    _until(lambda: _answered(stage, "heir") == 2 or heir.ended())
+    if stopped:
+        victim.wake()
+        victim.wait()
+    # Two of its batches before it slept, and two when the heir stood still.
+    stage.bit = stopped and _answered(stage, "victim") == 4 and not heir.ended()
+    (stage.folder / GO).touch()
+    heir.wait()
+    scene.judge()
+
+
+def _answered(stage: Stage, by: str) -> int:
+    return sum(each.by == by for each in stage.ledger.owners())
 
 
 def _torn_outbox(stage: Stage, server: Any) -> None:
@@ -320,6 +378,19 @@ def _poisoned(stage: Stage) -> None:
     scene.judge()
 
 
+def _lasted(stage: Stage) -> None:
+    """A relay lives and its sink takes longer than its lease: only its heartbeats keep the next one from its parts."""
+    scene = _Scene(stage)
+    scene.write()
+    victim = scene.victim(lease=SLOW.options["lease"])
+    _until(lambda: bool(stage.ledger.effects()))
+    scene.heir().wait()  # it waits for the lease of one that might be dead
+    stage.bit = not victim.ended()
+    (stage.folder / GO).touch()
+    victim.wait()
+    scene.judge()
+
+
 def _committed_late(stage: Stage) -> None:
     """A message with a lower number is committed after one with a higher number was carried away."""
     scene = _Scene(stage)
@@ -351,4 +422,5 @@ ORDERS: Final[dict[str, Callable[..., None]]] = {
     "late-commit": _committed_late,
     "rollback": _played,
     "late-copy": _played,
+    "slow": _lasted,
 }

@@ -10,6 +10,7 @@ that tenant, under a name of their own. Everything else is told by the plan's se
 | `also` | those that are written before a relay begins |
 | `struck` | the message that a consumer is broken over |
 | `safety`, `poison` | the relay's sink_safety; the id of a message that its sink refuses |
+| `insists`, `stands` | a relay that sends until its sink has answered; one that stands still when it has sent kept batches again |
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from typing import Any, Final
 
 from sqlalchemy import Engine, create_engine, text
 
-from semel.messaging import Inbox, Message, Outbox, Relay, Report, Route
+from semel.messaging import Inbox, Message, Outbox, Relay, Report, Route, carrier
 from semel.messaging.events import Alarm, Overtaken, RelayEvent, SinkPaused
 from semel.messaging.message import part_of
 from semel.messaging.sinks import open_sink
 from semel.testing.chaos.cells import Plan
+from semel.testing.chaos.harness import NOTED
 from semel.testing.chaos.ledger import Ledger
-from semel.testing.chaos.messaging_sinks import ARRIVED, LOOSE, OnTheWire, sink_url
+from semel.testing.chaos.messaging_sinks import ARRIVED, LOOSE, Insisting, OnTheWire, Standing, sink_url
 from semel.testing.chaos.messaging_verdicts import PAUSED
 from semel.testing.chaos.places import PARTS, TABLES
+from semel.testing.chaos.signals import GO
 from semel.testing.chaos.transactions import TABLE
 
 __all__ = ["INSERT", "Scene", "alchemy", "make_tables", "sync"]
@@ -74,7 +77,7 @@ class Scene:
         self.place = plan.folder.rpartition("/")[2] if kind == "webhook" else plan.key
         self.in_redis = self.cell.store == "redis"
         self.alarms: list[str] = []
-        self.wire: OnTheWire | None = None
+        self.wire: OnTheWire | Standing | None = None
 
     @contextlib.contextmanager
     def outbox(self) -> Iterator[Outbox]:
@@ -90,8 +93,10 @@ class Scene:
         """As `outbox`, for rows."""
         if self.cell.lane:
             engine = create_engine(sync(self.plan.url))
-            yield engine
-            engine.dispose()
+            try:
+                yield engine
+            finally:
+                engine.dispose()
         else:
             yield _engine(sync(self.plan.url))
 
@@ -114,6 +119,8 @@ class Scene:
 
     # ---- the relay
     def relay(self, outbox: Outbox) -> Relay:
+        noted = self.role == "victim" and (self.cell.fault in _NOTED or "insists" in self.said)
+        _wait_for_batches(NOTED.options["slow"] if noted else _SLOW)
         return Relay(
             outbox,
             {"*": self._route()},
@@ -135,6 +142,10 @@ class Scene:
             if message.id == poison:
                 raise ValueError("it cannot be handled")
             self.ledger.effect(str(message.id), ARRIVED)
+            while (
+                self.role == "victim" and self.cell.fault == "slow" and not (self.ledger.folder / GO).exists()
+            ):
+                time.sleep(0.002)
 
         def transform(row: Any) -> Any:
             if row.id == poison:
@@ -144,10 +155,19 @@ class Scene:
         if self.kind == "handler":
             return handle
         url = sink_url(self.kind, self.said["broker"], self.place)
-        if self.role == "victim" and self.cell.fault == "zombie" and self.kind in LOOSE:
-            self.wire = OnTheWire(open_sink(url))
+        self.wire = self._odd(url)
+        if self.wire is not None:
             return self.wire
         return Route(url, transform=transform) if poison else url
+
+    def _odd(self, url: str) -> OnTheWire | Standing | None:
+        """A sink whose relay sends when it should not, or not yet."""
+        if self.said.get("insists"):
+            return Insisting(open_sink(url), self.ledger, self.role)
+        if self.said.get("stands"):
+            return Standing(open_sink(url), self.ledger, self.role)
+        loose = self.role == "victim" and self.cell.fault == "zombie" and self.kind in LOOSE
+        return OnTheWire(open_sink(url)) if loose else None
 
     def told(self, event: RelayEvent) -> None:
         """What a relay says meanwhile."""
@@ -171,6 +191,15 @@ class Scene:
             "alarms": self.alarms,
         }
         self.ledger.answer(self.role, facts, replayed=report.duplicates > 0)
+
+
+def _wait_for_batches(seconds: float) -> None:
+    """How long a round waits for what it has sent is no option of a relay's: its batches are looked after later all the same."""
+    carrier.__dict__["_SLOW"] = seconds
+
+
+_SLOW: Final[float] = carrier.__dict__["_SLOW"]
+_NOTED: Final = {"kill", "reset-before", "reset-after"}
 
 
 def sync(url: str) -> str:

@@ -20,7 +20,9 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
+from semel.messaging.sink import Fenced, SinkUnavailable
 from semel.testing.chaos.ledger import Ledger
+from semel.testing.chaos.signals import GO
 
 __all__ = [
     "ARRIVED",
@@ -28,10 +30,13 @@ __all__ = [
     "LOOSE",
     "SINKS",
     "Endpoint",
+    "Insisting",
     "OnTheWire",
+    "Standing",
     "arrived",
     "body_of",
     "make",
+    "nothing_left",
     "sink_url",
     "source_url",
 ]
@@ -73,6 +78,24 @@ async def make(kind: str, base: str, place: str) -> None:
         async with await pika.connect(base) as connection:
             channel = await connection.channel()
             await channel.declare_queue(place, durable=True)
+
+
+async def nothing_left(base: str, stream: str, group: str, *, unless: asyncio.Event) -> None:
+    """Until every entry was handed out to this group and acknowledged by somebody: what was not handled will not come any more.
+
+    Or until nobody asks any more. It is told so instead of being cancelled, which got lost inside of redis-py now and then.
+    """
+    client = import_module("redis.asyncio").Redis.from_url(base)
+    try:
+        while not unless.is_set():
+            last = (await client.xinfo_stream(stream))["last-generated-id"]
+            groups = {each["name"]: each for each in await client.xinfo_groups(stream)}
+            mine = groups.get(group.encode())
+            if mine is not None and not mine["pending"] and mine["last-delivered-id"] == last:
+                return
+            await asyncio.sleep(0.05)  # nobody says that a group has come to its end
+    finally:
+        await client.aclose()
 
 
 async def arrived(kind: str, base: str, place: str) -> list[tuple[str, bytes]]:
@@ -159,14 +182,65 @@ class OnTheWire:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sink, name)
 
-    async def publish(self, *batch: Any) -> Any:
-        task = asyncio.ensure_future(self._sink.publish(*batch))
+    async def publish(self, part: int, epoch: int, batch: int, rows: Any) -> Any:
+        task = asyncio.ensure_future(self._out(part, epoch, batch, rows))
         self._going.add(task)
         return await asyncio.shield(task)
+
+    async def _out(self, part: int, epoch: int, batch: int, rows: Any) -> Any:
+        return await self._sink.publish(part, epoch, batch, rows)
 
     async def aclose(self) -> None:
         """When all of it is out."""
         await asyncio.gather(*self._going, return_exceptions=True)
+        await self._sink.aclose()
+
+
+class Insisting(OnTheWire):
+    """As that, and its connections have ended meanwhile: it sends until the sink has answered, which is written down."""
+
+    def __init__(self, sink: Any, ledger: Ledger, by: str) -> None:
+        super().__init__(sink)
+        self._ledger = ledger
+        self._by = by
+
+    async def _out(self, part: int, epoch: int, batch: int, rows: Any) -> Any:
+        while True:
+            try:
+                found = await self._sink.publish(part, epoch, batch, rows)
+            except SinkUnavailable:
+                continue
+            except Fenced:
+                self._ledger.entered(self._by, str(part).encode(), batch)
+                raise
+            self._ledger.entered(self._by, str(part).encode(), batch)
+            return found
+
+
+class Standing:
+    """A sink whose relay stands still when what the sink had lost is there again, before its own batch: until a file is there."""
+
+    def __init__(self, sink: Any, ledger: Ledger, by: str) -> None:
+        self._sink = sink
+        self._ledger = ledger
+        self._by = by
+        self._tried: dict[int, int] = {}
+        self._again: set[int] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sink, name)
+
+    async def publish(self, part: int, epoch: int, batch: int, rows: Any) -> Any:
+        if batch < self._tried.setdefault(part, batch):  # a kept one, after the sink has said what it holds
+            self._again.add(part)
+        elif part in self._again:
+            self._again.discard(part)
+            self._ledger.entered(self._by, str(part).encode(), batch)
+            while not (self._ledger.folder / GO).exists():  # noqa: ASYNC110 - the sign is a file, made by another process
+                await asyncio.sleep(0.002)
+        return await self._sink.publish(part, epoch, batch, rows)
+
+    async def aclose(self) -> None:
         await self._sink.aclose()
 
 

@@ -15,13 +15,15 @@ from semel.testing.chaos.cells import Cell, Verdict
 from semel.testing.chaos.ledger import Answer, Story
 from semel.testing.chaos.messaging_sinks import ARRIVED
 
-__all__ = ["FOLLOWED", "GHOST", "PAUSED", "ids_of", "judged", "wanted"]
+__all__ = ["FOLLOWED", "GHOST", "OVERTAKEN", "PAUSED", "ids_of", "judged", "wanted"]
 
 GHOST: Final = "a9"
 """The id of a message whose transaction or savepoint was rolled back."""
 FOLLOWED: Final = "next-"
 """In front of the id of a message that a handler sends in its transaction."""
 
+OVERTAKEN: Final = "acked.overtaken"
+"""A sink's tail is lost and sent again while a relay sleeps, which then wakes."""
 PAUSED: Final = "pause"
 """By whom the ledger says that a relay has paused."""
 
@@ -55,10 +57,11 @@ def _verdict(cell: Cell, story: Story, found: Sequence[str]) -> Verdict:
     if last is None or last.error:
         return Verdict.STUCK
     times = Counter(found)
-    if any(not times[name] for name in wanted(cell)):
-        return Verdict.LOST
+    # First: who loses may do so where that is expected, and double nowhere.
     if any(times[name] > 1 for name in times):
         return Verdict.DOUBLED
+    if any(not times[name] for name in wanted(cell)):
+        return Verdict.LOST
     # What a dead consumer had is handed out again in the broker's own order.
     return Verdict.ONCE if cell.mode.startswith("inbox") or _ordered(found) else Verdict.REORDERED
 
@@ -117,7 +120,8 @@ def _overtaken(cell: Cell, story: Story, found: Sequence[str], rows: Sequence[st
     locks = (
         cell.point == "relay.chosen" and cell.store != "redis"
     )  # nobody can overtake one that has its part's lock
-    if cell.fault != "zombie" or not cell.mode.startswith("relay") or locks:
+    sleeps = cell.fault == "zombie" or cell.point == OVERTAKEN
+    if not sleeps or not cell.mode.startswith("relay") or locks:
         return ""
     return "" if any(each.by == "victim" for each in story.warned) else "the overtaken relay was not told"
 

@@ -88,14 +88,24 @@ def _losses(store: str, colour: str, mode: str) -> Iterator[Cell]:
             yield _cell(store, colour, mode, fault, point, end, reason)
 
 
+_WRITTEN: Final = {
+    **dict.fromkeys(
+        ("redis", "cluster"),
+        "a Redis with a log writes it before it answers: killed at run.returned, where more is at stake",
+    ),
+    "mariadb": "it writes its log before it answers, except with flush-0, whose loss power-loss shows: killed at run.returned",
+}
+
+
 def _why_no_loss(store: str, mode: str, fault: str, point: str) -> str:
     if store == "cluster" and fault == "power-loss":
         return "each node is a redis: its power is lost there, on one node"
     if point == "acked":
-        return {
-            "failover": "one server without a replica: there is nothing to fail over to",
-            "store-kill": "what a server has acknowledged it has written: killed at run.returned, where more is at stake",
-        }[fault]
+        if fault == "failover":
+            return "one server without a replica: there is nothing to fail over to"
+        if store == "sqlite":
+            return "SQLite has no server process: its death is the worker's (kill)"
+        return _WRITTEN[store]
     if point in {"acked.normal", "acked.off"} and mode != "tx":
         return "semel's own connections say synchronous=FULL; only a caller's transaction has the caller's setting"
     return no_compiler() if fault == "power-loss" else ""

@@ -82,12 +82,12 @@ def _page(found: Document, report: Report, cells: Sequence[Cell]) -> Iterator[st
 
 def _head(found: Document) -> str:
     summary = found.summary
-    good = not summary.disagreeing and not summary.missing and not summary.unreached
+    good = not summary.disagreeing and not summary.missing and not summary.invalid
     word = (
         "every cell agrees"
         if good
         else f"{summary.disagreeing} schedules disagree, {len(summary.missing)} cells did not run, "
-        f"{len(summary.unreached)} windows were not hit"
+        f"{len(summary.unreached)} windows were not hit" + (": the run is invalid" if summary.invalid else "")
     )
     servers = ", ".join(f"{name} {version}" for name, version in sorted(summary.servers.items()))
     faults = ", ".join(f"{count:,} {name}" for name, count in sorted(summary.faults.items()))
@@ -104,6 +104,8 @@ def _head(found: Document) -> str:
         "reach": f"{summary.windows} windows were hit, {len(summary.unreached)} were not; "
         f"{summary.well:,} of {summary.after:,} calls ended well after the faults were over",
         "recovery": recovered(summary),
+        "played once more": f"{summary.again}, because somebody did not end in time or it ended better than its field says",
+        **({"invalid": escape("; ".join(summary.invalid))} if summary.invalid else {}),
     }
     key = "".join(
         f'<li><span class="swatch {word}">{word}</span> {_MEANING[verdict]}</li>'

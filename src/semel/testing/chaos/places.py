@@ -99,9 +99,11 @@ def _open(store: str, *, appendonly: Appendonly = "everysec") -> Any:
         case "redis":
             return services.redis(appendonly=appendonly)
         case "postgres":
-            return services.postgres()
+            return services.postgres(
+                config={"max_connections": 500}
+            )  # each driver's two workers keep a dozen
         case "mariadb":
-            return services.mariadb()
+            return services.mariadb(config={"max-connections": 500})
         case "rabbitmq":
             return services.rabbitmq()
         case "nats":
@@ -156,6 +158,12 @@ class Private:
         self.server: Any = _open(store, appendonly="always")
         self.url = with_tables(store, self.server)
         self._down: Server | None = None
+        self._wait_for_the_dead()
+
+    def _wait_for_the_dead(self) -> None:
+        """A node of a cluster that is away for a second is not replaced by its replica: that is another fault (failover)."""
+        for node in self.server.nodes if self.store == "cluster" else ():
+            node.command("CONFIG", "SET", "cluster-node-timeout", 60_000)
 
     def near(self, other: str, key: str) -> str:
         """`key`, or one made from it that the same node of a cluster has as `other`."""
@@ -172,6 +180,7 @@ class Private:
         self._down.start()
         if self.store == "cluster":
             self.server.wait_healthy()
+            self._wait_for_the_dead()
 
     def close(self) -> None:
         self.server.close()

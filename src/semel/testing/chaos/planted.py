@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -61,11 +62,70 @@ def _renewing() -> Sequence[Patch]:
     return [(module, "RENEW", broken) for module in (record, store) if "RENEW" in vars(module)]
 
 
+def _renewing_nothing() -> Sequence[Patch]:
+    """A heartbeat is answered, and the lease ends all the same."""
+    from semel.stores.postgres import sql
+
+    real = vars(sql)["_text"]
+    sql.statements.cache_clear()
+
+    def text(*args: Any) -> str:
+        extended = re.escape("lease_until = to_timestamp(date_part('epoch', now) + b.lease)")
+        return _broken(real(*args), extended, "lease_until = r.lease_until")
+
+    return [(sql, "_text", text)]
+
+
+def _unsynced() -> Sequence[Patch]:
+    """What is answered lies in the kernel's memory."""
+    from semel.stores.sqlite import file
+
+    full = vars(file)["_PRAGMAS"]
+    return [
+        (file, "_PRAGMAS", tuple(_broken(each, "FULL", "OFF") if "FULL" in each else each for each in full))
+    ]
+
+
+def _acknowledging_first() -> Sequence[Patch]:
+    """A consumer tells its broker that it is done with a message before its transaction has committed."""
+    from semel.messaging.consumer import Consumer
+
+    real = vars(Consumer)["_deliver"]
+
+    async def deliver(self: Any, delivery: Any) -> None:
+        await delivery.ack()
+        await real(self, delivery)  # it is acknowledged again, which changes nothing any more
+
+    return [(Consumer, "_deliver", deliver)]
+
+
+def _unfenced_sink() -> Sequence[Patch]:
+    """A sink of Redis goes by the numbers of batches alone, whoever sends them."""
+    from semel.messaging.sinks import redis
+
+    script = _broken(vars(redis)["_SCRIPT"], re.escape("if last_epoch > epoch then"), "if false then")
+    sha = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
+    return [(redis, "_SCRIPT", script), (redis, "_SHA", sha)]
+
+
+def _strong() -> Sequence[Patch]:
+    """Not a bug of the product's but of the matrix: a server that is called weak and is not."""
+    from semel.testing.chaos import losses
+
+    real = vars(losses)["ForgetfulRedis"]
+    return [(losses, "ForgetfulRedis", lambda _: real("always"))]
+
+
 _OWN: Final[dict[str, Callable[[], Sequence[Patch]]]] = {
     "postgres-settle-of-anybody": lambda: _postgres("settle"),
     "mariadb-settle-of-anybody": lambda: _mysql("settle"),
     "mariadb-note-of-anybody": lambda: _mysql("note"),
     "redis-renewal-of-anybody": _renewing,
+    "postgres-renewal-of-nothing": _renewing_nothing,
+    "sqlite-unsynced": _unsynced,
+    "inbox-acks-before-its-commit": _acknowledging_first,
+    "redis-sink-without-its-epoch": _unfenced_sink,
+    "redis-everysec-is-always": _strong,
 }
 _REDIS: Final = tuple(
     name for name in ("redis-settle-unfenced", "redis-quick-settle-unfenced") if name in MUTANTS

@@ -4,8 +4,8 @@
    bytes that a write covers, the tail that a truncation drops, a second name (in $SEMEL_POWER_LOG.graves) for a file that is
    removed or replaced. fsync and its relatives do nothing but note that they were called. After the processes were killed,
    the notes are undone from the last to the first, except for those of files that were synced afterwards (power.py).
-   While $SEMEL_POWER_LOG.out exists no sync is noted: the power went out at that moment. Without $SEMEL_POWER_LOG all calls
-   pass through. Not seen: what stdio writes, memory maps, and the kernel's asynchronous I/O; who uses them must be told not to. */
+   While $SEMEL_POWER_LOG.out exists a sync comes too late, and is noted as such: the power went out at that moment. Every note
+   has its time, so that it can be asked whether an answer waited for a sync. Without $SEMEL_POWER_LOG all calls pass through. Not seen: what stdio writes, memory maps, and the kernel's asynchronous I/O; who uses them must be told not to. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -18,11 +18,13 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 struct note {
-    int64_t kind, inode, offset, length, size; /* size: of the file before the change */
-    int64_t path, data;                        /* lengths of what follows */
+    int64_t kind, at;                    /* nanoseconds of the monotonic clock */
+    int64_t inode, offset, length, size; /* size: of the file before the change */
+    int64_t path, data;                  /* lengths of what follows */
 };
 
 static const char *log_name(void) {
@@ -52,7 +54,10 @@ static void note(char kind, int64_t inode, int64_t offset, int64_t length, int64
                  const void *data, size_t count) {
     int file = (int)syscall(SYS_openat, AT_FDCWD, log_name(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
     if (file < 0) return;
-    struct note head = {kind, inode, offset, length, size, (int64_t)strlen(path), (int64_t)count};
+    struct timespec now;
+    syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
+    int64_t at = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    struct note head = {kind, at, inode, offset, length, size, (int64_t)strlen(path), (int64_t)count};
     struct iovec parts[3] = {{&head, sizeof head}, {(void *)path, strlen(path)}, {(void *)data, count}};
     if (syscall(SYS_writev, file, parts, 3) < 0) abort(); /* a note that is missing would be a lie */
     syscall(SYS_close, file);
@@ -75,6 +80,8 @@ static void note_bytes(char kind, int fd, int64_t offset, int64_t length, const 
     free(old);
 }
 
+static int synced(int fd, char kind);
+
 static void before_write(int fd, int64_t offset, size_t length) {
     int error = errno;
     struct stat facts;
@@ -83,7 +90,7 @@ static void before_write(int fd, int64_t offset, size_t length) {
         int flags = fcntl(fd, F_GETFL);
         if (offset < 0) offset = flags & O_APPEND ? facts.st_size : lseek(fd, 0, SEEK_CUR);
         note_bytes('W', fd, offset, (int64_t)length, &facts, path);
-        if (flags & O_DSYNC) note('S', (int64_t)facts.st_ino, 0, 0, 0, path, NULL, 0);
+        if (flags & O_DSYNC) synced(fd, 'S');
     }
     errno = error;
 }
@@ -226,7 +233,7 @@ static int synced(int fd, char kind) {
     char path[PATH_MAX], out[PATH_MAX];
     if (!ours(fd, &facts, path)) return 0;
     snprintf(out, sizeof out, "%s.out", log_name());
-    if (access(out, F_OK) != 0) note(kind, (int64_t)facts.st_ino, 0, 0, 0, path, NULL, 0);
+    note(access(out, F_OK) == 0 ? 'L' : kind, (int64_t)facts.st_ino, 0, 0, 0, path, NULL, 0);
     return 1;
 }
 int fsync(int fd) { return synced(fd, 'S') ? 0 : (int)syscall(SYS_fsync, fd); }

@@ -12,7 +12,7 @@ from semel.testing.services import home
 
 __all__ = ["Disk", "Loss"]
 
-_HEAD: Final = struct.Struct("=7q")
+_HEAD: Final = struct.Struct("=8q")
 
 
 class Loss(NamedTuple):
@@ -24,6 +24,7 @@ class Loss(NamedTuple):
 
 class _Note(NamedTuple):
     kind: str
+    at: float
     inode: int
     offset: int
     length: int
@@ -57,6 +58,11 @@ class Disk:
         """From now on no sync reaches the disk, although the processes go on."""
         self._out.touch()
 
+    def syncs(self) -> list[float]:
+        """When syncs were asked for, in time or too late, on the monotonic clock: an answer waited for one of them, or for
+        nothing. Since the last loss."""
+        return [note.at for note in self._notes() if note.kind in "SAL"]
+
     def lose(self) -> Loss:
         """Undo what was not synced. The processes that wrote must be dead."""
         undo = _Undo(self.root, self._graves)
@@ -69,11 +75,13 @@ class Disk:
     def _notes(self) -> Iterator[_Note]:
         text = self._log.read_bytes() if self._log.exists() else b""
         place = 0
-        while place < len(text):
-            kind, inode, offset, length, size, path, data = _HEAD.unpack_from(text, place)
+        while place + _HEAD.size <= len(text):
+            kind, at, inode, offset, length, size, path, data = _HEAD.unpack_from(text, place)
             place += _HEAD.size + path
+            if place + data > len(text):
+                return  # its writer died in the middle, or is not done: the change itself comes after its note
             name = os.fsdecode(text[place - path : place])
-            yield _Note(chr(kind), inode, offset, length, size, name, text[place : place + data])
+            yield _Note(chr(kind), at / 1e9, inode, offset, length, size, name, text[place : place + data])
             place += data
 
 
@@ -91,6 +99,8 @@ class _Undo:
         self._files |= {file.stat().st_ino: file for file in _walk(root)}
 
     def look(self, note: _Note) -> None:
+        if note.kind == "L":
+            return
         if note.kind in "SA":
             self.syncs += 1
             self._synced.add(note.inode)

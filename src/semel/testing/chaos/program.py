@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from semel.testing.chaos.verdicts import Result
 
 __all__ = ["choose", "run_matrix"]
 
+_EVERY = 60.0
 _PEER_REPEAT = 3  # a process of a peer's takes seconds to start
 
 
@@ -61,7 +65,8 @@ def run_matrix(
     times = repeat or (LONG_REPEAT if long else 1)
     jobs = jobs_for(applicable, repeat=times) + (recovery_jobs(applicable, repeat=times) if not only else [])
     bar = _Bar()
-    report = explore(jobs, drivers=min(drivers, len(jobs)), seconds=seconds, progress=bar.show)
+    with _ended_like_interrupted():
+        report = explore(jobs, drivers=min(drivers, len(jobs)), seconds=seconds, progress=bar.show)
     bar.end()
     _tell(report, chosen, command, verbose=len(jobs) <= 20)
     figures = campaign(report.results, [cell.name for cell in applicable], report.lateness) if long else []
@@ -69,27 +74,44 @@ def run_matrix(
         print(f"long run: {figure.text}")
     if folder is not None:
         print(f"report: {write(report, chosen, folder, command)}")
-    if peers is not None:  # minutes more: what is known without it is written already
+    if peers is not None and report.left is None:  # minutes more: what is known without it is written already
         found = run_peer(peers, repeat=min(times, _PEER_REPEAT))
         if folder is not None:
             write(report, chosen, folder, command, [found])
     return 0 if report.valid and all(figure.met for figure in figures) else 1
 
 
+@contextmanager
+def _ended_like_interrupted() -> Iterator[None]:
+    """SIGTERM is Ctrl-C here: an hour's results are told, not thrown away."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class _Bar:
-    """One line that is written over, on a terminal; nothing elsewhere."""
+    """One line that is written over, on a terminal; elsewhere a line a minute, and one for each schedule that disagrees."""
 
     def __init__(self) -> None:
         self._shown = sys.stdout.isatty()
         self._wrong = 0
+        self._next = time.monotonic() + _EVERY
 
     def show(self, result: Result, done: int, total: int) -> None:
         self._wrong += not result.agrees
+        wrong = f"  {self._wrong} disagree" if self._wrong else ""
         if self._shown:
             filled = int(30 * done / total)
-            wrong = f"  {self._wrong} disagree" if self._wrong else ""
             text = f"\r[{'#' * filled}{'.' * (30 - filled)}] {done}/{total}{wrong}  {result.cell}"
             print(f"{text:<110}"[:110], end="", flush=True)
+        elif time.monotonic() >= self._next or not result.agrees:
+            self._next = time.monotonic() + _EVERY
+            print(
+                f"{done}/{total}{wrong}  {result.cell}  {result.problem.partition(chr(10))[0]}".rstrip(),
+                flush=True,
+            )
 
     def end(self) -> None:
         if self._shown:
@@ -104,10 +126,12 @@ def _tell(report: Report, chosen: Sequence[Cell], command: str, *, verbose: bool
         f"{summary.not_built} are not built yet)"
     )
     print("faults: " + ", ".join(f"{count} {name}" for name, count in sorted(summary.faults.items())))
-    if repeated := sum(each.again for each in report.results):
+    if summary.again:
         print(
-            f"played once more because somebody did not end in time, so that there was no verdict: {repeated}"
+            f"played once more, because somebody did not end in time or it ended better than its cell says: {summary.again}"
         )
+        for each in [each for each in report.results if each.again][:20]:
+            print(f"    {each.cell}: {each.first.partition(chr(10))[0] or 'beside another one of its batch'}")
     if shared := together(summary):
         print(f"in batches: {shared}")
     print("verdicts: " + ", ".join(f"{count} {name}" for name, count in sorted(summary.verdicts.items())))

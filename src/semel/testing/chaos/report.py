@@ -79,6 +79,10 @@ class Summary(msgspec.Struct, kw_only=True):
     unreached: list[str]
     well: int
     after: int
+    invalid: list[str]
+    """Why the run proves nothing, whatever its cells say: a window that was not hit, calls that did not end well, late recoveries."""
+    again: int
+    """Schedules that were played once more: at the first try somebody did not end in time, or it ended better than its cell says."""
 
 
 def summarize(report: Report, cells: Sequence[Cell], command: str) -> Summary:
@@ -117,6 +121,8 @@ def summarize(report: Report, cells: Sequence[Cell], command: str) -> Summary:
         unreached=unreached(report.results, ran | set(report.missing)),
         well=good,
         after=calls,
+        invalid=report.reach,
+        again=sum(each.again for each in report.results),
     )
 
 

@@ -17,7 +17,7 @@ import msgspec
 from semel.testing.chaos.cells import PARTS, Cell
 from semel.testing.chaos.driver import Job
 from semel.testing.chaos.frames import receive, send
-from semel.testing.chaos.goals import WELL, late, unreached, well
+from semel.testing.chaos.goals import AGAIN, WELL, late, unreached, well
 from semel.testing.chaos.harness import EVERY
 from semel.testing.chaos.homes import Homes, estimate
 from semel.testing.chaos.places import Addresses, shared_servers
@@ -31,6 +31,7 @@ LEASE: float = EVERY.options["lease"]
 LEASES = (0.06, 0.25, 0.5, 1.0)
 _RECOVERED = ("retry", "kill", "run.started")
 DRIVERS = 15
+_FEW = 24  # a batch in which somebody did not end is played again as a whole, and so may be another one
 TIMED_DRIVERS = 8  # they sleep for a lease most of the time
 
 
@@ -45,6 +46,8 @@ class Report(msgspec.Struct, kw_only=True):
     """How many recoveries were to be measured."""
     missing: list[str] = []
     """Cells that were to run and have no result: the run is invalid."""
+    left: int | None = None
+    """Somebody interrupted the run: how many schedules were not played."""
 
     @property
     def disagreeing(self) -> list[Result]:
@@ -58,11 +61,19 @@ class Report(msgspec.Struct, kw_only=True):
     @property
     def reach(self) -> list[str]:
         """Why this run proves nothing, even if no cell disagrees; empty when it does."""
-        found = [f"no fault has hit {name}" for name in unreached(self.results, (*self.missing, *self._seen))]
+        found = [] if self.left is None else [f"it was interrupted: {self.left} schedules were not played"]
+        found += [
+            f"no fault has hit {name}" for name in unreached(self.results, (*self.missing, *self._seen))
+        ]
         good, calls = well(self.results)
         if good < WELL * calls:
             found.append(
                 f"only {good} of {calls} calls ended well after the faults were over: {WELL:.0%} must"
+            )
+        again = sum(each.again for each in self.results)
+        if again > max(_FEW, AGAIN * len(self.results)):
+            found.append(
+                f"{again} of {len(self.results)} schedules had no verdict at the first try: {AGAIN:.0%} may"
             )
         if slow := late(self.lateness):
             found.append(slow)
@@ -104,7 +115,10 @@ def explore(
     progress: Callable[[Result, int, int], None] | None = None,
     mutants: Sequence[str] = (),
 ) -> Report:
-    """Run the jobs; after `seconds` no new one is begun. `mutants` names bugs that every worker has (`planted`)."""
+    """Run the jobs; after `seconds` no new one is begun. `mutants` names bugs that every worker has (`planted`).
+
+    KeyboardInterrupt ends it early: what was played until then is reported, as a run that is not valid.
+    """
     began = time.monotonic()
     folder = home.new_folder("chaos")
     folder.chmod(0o711)
@@ -117,8 +131,11 @@ def explore(
             chosen = sorted({job.cell.part for job in jobs})
             with _drivers(addresses, drivers, mutants, chosen) as lines:
                 run = _Run(report, len(jobs), began, seconds, progress)
-                run.play([job for job in jobs if not job.timed], lines)
-                run.play([job for job in jobs if job.timed], lines[:TIMED_DRIVERS])
+                try:
+                    run.play([job for job in jobs if not job.timed], lines)
+                    run.play([job for job in jobs if job.timed], lines[:TIMED_DRIVERS])
+                except KeyboardInterrupt:
+                    report.left = len(jobs) - len(report.results)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     seen = {each.cell for each in report.results}

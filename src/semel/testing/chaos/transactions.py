@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import inspect
 import json
 import sqlite3
@@ -11,7 +12,7 @@ from urllib.parse import urlsplit
 
 from semel.testing.chaos.ledger import Effect
 
-__all__ = ["TABLE", "Transaction", "open_transaction", "wait"]
+__all__ = ["TABLE", "SqlTransaction", "Transaction", "open_transaction", "wait"]
 
 TABLE = "chaos_effects"
 
@@ -21,25 +22,20 @@ async def wait(thing: Any) -> Any:
     return await thing if inspect.isawaitable(thing) else thing
 
 
-class Transaction:
+class Transaction(abc.ABC):
     """`target` goes to within(); the effect is `insert`, and `rows` reads what was committed."""
 
     target: Any
 
-    async def run(self, sql: str) -> list[Any]:
-        raise NotImplementedError
-
+    @abc.abstractmethod
     async def insert(self, key: str, by: str) -> None:
-        await self.run(
-            f"INSERT INTO {TABLE} (k, made_by, made_at) VALUES ('{key}', '{by}', {time.monotonic()!r})"
-        )
+        """Make the effect."""
 
+    @abc.abstractmethod
     async def rows(self, key: str) -> list[Effect]:
-        found = await self.run(f"SELECT made_by, made_at FROM {TABLE} WHERE k = '{key}'")
-        await self.rollback()
-        return [Effect("effect", str(by), float(at)) for by, at in found]
+        """The effects that were made."""
 
-    async def begin(self) -> None:
+    async def begin(self) -> None:  # noqa: B027 (most begin by themselves)
         """Where a transaction does not begin by itself."""
 
     async def commit(self) -> None:
@@ -52,7 +48,25 @@ class Transaction:
         await wait(self.target.close())
 
 
-class _Cursors(Transaction):
+class SqlTransaction(Transaction):
+    """The effect is a row."""
+
+    @abc.abstractmethod
+    async def run(self, sql: str) -> list[Any]:
+        """Execute it; the rows, if it has any."""
+
+    async def insert(self, key: str, by: str) -> None:
+        await self.run(
+            f"INSERT INTO {TABLE} (k, made_by, made_at) VALUES ('{key}', '{by}', {time.monotonic()!r})"
+        )
+
+    async def rows(self, key: str) -> list[Effect]:
+        found = await self.run(f"SELECT made_by, made_at FROM {TABLE} WHERE k = '{key}'")
+        await self.rollback()
+        return [Effect("effect", str(by), float(at)) for by, at in found]
+
+
+class _Cursors(SqlTransaction):
     """sqlite3, psycopg, PyMySQL."""
 
     def __init__(self, target: Any) -> None:
@@ -76,7 +90,7 @@ class _Asyncmy(_Cursors):
         self.target.close()
 
 
-class _Asyncpg(Transaction):
+class _Asyncpg(SqlTransaction):
     def __init__(self, target: Any) -> None:
         self.target = target
 
@@ -97,7 +111,7 @@ class _Asyncpg(Transaction):
         self.target.terminate()
 
 
-class _Alchemy(Transaction):
+class _Alchemy(SqlTransaction):
     """The async colour of SQLite: there is no bare driver in the standard library."""
 
     def __init__(self, target: Any, engine: Any) -> None:

@@ -61,6 +61,8 @@ def _striker(plan: Plan, ledger: Ledger, task: asyncio.Task[object] | None) -> C
                 task.cancel()
             case "interrupt":
                 raise KeyboardInterrupt
+            case "slow":
+                pass  # it lives: what it meets is the time
             case _:
                 # Everything else is done from outside, by the driver, while the worker waits.
                 Line.of(plan.folder).ask()

@@ -39,7 +39,9 @@ class Result(msgspec.Struct, kw_only=True):
     together: int = 1
     """How many schedules were struck by the same misfortune of their server."""
     again: bool = False
-    """Somebody did not end in time at the first try, so there was no verdict: it was played once more."""
+    """At the first try somebody did not end in time, or it ended better than its cell says: it was played once more."""
+    first: str = ""
+    """What was wrong at the first try, then."""
     story: list[str] = []
     """What happened, for a schedule that disagrees."""
 

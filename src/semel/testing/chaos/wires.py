@@ -11,26 +11,32 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import NoReturn, Self
 
-from semel.testing.proxy import CHUNKS, RESP, Action, Proxy, Rule
+from semel.testing.chaos.leftovers import too_many
+from semel.testing.proxy import CHUNKS, RESP, STREAMS, Action, Framing, Proxy, Rule
+from semel.testing.services.rabbitmq import RabbitServer
 from semel.testing.services.redis import redis_program
 from semel.testing.services.server import wait_until
 from semel.testing.services.topology import RedisCluster
 
-__all__ = ["ProxiedCluster", "Wire"]
+__all__ = ["ProxiedCluster", "ProxiedRabbit", "Wire"]
 
 _FAULTS = ("reset-before", "reset-after", "stall")
+_FRAMINGS = {"redis": RESP, "rabbit-stream": STREAMS}
 _ACTIONS = {"reset-before": Action.RESET_BEFORE, "reset-after": Action.SWALLOW_REPLY, "stall": Action.STALL}
 
 
 class Wire:
-    """A proxy to each of these places; it breaks the first request that comes to any of them after `arm()`."""
+    """A proxy to each of these places; it breaks the first request that comes to any of them after `arm()`.
 
-    def __init__(self, *targets: tuple[str, int], resp: bool) -> None:
+    `speaks` names what is there: a store, or a kind of sink.
+    """
+
+    def __init__(self, *targets: tuple[str, int], speaks: str) -> None:
         self._line, theirs = socket.socketpair()
         self.pid = os.fork()
         if self.pid == 0:
             self._line.close()
-            _serve(theirs, targets, resp=resp)
+            _serve(theirs, targets, _FRAMINGS.get(speaks, CHUNKS))
         theirs.close()
         self._line.settimeout(10)
         self.ports = [int.from_bytes(self._line.recv(2), "big") for _ in targets]
@@ -40,8 +46,12 @@ class Wire:
         self._line.recv(1)
 
     def fired(self) -> bool:
+        """Whether it has. RuntimeError when more is open than the connections of one schedule."""
         self._line.sendall(b"f0")
-        return self._line.recv(1) == b"1"
+        answer = self._line.recv(200).decode()
+        if left := answer[1:]:
+            raise RuntimeError(f"the proxy has {left}")
+        return answer == "1"
 
     def close(self) -> None:
         self._line.close()
@@ -58,10 +68,10 @@ class Wire:
         self.close()
 
 
-def _serve(line: socket.socket, targets: Sequence[tuple[str, int]], *, resp: bool) -> NoReturn:
+def _serve(line: socket.socket, targets: Sequence[tuple[str, int]], framing: Framing) -> NoReturn:
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        proxies = [Proxy(*target, framing=RESP if resp else CHUNKS) for target in targets]
+        proxies = [Proxy(*target, framing=framing) for target in targets]
         for proxy in proxies:
             line.sendall(proxy.port.to_bytes(2, "big"))
         rules: list[Rule] = []
@@ -69,10 +79,13 @@ def _serve(line: socket.socket, targets: Sequence[tuple[str, int]], *, resp: boo
             if word[:1] == b"a":
                 for proxy in proxies:
                     proxy.clear()
+                    # Of earlier schedules, whose clients have left. Not before: an heir meets what a broken network leaves.
+                    proxy.release()
                 rules = [proxy.rule(_ACTIONS[_FAULTS[int(word[1:])]]) for proxy in proxies]
                 line.sendall(b"k")
             else:
-                line.sendall(b"1" if any(rule.fired.is_set() for rule in rules) else b"0")
+                fired = any(rule.fired.is_set() for rule in rules)
+                line.sendall(f"{fired:d}{too_many()}".encode())
                 for proxy in proxies:
                     proxy.clear()  # what has not struck must not strike the next one
     finally:
@@ -84,7 +97,7 @@ class ProxiedCluster:
 
     def __init__(self) -> None:
         self.cluster = RedisCluster(program=redis_program(), replicas=False).open()
-        self.wire = Wire(*self.cluster.addresses, resp=True)
+        self.wire = Wire(*self.cluster.addresses, speaks="redis")
         for node, port in zip(self.cluster.nodes, self.wire.ports, strict=True):
             node.command("CONFIG", "SET", "cluster-announce-port", port)
         wait_until(self._known, timeout=20, what="the nodes name their proxies", step=0.02)
@@ -102,3 +115,24 @@ class ProxiedCluster:
     def close(self) -> None:
         self.wire.close()
         self.cluster.close()
+
+
+class ProxiedRabbit(RabbitServer):
+    """A RabbitMQ that names a proxy's address as that of its streams: it sends its clients there, whichever one they came by."""
+
+    wire: Wire | None = None
+
+    def choose_ports(self) -> None:
+        super().choose_ports()
+        self._cut_off()
+        self.wire = Wire((self.host, self.stream_port), speaks="rabbit-stream")
+        self.config["stream.advertised_port"] = self.wire.ports[0]
+
+    def _cut_off(self) -> None:
+        if self.wire is not None:
+            self.wire.close()
+            self.wire = None
+
+    def close(self) -> None:
+        self._cut_off()
+        super().close()

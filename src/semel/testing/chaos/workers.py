@@ -21,6 +21,7 @@ import msgspec
 from semel.testing.chaos.cells import Plan, part_of
 from semel.testing.chaos.frames import receive, send
 from semel.testing.chaos.ledger import Ledger
+from semel.testing.chaos.leftovers import too_many
 
 __all__ = ["PATIENCE", "Errand", "Forked", "Helper", "Worker"]
 
@@ -200,7 +201,13 @@ def _help(line: socket.socket) -> NoReturn:
         _as_a_child()
         gc.enable()  # it lives for many schedules
         while (text := receive(line)) is not None:
-            _attempted(msgspec.json.decode(text, type=Plan))
+            _run_errand(msgspec.json.decode(text, type=Plan))
             send(line, b"done")
     finally:
         os._exit(0)
+
+
+def _run_errand(plan: Plan) -> None:
+    _attempted(plan)
+    if left := too_many():
+        Ledger(plan.folder).error(plan.role, "Crashed", left)

@@ -11,7 +11,7 @@ A mutant is planted in forked processes only. A later part of the product adds i
 
 from __future__ import annotations
 
-from semel.testing.mutants import flows, layers, models, statements
+from semel.testing.mutants import flows, layers, models, statements, telling
 from semel.testing.mutants.hunt import Catch, catch, search, story
 from semel.testing.mutants.plant import MUTANTS, Mutant, mutant, planted
 
@@ -28,4 +28,5 @@ __all__ = [
     "search",
     "statements",
     "story",
+    "telling",
 ]

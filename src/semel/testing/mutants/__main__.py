@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from semel.testing.mutants import MUTANTS, Catch, catch, search, story
+from semel.testing.mutants.hunt import replayed
 from semel.testing.mutants.plant import recorded_seeds
+from semel.testing.simulation.plans import plan_from
 from semel.testing.simulation.published import publish_mutants
 
 _SEEDS = Path(__file__).with_name("seeds.json")
@@ -30,6 +32,9 @@ def main() -> int:
         help="write down a seed where it is stale or missing; with --search, for each of them",
     )
     parser.add_argument(
+        "--plan", metavar="JSON", help="with one NAME: what it does in this very plan, as a story prints it"
+    )
+    parser.add_argument(
         "--story", action="store_true", help="show what it does, in the smallest plan that is still caught"
     )
     parser.add_argument(
@@ -42,6 +47,8 @@ def main() -> int:
     names = options.names or list(MUTANTS)
     if unknown := [name for name in names if name not in MUTANTS]:
         parser.error(f"no mutant {unknown[0]!r}; --list names them all")
+    if options.plan:
+        return _replay(parser, names, options.plan)
     if options.list:
         for name in names:
             print(f"{name}: {MUTANTS[name].what} Caught by {MUTANTS[name].check}.")
@@ -63,6 +70,17 @@ def main() -> int:
     if stale and not options.record:
         print(f"python -m semel.testing.mutants --record {' '.join(stale)}")
     return 1 if survived or (stale and not options.record) else 0
+
+
+def _replay(parser: argparse.ArgumentParser, names: list[str], text: str) -> int:
+    if len(names) != 1:
+        parser.error("--plan shows one mutant: name it")
+    try:
+        told = replayed(names[0], plan_from(text))
+    except ValueError as error:
+        parser.error(f"--plan: {error}")
+    print(told)
+    return 0 if told.endswith("nothing was broken") else 1
 
 
 def _show(found: Catch, *, told: bool) -> None:

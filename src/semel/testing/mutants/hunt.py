@@ -17,10 +17,12 @@ import msgspec
 from semel.testing import services
 from semel.testing.mutants.plant import MUTANTS, Mutant, planted, recorded_seeds
 from semel.testing.mutants.trials import Trials
-from semel.testing.simulation.runner import Report, explore, names_of
-from semel.testing.simulation.stories import told
+from semel.testing.simulation.plans import Plan
+from semel.testing.simulation.runner import Report, check, explore, names_of
+from semel.testing.simulation.stories import described, told_of
+from semel.testing.simulation.workloads import workload_of
 
-__all__ = ["Catch", "catch", "clause_of", "search", "story"]
+__all__ = ["Catch", "catch", "clause_of", "replayed", "search", "story"]
 
 _AFRESH = 20_000  # schedules
 
@@ -88,19 +90,41 @@ def _planter(name: str) -> Callable[[], Any]:
 
 def story(name: str, seed: int) -> str:
     """What a mutant does, in the smallest plan that its check still catches: told in a process of its own."""
+    return _apart(name, lambda mutant: _story(mutant, workload_of(mutant.workload).plan(seed)))
+
+
+def replayed(name: str, plan: Plan) -> str:
+    """What a mutant does in this very plan, line by line: told in a process of its own."""
+    return _apart(name, lambda _: _once(plan))
+
+
+def _story(mutant: Mutant, plan: Plan) -> str:
+    return told_of(plan, wanted={mutant.check}, mutant=mutant.name)
+
+
+def _once(plan: Plan) -> str:
+    broken, world = check(plan)
+    return "\n".join([described(plan), "", *world.trace, "", *(broken or ["nothing was broken"])])
+
+
+def _apart(name: str, tell: Callable[[Mutant], str]) -> str:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_tell, args=(theirs, name, seed))
+    child = context.Process(target=_tell, args=(theirs, name, tell))
     child.start()
     theirs.close()
-    text = ours.recv_bytes().decode()
-    child.join()
-    return text
+    try:
+        return ours.recv_bytes().decode()
+    except EOFError:
+        return "the process that was to tell it ended without a word"
+    finally:
+        ours.close()
+        child.join()
 
 
-def _tell(pipe: Any, name: str, seed: int) -> None:
+def _tell(pipe: Any, name: str, tell: Callable[[Mutant], str]) -> None:
     with planted(name) as mutant:
-        pipe.send_bytes(told(seed, wanted={mutant.check}, workload=mutant.workload).encode())
+        pipe.send_bytes(tell(mutant).encode())
     pipe.close()
     os._exit(0)
 

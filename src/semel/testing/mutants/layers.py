@@ -35,6 +35,17 @@ def _lease_sent_short() -> Sequence[Patch]:
     return [(Retry, "renew", renew)]
 
 
+@mutant("answers-of-a-beat-mixed", check="R17", workload="beats")
+def _answers_of_a_beat_mixed() -> Sequence[Patch]:
+    """The answers to heartbeats that travelled together are handed out in another order: the wrong run is stopped."""
+    real = Retry.renew
+
+    async def renew(self: Retry, renewals: Sequence[Renewal]) -> Any:
+        return list(reversed(await real(self, renewals)))
+
+    return [(Retry, "renew", renew)]
+
+
 @mutant("resent-with-another-nonce", check="R16")
 def _resent_with_another_nonce() -> Sequence[Patch]:
     """A claim is sent again under a new nonce: the first one, if granted, blocks it."""
@@ -95,7 +106,7 @@ def _wrong_answers_in_a_batch() -> Sequence[Patch]:
     return [(Batch, "__init__", init)]
 
 
-@mutant("cancelled-leader-keeps-the-lead", check="R31")
+@mutant("cancelled-leader-keeps-the-lead", check="I15")
 def _cancelled_leader_keeps_the_lead() -> Sequence[Patch]:
     """A leader that is cancelled while its claim is under way wakes nobody: its followers wait for it for ever."""
     real = Coalesce._land
@@ -158,7 +169,7 @@ def _batch_cancelled_as_a_whole() -> Sequence[Patch]:
     return [(batch._Queue, "_fly", fly)]
 
 
-@mutant("cancelled-leader-is-followed", check="R31")
+@mutant("cancelled-leader-is-followed", check="I15")
 def _cancelled_leader_is_followed() -> Sequence[Patch]:
     """A leader that was cancelled has released its key, and yet callers in its process go on following it."""
     real_settle = Coalesce.settle

@@ -90,7 +90,7 @@ def _sqlite_settle_unfenced() -> Sequence[Patch]:
     store="postgres",
 )
 def _postgres_settle_unfenced() -> Sequence[Patch]:
-    """settle_one in PostgreSQL updates whatever row there is."""
+    """The quick settles of PostgreSQL update whatever row there is."""
     from semel.stores.postgres import sql as postgres_sql
 
     real = postgres_sql._text
@@ -100,6 +100,7 @@ def _postgres_settle_unfenced() -> Sequence[Patch]:
         return _changed(
             real(*args),
             ("r.nonce = $3::bytea and {running}", "$3::bytea is not null and {running}"),
+            ("r.nonce = $2::bytea and {running}", "$2::bytea is not null and {running}"),
             ("r.nonce = ends.nonce and ", ""),
         )
 

@@ -120,13 +120,28 @@ def free_port(*, bus: bool = False) -> int:
     """A TCP port of 127.0.0.1 that nobody listens on; with `bus` also the one 10,000 above it.
 
     The port lies below the range that the kernel gives to outgoing connections. Inside that range a client that keeps
-    trying to reach a stopped server may be connected to itself, and then the server cannot come back to its port.
+    trying to reach a stopped server may be connected to itself, and then the server cannot come back to its port. For as long
+    as this process lives no other launcher is given it: a server that is down for a while finds it free.
     """
     for _ in range(1000):
         port = random.randint(10_000, 21_999)  # noqa: S311  # spreads launchers, protects nothing
-        if _is_free(port) and (not bus or _is_free(port + 10_000)):
+        if _is_free(port) and (not bus or _is_free(port + 10_000)) and _reserve(port):
             return port
     raise RuntimeError("no free TCP port between 10000 and 22000 on 127.0.0.1; end what listens there")
+
+
+def _reserve(port: int) -> bool:
+    """Whether the port is this process's from now on: a name that the kernel keeps for it, and forgets with it."""
+    if sys.platform != "linux":
+        return True  # such names are Linux's; elsewhere two launchers may meet
+    mark = socket.socket(socket.AF_UNIX)
+    try:
+        mark.bind(f"\0semel-port-{port}")
+    except OSError:
+        mark.close()
+        return False
+    mark.detach()  # open for as long as the process is
+    return True
 
 
 def _is_free(port: int) -> bool:

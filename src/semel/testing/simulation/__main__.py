@@ -7,18 +7,17 @@ few calls ended after the faults, too many histories were not decided.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import time
 from pathlib import Path
 
-import msgspec
-
-from semel.testing.simulation.plans import Plan
+from semel.testing.simulation.plans import Plan, plan_from
 from semel.testing.simulation.published import publish
 from semel.testing.simulation.reach import ended_share, shortcomings
 from semel.testing.simulation.runner import Report, check, explore
-from semel.testing.simulation.stories import described, told
+from semel.testing.simulation.stories import described, loading, told, told_of
 from semel.testing.simulation.workloads import workload_of, workloads
 
 CAMPAIGNS = {"test": 40_000, "long": 100_000, "release": 2_000_000}
@@ -28,44 +27,95 @@ _EVERY = 10.0  # seconds between two lines of progress where no terminal shows o
 
 
 def main() -> int:
+    parser = _parser()
+    options = parser.parse_args()
+    if options.load:
+        _load(parser, options.load)
+    if options.workload not in workloads():
+        parser.error(
+            f"no workload {options.workload!r}; there are {', '.join(workloads())} (--load MODULE knows more)"
+        )
+    plan = _plan(parser, options)
+    try:
+        code = _explore(options) if plan is None else _replay(plan, options)
+    except KeyboardInterrupt:
+        print("\ninterrupted")
+        code = 130
+    sys.stdout.flush()
+    os._exit(code)  # see SimLoop.graveyard
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m semel.testing.simulation", description=__doc__)
-    parser.add_argument("--schedules", type=int, default=10_000, help="how many seeds to run")
-    campaigns = ", ".join(f"{name} {count:,}" for name, count in CAMPAIGNS.items())
-    parser.add_argument(
-        "--campaign", choices=CAMPAIGNS, help=f"as many schedules as belong to it: {campaigns}"
+    many = parser.add_argument_group("many schedules")
+    many.add_argument(
+        "--schedules", type=_count, default=10_000, metavar="N", help="how many seeds to run (10,000)"
     )
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--seconds", type=float, help="stop after so many seconds")
-    parser.add_argument(
+    campaigns = ", ".join(f"{name} {count:,}" for name, count in CAMPAIGNS.items())
+    many.add_argument("--campaign", choices=CAMPAIGNS, help=f"as many schedules as belong to it: {campaigns}")
+    many.add_argument("--first", type=int, default=0, metavar="N", help="the first seed (0)")
+    many.add_argument("--seconds", type=float, metavar="S", help="stop after so many seconds")
+    many.add_argument(
         "--partial", action="store_true", help="a few schedules: do not ask that every window is hit"
     )
-    parser.add_argument(
+    many.add_argument(
         "--report",
         type=Path,
         metavar="FOLDER",
         help="write the figures into simulation.json and simulation.md there",
     )
-    parser.add_argument("--workload", default="core", help=f"one of {', '.join(workloads())}")
-    parser.add_argument("--seed", type=int, help="replay this one seed")
-    parser.add_argument("--plan", help="replay this plan, written as JSON, as a failure prints it")
-    parser.add_argument(
-        "--shrink", action="store_true", help="with --seed: the smallest plan that still breaks the promise"
+    one = parser.add_argument_group("one schedule again")
+    which = one.add_mutually_exclusive_group()
+    which.add_argument("--seed", type=int, metavar="N", help="replay this one seed")
+    which.add_argument(
+        "--plan",
+        metavar="JSON",
+        help="replay this plan, as a failure prints it (- reads it from standard input)",
     )
-    parser.add_argument("--trace", action="store_true", help="with --seed or --plan: print what happened")
-    options = parser.parse_args()
-    code = _replay(options) if options.seed is not None or options.plan else _explore(options)
-    sys.stdout.flush()
-    os._exit(code)  # see SimLoop.graveyard
+    one.add_argument("--shrink", action="store_true", help="the smallest plan that still breaks the promise")
+    one.add_argument("--trace", action="store_true", help="print what happened, line by line")
+    parser.add_argument(
+        "--workload", default="core", metavar="NAME", help=f"one of {', '.join(workloads())} (core)"
+    )
+    parser.add_argument(
+        "--load", metavar="MODULE", help="import it first: it registers a workload of its own"
+    )
+    return parser
 
 
-def _replay(options: argparse.Namespace) -> int:
-    if options.plan:
-        plan = msgspec.json.decode(options.plan, type=Plan)
-    else:
-        plan = workload_of(options.workload).plan(options.seed)
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of schedules: 1 or more")
+    return int(text)
+
+
+def _load(parser: argparse.ArgumentParser, module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        parser.error(f"--load {module}: {error}")
+
+
+def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Plan | None:
+    """The one schedule that is asked for, if it is one."""
+    if options.seed is not None:
+        return workload_of(options.workload).plan(options.seed)
+    if options.plan is None:
+        if options.shrink or options.trace:
+            parser.error("--shrink and --trace show one schedule: name it with --seed or --plan")
+        return None
+    try:
+        plan = plan_from(sys.stdin.read() if options.plan == "-" else options.plan)
+        workload_of(plan.workload)
+    except ValueError as error:
+        parser.error(f"--plan: {error}")
+    return plan
+
+
+def _replay(plan: Plan, options: argparse.Namespace) -> int:
     broken, world = check(plan)
     if broken and options.shrink:
-        print(told(options.seed, workload=options.workload))
+        print(told_of(plan))
         return 1
     print(described(plan))
     if options.trace:
@@ -90,9 +140,10 @@ def _explore(options: argparse.Namespace) -> int:
     if options.report is not None:
         publish(options.report, options.workload, options.first, report, command=_repeat(options, report))
     if report.failures:
-        first = report.failures[0][0]
-        print(f"{len(report.failures)} seeds failed. The first of them, made smaller:\n")
-        print(told(first, workload=options.workload))
+        print(f"{len(report.failures)} seeds failed.")
+        # A process that died may take this one with it: its seeds are named, and left to whoever looks.
+        for seed in [seed for seed, broken in report.failures if not broken[0].startswith("died:")][:1]:
+            print(f"The first of them, made smaller:\n\n{told(seed, workload=options.workload)}")
         return 1
     missing = [] if options.partial else shortcomings(report, options.workload)
     for text in missing:
@@ -108,6 +159,7 @@ def _repeat(options: argparse.Namespace, report: Report) -> str:
         f"--first {options.first}",
     ]
     words += [f"--workload {options.workload}"] if options.workload != "core" else []
+    words += [loading(options.workload).strip()] if options.load else []
     return " ".join([*words, f"--report {options.report}"])
 
 
@@ -127,7 +179,7 @@ def _counted(numbers: dict[str, int]) -> str:
 
 def _command(seed: int, workload: str) -> str:
     named = "" if workload == "core" else f" --workload {workload}"
-    return f"python -m semel.testing.simulation --seed {seed} --shrink --trace{named}"
+    return f"python -m semel.testing.simulation --seed {seed} --shrink --trace{named}{loading(workload)}"
 
 
 class _Progress:

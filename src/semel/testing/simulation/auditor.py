@@ -27,6 +27,7 @@ from semel.model import (
     Renewal,
     Replay,
     Settle,
+    Unknown,
     Verdict,
     Won,
 )
@@ -61,6 +62,7 @@ class Grant(msgspec.Struct):
     """An outcome whose time is over is still known as used until then."""
     labels: Mapping[str, str] | None = None
     ref: str | None = None
+    token: int = 0
 
 
 class Auditor:
@@ -95,6 +97,12 @@ class Auditor:
         """Keys that were taken from an owner whose lease had lapsed."""
         self.lapsed: list[tuple[str, bytes]] = []
         """Whom they were taken from: name and nonce."""
+        self.doubtful: set[str] = set()
+        """Keys that the store has rightly told as unknown."""
+        self.noted_by: set[tuple[bytes, str]] = set()
+        """Steps that were noted as done, and by which nonce."""
+        self.ended_at: dict[bytes, float] = {}
+        """When the end of an owner was accepted first, by nonce."""
 
     def save(self) -> Any:
         grants = {key: msgspec.structs.replace(grant) for key, grant in self.grants.items()}
@@ -115,7 +123,7 @@ class Auditor:
             self._won(ask, verdict, grant, now)
         elif grant is not None:
             self._refused(ask, verdict, grant, now)
-        elif isinstance(verdict, Busy | Replay | Mismatch | Expired):
+        elif isinstance(verdict, Busy | Replay | Mismatch | Expired | Unknown):
             self._say("I4", f"{type(verdict).__name__} for a key that nobody was granted", ask.scope)
 
     def _won(self, ask: Ask, won: Won, grant: Grant | None, now: float) -> None:
@@ -134,6 +142,8 @@ class Auditor:
             self._wipe(key)
         if won.record.labels != labels:
             self._say("R7", "a record lost the labels of its first claim", ask.scope)
+        if grant is not None and grant.nonce != ask.nonce and won.record.token <= grant.token:
+            self._say("I4", "a new owner's token is not above that of the one before", ask.scope)
         noted_at = grant.noted_at if grant is not None and keeps else 0.0
         known = now + ask.lease + ask.retention if policy is Policy.RETRY else inf
         self.grants[key] = Grant(
@@ -146,6 +156,7 @@ class Auditor:
             known_until=known,
             labels=labels,
             ref=ref,
+            token=won.record.token,
         )
 
     def _wipe(self, key: bytes) -> None:
@@ -195,8 +206,18 @@ class Auditor:
             self._say("R14", "a released key was refused to the next", ask.scope)
         if now >= grant.known_until and isinstance(verdict, Replay | Mismatch):
             self._say("I11", f"{type(verdict).__name__} for a key whose time was over", ask.scope)
+        if isinstance(verdict, Unknown):
+            self._told_unknown(ask, grant, now)
         if isinstance(verdict, Expired) and not grant.known_until <= now < grant.buried_until:
             self._say("R19", "told as expired outside the time of its tombstone", ask.scope)
+
+    def _told_unknown(self, ask: Ask, grant: Grant, now: float) -> None:
+        strict = max(ask.policy, grant.policy, key=_STRICT.__getitem__) is not Policy.RETRY
+        lapsed = grant.ended is None and now >= grant.lease_until and strict
+        if grant.ended is Kind.UNKNOWN or lapsed:
+            self.doubtful.add(name_of(ask.scope))
+        else:
+            self._say("I10", "told as unknown, though nobody has lost it", ask.scope)
 
     @staticmethod
     def _differs(ask: Ask, grant: Grant) -> bool:
@@ -228,6 +249,7 @@ class Auditor:
         key = note.scope.hash
         if step.phase == "done":
             self.noted[key] = self.noted.get(key, frozenset()) | {step.name}
+            self.noted_by.add((note.nonce, step.name))
         elif step.phase == "started":
             self.begun[key, step.name] = note.nonce
         elif self.ids.setdefault(key, step.value) != step.value:
@@ -270,6 +292,7 @@ class Auditor:
 
     def _ends(self, end: Settle, grant: Grant, now: float) -> None:
         name = name_of(end.scope)
+        self.ended_at.setdefault(grant.nonce, now)
         if grant.ended in (Kind.DONE, Kind.FAILED):
             self.forgotten[name, grant.result] = now
         if end.new_nonce and end.kind is Kind.DONE:
@@ -309,8 +332,13 @@ class Auditor:
         if grant is not None and grant.ended is None and now < grant.lease_until:
             self._say("R7", "a live run was forgotten", end.scope)
 
-    def purged(self, gone: dict[bytes, Record], now: float) -> None:
-        """I14: what is swept away is over, whoever held it."""
+    def purged(self, gone: dict[bytes, Record], left: Mapping[bytes, Record], now: float) -> None:
+        """I14: what is swept away is over, whoever held it. R19: of what is used up, a purge leaves no body."""
+        for key, record in left.items():
+            known = self.grants.get(key)
+            used_up = known is not None and known.buried_until and now >= known.known_until
+            if used_up and (record.result or record.steps or record.labels) and record.scope is not None:
+                self._say("R19", "a purge left the body of a key that is used up", record.scope)
         for key, record in gone.items():
             grant = self.grants.pop(key, None)
             self._wipe(key)

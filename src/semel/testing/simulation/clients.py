@@ -14,7 +14,16 @@ from semel.options import NOT_FOUND, UNDECIDED, Found
 from semel.run import Run, current_run
 from semel.testing.simulation.auditor import name_of
 from semel.testing.simulation.failures import on_error_of, will_fail
-from semel.testing.simulation.plans import NETWORK, POINTS, Op, plan_of, straggler_plan_of, sync_plan_of
+from semel.testing.simulation.plans import (
+    NETWORK,
+    POINTS,
+    Op,
+    beats_plan_of,
+    cancels_plan_of,
+    plan_of,
+    straggler_plan_of,
+    sync_plan_of,
+)
 from semel.testing.simulation.workloads import Workload, register
 
 if TYPE_CHECKING:
@@ -51,7 +60,7 @@ def _request(world: World, op: Op) -> dict[str, Any]:
 
 async def _execute(world: World, face: Any, op: Op, answered: Answered) -> None:
     outcome = await _each(face.execute(op.key, _function(world, op), **_given(world, op)))
-    answered.value, answered.replayed = outcome.value, outcome.replayed
+    answered.value, answered.replayed, answered.ref = outcome.value, outcome.replayed, outcome.ref
 
 
 async def _consume(world: World, face: Any, op: Op, answered: Answered) -> None:
@@ -165,6 +174,7 @@ async def _in_steps(world: World, op: Op) -> str:
             value, fresh = _at_peer(world, key, value)
         if fresh:
             world.happen(op, value)
+        world.made.append((op, run.ask.nonce, "charge"))
         return value
 
     async def ship(value: str) -> str:
@@ -318,5 +328,16 @@ register(
         calls=CALLS,
         checks=(_granted_to_nobody,),
         windows=frozenset({"late@claim"}),
+    )
+)
+register(Workload("beats", plan=beats_plan_of, calls=CALLS, windows=frozenset({"pause", "renew.sent"})))
+_PARKED = {"cancel-at-point@wait.parked"}  # the caller that is cancelled never waits
+register(
+    Workload(
+        "cancels",
+        plan=cancels_plan_of,
+        calls=CALLS,
+        points=POINTS,
+        windows=_windows(("cancel",), (), {"cancel-at-await"}) - _PARKED,
     )
 )

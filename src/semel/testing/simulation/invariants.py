@@ -9,7 +9,9 @@ from collections import Counter, defaultdict
 from math import inf
 
 from semel.layers.cache import MOST_SECONDS
+from semel.testing.simulation.answers import misled
 from semel.testing.simulation.history import inexplicable
+from semel.testing.simulation.leftovers import leftovers
 from semel.testing.simulation.plans import NETWORK, Plan
 from semel.testing.simulation.workloads import workload_of
 from semel.testing.simulation.world import SETTLE_TIMEOUT, TIMEOUT, Answered, World
@@ -19,28 +21,31 @@ __all__ = ["CHECKS", "doubled", "violations"]
 CHECKS = {
     "I1": "at most one effect per key where the mode promises it; in any mode without a fault to blame",
     "I2": "no acknowledged result without its effect",
-    "I3": "everybody who is told a result is told the same one",
-    "I4": "no second owner within the lease of the first, by the store's clock",
+    "I3": "everybody who is told a result is told the same one, and nobody is told otherwise afterwards",
+    "I4": "no second owner within the lease of the first, by the store's clock; tokens of owners grow",
     "I5": "a fenced owner changes nothing; an outcome is never overwritten",
     "I6": "of two requests under one key one is executed, and nobody is told the other's result",
     "I7": "nobody is told a result of another tenant, operation or key",
     "I9": "after the faults every key is answered, or says that it is unknown; the world comes to rest",
-    "I10": "a lost run under hold or probe never becomes a success, a failure or a re-run by time alone",
+    "I10": "a lost run under hold or probe never becomes a success, a failure or a re-run by time alone; nothing else is unknown",
     "I11": "nothing is told of a key whose time is over, and that it is over only when the store says so",
     "I14": "a purge removes nothing that is not over",
+    "I15": "when its calls have ended, a worker holds no run, seat, lead or place of theirs",
+    "R2": "who is told a replay did not run it, and who is told that he ran it did",
     "R3": "nobody waits much longer than he said he would",
     "R7": "a live run is never forgotten; labels, ref and history are told as they were stored",
     "R9": "a known failure means what on_error said; a delayed release is delayed",
-    "R10": "a call ends as cancelled only if its own caller cancelled it",
+    "R10": "a call ends as cancelled only if its own caller cancelled it; its key is decided on at once",
     "R13": "a person's word is taken on unknown or failed keys only, once",
     "R14": "a released key blocks nobody",
     "R16": "a lost message locks no key: not against its own sender, not for good",
     "R17": "a lease is lost only to another owner, and who lost it is stopped",
-    "R19": "a used key is known as used until its tombstone ends, and not after",
-    "R25": "one id per scope, durable when it is known",
-    "R26": "a step that was noted, or begun under hold, is not run again",
+    "R19": "a used key is known as used until its tombstone ends, and not after; a purge takes its body",
+    "R25": "one id per scope, durable when it is known, told with every result",
+    "R26": "a step that was made is noted; one that was noted, or begun under hold, is not run again",
+    "R30": "where the store wakes, a waiter is told soon after the outcome is there",
     "R31": "a forgotten outcome is replayed from a cache for a second at most; nobody follows a leader that gave up",
-    "H1": "some order of atomic decisions explains what every client was told",
+    "H1": "some order of atomic decisions explains what every worker was told by the store",
 }
 _TOLD = ("execute", "claim")
 
@@ -48,7 +53,19 @@ _TOLD = ("execute", "claim")
 def violations(world: World) -> list[str]:
     """Every broken promise of this world, in words; empty when all is well."""
     found = [*world.server.auditor.broken, *world.broken]
-    for check in (_effects, _answers, _strangers, _requests, _losses, _stale, _over, _patience, _liveness):
+    for check in (
+        _effects,
+        _answers,
+        _strangers,
+        _requests,
+        _losses,
+        _stale,
+        _over,
+        _patience,
+        _liveness,
+        misled,
+        _rest,
+    ):
         found += check(world)
     for own in workload_of(world.plan.workload).checks:
         found += own(world)
@@ -286,10 +303,15 @@ def _liveness(world: World) -> list[str]:
             found.append(f"I9: {name} ended in {answer.error or 'nothing'}")
         # The network's own copy of a claim may be granted after the first one was refused, when its sender has left. Copies
         # that we send follow a lost answer: those are released.
-        doubled = "double" in world.plan.kinds
+        doubled = name in world.server.granted_to_copies.values()
         if answer.error == "OutcomeUnknown" and not doubled and _never_began(world, name):
             found.append(f"R16: {name} is unknown though nobody ever ran it")
     return found
+
+
+def _rest(world: World) -> list[str]:
+    """I15. A world that never came to rest is told as such, and not for what it still holds."""
+    return [] if world.finished_at is None else leftovers(world)
 
 
 def _is_end(world: World, answer: Answered) -> bool:
@@ -298,14 +320,18 @@ def _is_end(world: World, answer: Answered) -> bool:
     plan = world.plan
     if answer.error == "KeyExpired":
         return plan.tombstone > 0
-    held = plan.mode in ("hold", "probe") or bool(plan.step)
+    # A probe that has no doubts decides, unless somebody said that this very key is to be held.
+    held = plan.mode == "hold" or plan.step == "hold" or (plan.mode == "probe" and plan.doubts)
     held = held or any(
-        op.policy or op.on_error in ("hold", "broken", "callable") for ops in plan.workers for op in ops
+        op.policy or op.on_error in ("hold", "broken", "callable")
+        for ops in plan.workers
+        for op in ops
+        if op.name == answer.op.name
     )
     return answer.error == "OutcomeUnknown" and held
 
 
 def _never_began(world: World, name: str) -> bool:
     return name not in world.started and not any(
-        kind.startswith(("kill", "cancel", "failover")) for kind in world.plan.kinds
+        kind.startswith(("kill", "failover")) for kind in world.plan.kinds
     )

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextvars import Context, ContextVar
 from typing import Any, ClassVar, TypeVarTuple, Unpack
 
-__all__ = ["Clock", "Deadlock", "SimLoop", "worker_tag"]
+__all__ = ["Clock", "Deadlock", "Livelock", "SimLoop", "worker_tag"]
 
 _Args = TypeVarTuple("_Args")
 
@@ -26,6 +26,14 @@ worker_tag: ContextVar[str] = ContextVar("semel_sim_worker", default="")
 
 class Deadlock(AssertionError):
     """Everybody waits and nothing is due: in the real world this would hang for ever."""
+
+
+class Livelock(AssertionError):
+    """Somebody is always busy and nobody gets anywhere: in the real world this would take a whole core for ever."""
+
+
+MOST_CALLBACKS = 200_000
+"""In one world: a hundred times what a busy one takes."""
 
 
 class Clock:
@@ -64,6 +72,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
+        self.callbacks = 0
         self._dead: set[str] = set()
         self._paused: dict[str, list[asyncio.Handle]] = {}
         self._clocks: dict[str, Clock] = {}
@@ -123,6 +132,9 @@ class SimLoop(asyncio.BaseEventLoop):
             if self._stopping:
                 return
             raise Deadlock(f"at {self.now:.6f} everybody waits and nothing is due")
+        self.callbacks += 1
+        if self.callbacks > MOST_CALLBACKS:
+            raise Livelock(f"at {self.now:.6f} after {MOST_CALLBACKS:,} callbacks nobody has come to rest")
         handle: Any = self._ready.popleft()
         if handle.cancelled():
             return
@@ -156,6 +168,6 @@ class SimLoop(asyncio.BaseEventLoop):
 
 
 def _tag_of(task: asyncio.Task[Any]) -> str:
-    # Tasks tell their context from Python 3.12 on; a worker's own task also bears its tag as a name.
+    # Tasks tell their context from Python 3.12 on. Before, a worker's own task is known by its name; it holds the others.
     known: Any = getattr(task, "get_context", None)
-    return "" if known is None else str(known().get(worker_tag, ""))
+    return task.get_name() if known is None else str(known().get(worker_tag, ""))

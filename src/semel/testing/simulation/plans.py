@@ -17,6 +17,9 @@ __all__ = [
     "Mode",
     "Op",
     "Plan",
+    "beats_plan_of",
+    "cancels_plan_of",
+    "plan_from",
     "plan_of",
     "straggler_plan_of",
     "sync_plan_of",
@@ -182,6 +185,14 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
         return {fault.kind for fault in self.faults}
 
 
+def plan_from(text: str) -> Plan:
+    """A plan as a failure prints it. ValueError when it is none."""
+    try:
+        return msgspec.json.decode(text, type=Plan)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"this is no plan: {error}") from error
+
+
 def plan_of(seed: int) -> Plan:
     """The plan of the core workload for this seed."""
     rng = Random(f"plan/{seed}")  # noqa: S311 - repeatable on purpose
@@ -259,6 +270,48 @@ def straggler_plan_of(seed: int) -> Plan:
     late = Fault("late", 0, nth=1)
     latency = rng.choice((0.001, 0.01))
     return Plan(seed, mode, lease, latency, workers, (late,), workload="stragglers", posts=_posts(seed))
+
+
+def beats_plan_of(seed: int) -> Plan:
+    """Runs of one worker whose heartbeats travel together, and of which one or two are overtaken while it stands still."""
+    rng = Random(f"beats/{seed}")  # noqa: S311 - repeatable on purpose
+    mode: Mode = rng.choice(("retry", "keyed", "tx"))
+    lease = 1.0
+    names = [f"k{number}" for number in range(rng.choice((2, 2, 3)))]
+    runs = tuple(Op(name, 0.0, lease * rng.uniform(4, 6), 0.0) for name in names)
+    heirs = tuple(
+        Op(name, rng.uniform(0.1, 0.5), lease * rng.choice((0.01, 3.0)), 10 * lease)
+        for name in rng.sample(names, rng.randint(1, len(names) - 1))
+    )
+    still = Fault("pause", 0, rng.uniform(0.5, 1.5) * lease, rng.uniform(1.1, 1.8) * lease)
+    latency = rng.choice((0.001, 0.01))
+    return Plan(
+        seed, mode, lease, latency, (runs, heirs), (still,), warns=rng.random() < 0.3, workload="beats"
+    )
+
+
+def cancels_plan_of(seed: int) -> Plan:
+    """One caller is cancelled, at a point or at an await, and somebody waits for its key. Nothing else goes wrong."""
+    rng = Random(f"cancels/{seed}")  # noqa: S311 - repeatable on purpose
+    mode = MODES[seed % len(MODES)]
+    lease = 2.0
+    kind = rng.choice(("execute", "execute", "claim", "consume"))
+    victim = Op("k0", 0.0, rng.choice((0.0, 0.01, lease * 0.5)), 0.0, kind=kind)
+    waiter = Op("k0", rng.uniform(0.0, 0.5), 0.01, 10 * lease)
+    fault = Fault("cancel-at-point", 0, nth=rng.randint(1, 2), point=rng.choice(POINTS))
+    if rng.random() < 0.4:
+        fault = Fault("cancel-at-await", 0, nth=rng.randint(1, 12))
+    return Plan(
+        seed,
+        mode,
+        lease,
+        rng.choice((0.001, 0.01)),
+        ((victim,), (waiter,)),
+        (fault,),
+        step=rng.choice(_STEPS) if mode == "steps" else "",
+        workload="cancels",
+        posts=_posts(seed),
+    )
 
 
 def _drawn(rng: Random, weights: dict[str, int]) -> str:

@@ -56,9 +56,9 @@ class _Poster:
             return verdict
         record = verdict.record
         plain = record.state is State.DONE and not (
-            record.ref or record.marker or record.error or record.steps
+            record.ref or record.marker or record.error or record.steps or record.resolved
         )
-        return Brief(record.attempts, record.result, 0) if plain else verdict
+        return Brief(record.attempts, record.expires, record.result, 0) if plain else verdict
 
     async def reclaim(self, ask: Ask, reply: Any, asked: float) -> Verdict:
         self._give_up_on(reply, asked)

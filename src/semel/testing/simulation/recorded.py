@@ -3,7 +3,8 @@
     store = Recorded(open_store(url, Settings(), "sync"), Log(path))      # in each process
     told, histories, undecided = inexplicable(read_logs(paths))           # afterwards, see `history`
 
-Times are the wall clock of this machine, which must be the store's as well: decisions depend on it. A call is written
+Times are the wall clock of this machine, which must be the store's as well: decisions depend on it, so a clock that is set
+meanwhile spoils a history (`clock_offset` before and after tells). A call is written
 down before it leaves and again when it is answered, each time by one append, so that a process that is killed in between
 leaves a call without an answer: it may have taken effect, or not.
 """
@@ -26,7 +27,7 @@ from semel.model import Answer, Ask, Note, Record, Renewal, Settle, Verdict, Won
 from semel.store import Store
 from semel.testing.simulation.history import Call, Look
 
-__all__ = ["Log", "Recorded", "read_logs"]
+__all__ = ["Log", "Recorded", "clock_offset", "read_logs"]
 
 _SIZE = struct.Struct("<I")
 _NEAR = 0.002  # seconds by which two clocks of one machine may differ
@@ -120,6 +121,18 @@ class Recorded(Layer):
         for number, answer in zip(numbers, answers, strict=True):
             self._log.told(number, answer)
         return answers
+
+
+def clock_offset() -> float:
+    """By how much the wall clock is ahead of one that nobody sets. Of many readings the one that was interrupted least."""
+
+    def reading() -> tuple[float, float]:
+        before = time.monotonic()
+        wall = time.time()
+        took = time.monotonic() - before
+        return took, wall - before - took / 2
+
+    return min(reading() for _ in range(100))[1]
 
 
 def read_logs(paths: Iterable[Path], *, broken_at: Sequence[float] = ()) -> list[Call]:

@@ -95,12 +95,12 @@ def explore(
             child = context.Process(target=_work, args=(theirs, seeds, setup, workload))
             child.start()
             theirs.close()
-            running[ours] = child
+            running[ours] = child, seeds
         if not running:
             break
         for ready in multiprocessing.connection.wait(list(running)):
-            child = running.pop(ready)
-            total.add(_received(ready))
+            child, seeds = running.pop(ready)
+            total.add(_received(ready, seeds))
             child.join()
             if progress is not None:
                 total.seconds = time.monotonic() - began
@@ -114,11 +114,14 @@ def _chunks(first: int, count: int, size: int) -> Iterator[range]:
         yield range(start, min(start + size, first + count))
 
 
-def _received(pipe: Any) -> Report:
+def _received(pipe: Any, seeds: range) -> Report:
     try:
         text = pipe.recv_bytes()
     except EOFError:
-        return Report(failures=[(-1, ["a process of the simulator died without a word"])])
+        died = f"died: the process that ran seeds {seeds.start} to {seeds.stop - 1} ended without a word"
+        return Report(failures=[(seeds.start, [died])])
+    finally:
+        pipe.close()
     return msgspec.json.decode(text, type=Report)
 
 

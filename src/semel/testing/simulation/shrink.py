@@ -23,6 +23,7 @@ _PLAINEST = {
     "doubts": False,
     "warns": False,
     "clocks": (),
+    "posts": False,
 }
 
 

@@ -39,6 +39,9 @@ class Server(MemoryStore):
         self.history: list[Call] = []
         self._lossy = lossy
         self._past: list[tuple[float, Any]] = []
+        self.granted_to_copies: dict[bytes, str] = {}
+        """Nonces, with the name of the key, that only the network's own copy of a claim was granted: the claim itself had been
+        refused, and its sender believes that answer. What we send again follows a lost answer, and is no such copy (R16)."""
         self.spoken: Counter[str] = Counter()
         """Words of people that were taken, by the name of the key: what `history` must tell."""
 
@@ -98,7 +101,7 @@ class Server(MemoryStore):
         before = dict(self._records)
         count = run_sync(MemoryStore.purge(self, limit))
         gone = {key: record for key, record in before.items() if key not in self._records}
-        self.auditor.purged(gone, self._time())
+        self.auditor.purged(gone, self._records, self._time())
         return count
 
     def fail_over(self, lost: float) -> None:
@@ -286,7 +289,7 @@ class _Message:
                 self._later(out + back, _reset, arrived)
             case "double":
                 self._later(out, arrive, arrived, back)
-                self._later(out + again, arrive, None, silent)
+                self._later(out + again, self._arrive_again)
             case _:
                 self._later(out, arrive, arrived, back)
 
@@ -300,11 +303,26 @@ class _Message:
         if server.down:
             return
         answer = server.apply(self._verb, self._argument)
+        if server.granted_to_copies and self._verb == "claim":
+            for ask in self._argument:  # its sender asks on: now it must be told that the key is his
+                server.granted_to_copies.pop(ask.nonce, None)
         now = server._time()
         for call in self._calls:
             call.applied.append(now)
         if arrived is not None:
             self._loop.call_later(back, _reply, arrived, answer)
+
+    def _arrive_again(self) -> None:
+        """The network's own copy: nobody hears its answer."""
+        grants = self._server.auditor.grants
+        asks = self._argument if self._verb == "claim" and self._calls[0].applied else ()
+        refused = [
+            ask for ask in asks if (grant := grants.get(ask.scope.hash)) is None or grant.nonce != ask.nonce
+        ]
+        self._arrive(None, 0.0)
+        for ask in refused:
+            if (grant := grants.get(ask.scope.hash)) is not None and grant.nonce == ask.nonce:
+                self._server.granted_to_copies[ask.nonce] = name_of(ask.scope)
 
 
 def _reply(arrived: asyncio.Future[Any], answer: Any) -> None:

@@ -13,30 +13,46 @@ from semel.testing.simulation.runner import check, names_of
 from semel.testing.simulation.shrink import shrink
 from semel.testing.simulation.workloads import workload_of
 
-__all__ = ["command_of", "described", "told"]
+__all__ = ["command_of", "described", "loading", "told", "told_of"]
 
 _COMMAND = "python -m semel.testing.simulation"
+_WITH_A_BUG = "python -m semel.testing.mutants"
 
 
-def told(seed: int, *, workload: str = "core", wanted: Collection[str] = (), smaller: bool = True) -> str:
-    """The story of a seed; of the promises it breaks, those that are `wanted` (all by default) guide the shrinking."""
-    plan = workload_of(workload).plan(seed)
+def told(seed: int, *, workload: str = "core") -> str:
+    """The story of a seed."""
+    return told_of(workload_of(workload).plan(seed))
+
+
+def told_of(plan: Plan, *, wanted: Collection[str] = (), mutant: str = "") -> str:
+    """The story of a plan, made smaller while it still breaks a promise that is `wanted`: by default the first that it breaks.
+
+    `mutant` names the bug that is planted meanwhile, so that the command at the end plants it too.
+    """
     broken, world = check(plan)
-    names = names_of(broken) & set(wanted) or names_of(broken)
-    if smaller and broken:
+    # Not any of them: made smaller, a plan would drift to whichever is the easiest to break.
+    names = names_of(broken) & set(wanted) or names_of(broken[:1])
+    if broken:
         plan = shrink(plan, lambda each: bool(names & names_of(check(each)[0])))
         broken, world = check(plan)
     lines = [described(plan), "", *world.trace, ""]
     lines += broken or ["nothing was broken"]
     lines += [f"  ({name}: {CHECKS[name]})" for name in sorted(names_of(broken) & CHECKS.keys())]
     if broken:
-        lines += ["", "the same again:", f"  {command_of(plan)}"]
+        lines += ["", "the same again:", f"  {command_of(plan, mutant)}"]
     return "\n".join(lines)
 
 
-def command_of(plan: Plan) -> str:
-    """What to type to run this very plan."""
-    return f"{_COMMAND} --trace --plan {shlex.quote(msgspec.json.encode(plan).decode())}"
+def command_of(plan: Plan, mutant: str = "") -> str:
+    """What to type to run this very plan, with this bug in it."""
+    command = f"{_WITH_A_BUG} {mutant}" if mutant else f"{_COMMAND} --trace{loading(plan.workload)}"
+    return f"{command} --plan {shlex.quote(msgspec.json.encode(plan).decode())}"
+
+
+def loading(workload: str) -> str:
+    """What the command line needs to know a workload that another module registers."""
+    module = workload_of(workload).plan.__module__
+    return "" if module.startswith("semel.testing.simulation.") else f" --load {module}"
 
 
 def described(plan: Plan) -> str:

@@ -3,7 +3,7 @@
     register(Workload("outbox", plan=plan_of_outbox, calls={"publish": publish}, checks=(no_gap,),
                       points=("relay.sent",), windows=frozenset({"kill-at-point@relay.sent"})))
 
-    python -m semel.testing.simulation --workload outbox --schedules 2000
+    python -m semel.testing.simulation --load your.module --workload outbox --schedules 2000
 
 A seed belongs to one workload, so that a new one changes no recorded seed of another. What a workload gets for nothing:
 virtual time, kills, pauses, cancellations at points and awaits, the faulty network, the server's auditor, shrinking.

@@ -50,20 +50,21 @@ class Effect:
 class Answered:
     """What a client was told: a value, or the name of an error."""
 
-    __slots__ = ("at", "began", "error", "op", "replayed", "value", "worker")
+    __slots__ = ("at", "began", "call", "error", "op", "ref", "replayed", "value", "worker")
 
-    def __init__(self, op: Op, worker: str, began: float) -> None:
-        self.op, self.worker, self.began = op, worker, began
+    def __init__(self, op: Op, worker: str, began: float, call: str = "") -> None:
+        self.op, self.worker, self.began, self.call = op, worker, began, call
         self.at = 0.0
         self.value: Any = None
         self.error = ""
         self.replayed = False
+        self.ref: str | None = None
 
 
 class World:
     """Made from a plan, run once.
 
-    A workload's calls may use `happen`, `say`, `plain`, `check_owner`, `count`, `downstream`, `broken` and `server`.
+    A workload's calls may use `begin`, `happen`, `say`, `plain`, `check_owner`, `count`, `downstream`, `broken` and `server`.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -77,6 +78,12 @@ class World:
         self.broken: list[str] = []
         self.started: set[str] = set()
         self.ran: set[bytes] = set()
+        self.executed: dict[str, bytes] = {}
+        """By call: the nonce under which its function was begun last."""
+        self.made: list[tuple[Op, bytes, str]] = []
+        """Steps whose function has returned: of which call, under which nonce, their names."""
+        self.faces: dict[str, Any] = {}
+        """By worker: what its clients call."""
         self.downstream: dict[str, str] = {}
         self.done_outside: dict[str, str] = {}
         self.count = 0
@@ -122,6 +129,7 @@ class World:
         """A client's function begins."""
         self.started.add(op.name)
         self.ran.add(run.ask.nonce)
+        self.executed[_call_tag.get()] = run.ask.nonce
 
     def happen(self, op: Op, value: str) -> None:
         """An effect on the world outside."""
@@ -232,6 +240,7 @@ class World:
             purge_every=plan.purge_every,
             cache=16 if plan.cache else 0,
         )
+        self.faces[tag] = face
         if plan.mode == "probe":
             face.recovery("default", probe=self.plain(probe_record, self))
         return face
@@ -254,7 +263,7 @@ class World:
         if task is not None:
             self._by_call[name] = task
         await asyncio.sleep(op.after)
-        answered = Answered(op, tag, self.loop.now)
+        answered = Answered(op, tag, self.loop.now, name)
         self.say(f"call {op.kind} {op.name}")
         try:
             call = self._calls[op.kind](self, face, op, answered)
@@ -276,9 +285,12 @@ class World:
                 self.say(f"told {op.kind} {op.name} {answered.value or answered.error}")
 
     def _check_blocked(self, call: str, op: Op) -> None:
-        """R16: nobody waits for a claim of his own whose answer was lost."""
+        """R16: nobody waits for a claim of his own whose answer was lost. A copy that the network made is not his own."""
         for record in self.server._records.values():
-            if record.state is State.RUNNING and self._senders.get(record.nonce) == call:
+            mine = (
+                self._senders.get(record.nonce) == call and record.nonce not in self.server.granted_to_copies
+            )
+            if record.state is State.RUNNING and mine:
                 self.broken.append(f"R16: a caller of {op.name} was told to wait for its own claim")
 
     def _check_followed(self, answered: Answered) -> None:

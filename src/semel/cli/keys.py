@@ -1,0 +1,328 @@
+"""Commands about keys: find them, look at them, decide about them."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+
+from semel.cli.records import COLUMNS, as_data, event_data, explained, lines, row
+from semel.cli.tables import printable, say, show, span
+from semel.errors import ConfigurationError
+from semel.keys import Scope
+from semel.model import Record, State
+from semel.once import Semel
+
+__all__ = ["add_to", "explain", "forget", "ls", "purge", "release", "resolve", "stats", "watch"]
+
+Url = Annotated[str, typer.Argument(help="The store URL that the program uses.")]
+Key = Annotated[str, typer.Argument(help="The key, as the program gave it.")]
+ByScope = Annotated[
+    bool,
+    typer.Option("--scope", help="KEY is a scope in hex, as ls --json has it: for keys that are masked."),
+]
+Tenant = Annotated[str, typer.Option(help="The tenant= of the key.")]
+Operation = Annotated[str, typer.Option(help="The operation= of the key.")]
+AnyTenant = Annotated[str | None, typer.Option(help="Only this tenant.")]
+AnyOperation = Annotated[str | None, typer.Option(help="Only this operation.")]
+Table = Annotated[str, typer.Option(help="The table= that the program uses (SQL).")]
+Prefix = Annotated[str, typer.Option(help="The prefix= that the program uses.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print data instead of a page.")]
+Actor = Annotated[str | None, typer.Option(help="Who decides; your user name unless given.")]
+Reason = Annotated[str, typer.Option(help="Why; kept in the audit trail.")]
+
+_HASH: Final = 32
+_ENDED: Final = frozenset(State) - {State.RUNNING}
+
+
+def _opened(url: str, table: str, prefix: str, tenant: str = "default", operation: str = "default") -> Semel:
+    return Semel(url, table=table, prefix=prefix, tenant=tenant, operation=operation, create=False)
+
+
+def _name(once: Semel, key: str, *, by_scope: bool) -> str | Scope:
+    """What names the record: the key, or the scope that its digits stand for."""
+    if not by_scope:
+        return key
+    try:
+        digest = bytes.fromhex(key)
+    except ValueError:
+        digest = b""
+    if len(digest) != _HASH:
+        raise ConfigurationError(
+            f"a scope is 64 hexadecimal digits, as `semel ls --json` has it, not {key!r}"
+        )
+    unnamed = Scope(digest, "–", "–", key)
+    record = once.peek(unnamed)
+    return unnamed if record is None or record.scope is None else record.scope
+
+
+def ls(
+    url: Url,
+    state: Annotated[
+        list[str] | None, typer.Option(help="Only these states; without it running, unknown and failed.")
+    ] = None,
+    tenant: AnyTenant = None,
+    operation: AnyOperation = None,
+    ref: Annotated[str | None, typer.Option(help="Only records with this ref.")] = None,
+    abandoned: Annotated[
+        bool, typer.Option("--abandoned", help="Only runs whose worker has not renewed its lease.")
+    ] = False,
+    limit: Annotated[int, typer.Option(help="How many.")] = 100,
+    table: Table = "semel",
+    prefix: Prefix = "semel",
+    as_json: AsJson = False,
+) -> None:
+    """Keys that need attention: running, unknown, failed. Changes nothing."""
+    with _opened(url, table, prefix) as once:
+        found = once.find(
+            states=state or (), tenant=tenant, operation=operation, ref=ref, abandoned=abandoned, limit=limit
+        )
+    if as_json:
+        say([as_data(record) for record in found])
+        return
+    none = "nothing needs attention" if state is None and ref is None else "no such records"
+    show(COLUMNS, [row(record) for record in found], empty=none, whole="key")
+    if len(found) == limit:
+        typer.echo(f"the first {limit}: --limit shows more", err=True)
+
+
+def _show_key(
+    url: Url,
+    key: Key,
+    by_scope: ByScope = False,
+    tenant: Tenant = "default",
+    operation: Operation = "default",
+    table: Table = "semel",
+    prefix: Prefix = "semel",
+    as_json: AsJson = False,
+) -> None:
+    """One key: its record, its steps, and who changed it by hand. Leaves with 1 if there is no record."""
+    with _opened(url, table, prefix, tenant, operation) as once:
+        name = _name(once, key, by_scope=by_scope)
+        record, events = once.peek(name), once.history(name)
+    if as_json:
+        data = None if record is None else as_data(record)
+        say({"record": data, "history": [event_data(event) for event in events]})
+    elif record is not None:
+        _print(lines(record, events))
+    else:
+        typer.echo(f"no record of {key!r} under tenant {tenant!r}, operation {operation!r}", err=True)
+    raise typer.Exit(0 if record is not None else 1)
+
+
+def _print(said: list[tuple[str, str]]) -> None:
+    wide = max(len(name) for name, _ in said)
+    for name, value in said:
+        typer.echo(f"{name:<{wide}}  {printable(value)}")
+
+
+def explain(
+    url: Url,
+    key: Key,
+    by_scope: ByScope = False,
+    tenant: Tenant = "default",
+    operation: Operation = "default",
+    table: Table = "semel",
+    prefix: Prefix = "semel",
+) -> None:
+    """What the state of a key means, what the next caller gets, and what you can do about it."""
+    with _opened(url, table, prefix, tenant, operation) as once:
+        record = once.peek(_name(once, key, by_scope=by_scope))
+    typer.echo(f"{'no record' if record is None else record.state.value}: {key}")
+    typer.echo(explained(record))
+
+
+def watch(
+    url: Url,
+    key: Key,
+    by_scope: ByScope = False,
+    tenant: Tenant = "default",
+    operation: Operation = "default",
+    timeout: Annotated[
+        float | None, typer.Option(help="Give up after so many seconds, and leave with 1.")
+    ] = None,
+    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 0.5,
+    table: Table = "semel",
+    prefix: Prefix = "semel",
+    as_json: AsJson = False,
+) -> None:
+    """Follow a key until its run has ended: a line for every change."""
+    if not every > 0:
+        raise ConfigurationError(f"--every must be above 0 seconds, not {every:g}")
+    end = None if timeout is None else time.monotonic() + timeout
+    seen: object = ()
+    with _opened(url, table, prefix, tenant, operation) as once:
+        name = _name(once, key, by_scope=by_scope)
+        while True:
+            record = once.peek(name)
+            now = None if record is None else (record.state, record.attempts, record.token)
+            if now != seen:
+                seen = now
+                _tell(record, as_json=as_json)
+            if record is not None and record.state in _ENDED:
+                return
+            left = every if end is None else min(every, end - time.monotonic())
+            if left <= 0:
+                raise typer.Exit(1)
+            time.sleep(left)
+
+
+def _tell(record: Record | None, *, as_json: bool) -> None:
+    if as_json:
+        say(None if record is None else as_data(record))
+    elif record is None:
+        typer.echo("no record yet")
+    else:
+        typer.echo("  ".join(part for part in row(record) if part != "–"))
+
+
+def resolve(
+    url: Url,
+    key: Key,
+    value: Annotated[str | None, typer.Option(help="It happened: the result, as JSON.")] = None,
+    error: Annotated[str | None, typer.Option(help="It failed: what callers are told.")] = None,
+    release: Annotated[
+        bool, typer.Option("--release", help="It did not happen: the next caller runs it.")
+    ] = False,
+    by_scope: ByScope = False,
+    tenant: Tenant = "default",
+    operation: Operation = "default",
+    actor: Actor = None,
+    reason: Reason = "",
+    table: Table = "semel",
+    prefix: Prefix = "semel",
+) -> None:
+    """Decide about an unknown or failed key: exactly one of --value, --error and --release."""
+    word: dict[str, Any] = {} if value is None else {"value": _json(value)}
+    word |= {"error": error} if error is not None else {}
+    word |= {"release": True} if release else {}
+    if len(word) != 1:
+        raise ConfigurationError("say exactly one of --value JSON, --error TEXT and --release")
+    with _opened(url, table, prefix, tenant, operation) as once:
+        once.resolve(_name(once, key, by_scope=by_scope), actor=actor or _me(), reason=reason, **word)
+    typer.echo(f"{key}: {'released' if release else 'failed' if error is not None else 'done'}")
+
+
+def _json(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as problem:
+        raise ConfigurationError(
+            f"--value must be JSON, which {text!r} is not ({problem}); a text is written '\"text\"'"
+        ) from problem
+
+
+def _me() -> str:
+    """Who is at the keyboard, for the audit trail."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without users
+        return "anonymous"
+
+
+def release(
+    url: Url,
+    key: Key,
+    by_scope: ByScope = False,
+    tenant: Tenant = "default",
+    operation: Operation = "default",
+    actor: Actor = None,
+    reason: Reason = "",
+    table: Table = "semel",
+    prefix: Prefix = "semel",
+) -> None:
+    """Let an unknown or failed key run again: the next caller does. Only if the effect did not happen."""
+    with _opened(url, table, prefix, tenant, operation) as once:
+        once.resolve(_name(once, key, by_scope=by_scope), release=True, actor=actor or _me(), reason=reason)
+    typer.echo(f"{key}: released")
+
+
+def forget(
+    url: Url,
+    key: Key,
+    by_scope: ByScope = False,
+    tenant: Tenant = "default",
+    operation: Operation = "default",
+    actor: Actor = None,
+    reason: Reason = "",
+    table: Table = "semel",
+    prefix: Prefix = "semel",
+) -> None:
+    """Remove a key's record: whoever comes next runs it as if it were new. Leaves with 1 if there is none."""
+    with _opened(url, table, prefix, tenant, operation) as once:
+        gone = once.forget(_name(once, key, by_scope=by_scope), actor=actor or _me(), reason=reason)
+    typer.echo(f"{key}: {'forgotten' if gone else 'there is no record'}")
+    raise typer.Exit(0 if gone else 1)
+
+
+def purge(
+    url: Url,
+    limit: Annotated[int | None, typer.Option(help="At most so many.")] = None,
+    table: Table = "semel",
+    prefix: Prefix = "semel",
+) -> None:
+    """Remove what has expired, in batches."""
+    with _opened(url, table, prefix) as once:
+        typer.echo(f"{once.purge(limit=limit)} removed")
+
+
+def stats(
+    url: Url,
+    tenant: AnyTenant = None,
+    operation: AnyOperation = None,
+    limit: Annotated[int, typer.Option(help="Count at most so many records.")] = 100_000,
+    table: Table = "semel",
+    prefix: Prefix = "semel",
+    as_json: AsJson = False,
+) -> None:
+    """How many keys need attention, by operation and state, and how old the oldest is. Changes nothing."""
+    with _opened(url, table, prefix) as once:
+        found = once.find(tenant=tenant, operation=operation, limit=limit)
+    counted = Counter(map(_group, found))
+    oldest = {group: min(record.updated for record in found if _group(record) == group) for group in counted}
+    names = ("tenant", "operation", "state", "keys", "oldest")
+    rows = [
+        (*group, number, max(0.0, time.time() - oldest[group])) for group, number in sorted(counted.items())
+    ]
+    if as_json:
+        say([dict(zip(names, each, strict=True)) for each in rows])
+        return
+    show(
+        names,
+        [(*each[:3], str(each[3]), f"{span(each[4])} ago") for each in rows],
+        empty="nothing needs attention",
+    )
+
+
+def _group(record: Record) -> tuple[str, str, str]:
+    scope = record.scope
+    lost = record.state is State.RUNNING and record.lease_until <= time.time()
+    return (
+        scope.tenant if scope else "–",
+        scope.operation if scope else "–",
+        "abandoned" if lost else record.state.value,
+    )
+
+
+_COMMANDS: Final[dict[str, Callable[..., None]]] = {
+    "ls": ls,
+    "show": _show_key,
+    "explain": explain,
+    "watch": watch,
+    "stats": stats,
+    "resolve": resolve,
+    "release": release,
+    "forget": forget,
+    "purge": purge,
+}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give the command line these commands."""
+    for name, command in _COMMANDS.items():
+        app.command(name)(command)

@@ -1,0 +1,127 @@
+"""A signal's handler that raises wherever Python looks for signals, one moment of a call after the other.
+
+Not a storm: each moment is struck once, in turn, so that what fails fails always.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+
+class Struck(BaseException):
+    """What the handler raises."""
+
+
+@cache
+def moments(code: CodeType) -> frozenset[int]:
+    """Where Python looks for signals: when a function begins, a loop turns, a call has returned."""
+    found, before = set[int](), "RESUME"
+    for instruction in dis.get_instructions(code):
+        if before.startswith(("RESUME", "CALL", "JUMP_BACKWARD", "SEND")):
+            found.add(instruction.offset)
+        before = instruction.opname
+    return frozenset(found)
+
+
+class Handler:
+    """Raises in the n-th moment of what is called, counted in the code of these modules only, or in these functions of it."""
+
+    def __init__(self, moment: int, modules: Sequence[ModuleType], functions: Collection[str]) -> None:
+        self._left = moment
+        self._modules = modules
+        self._functions = functions
+
+    def call(self, act: Callable[[], object]) -> bool:
+        """Whether it raised."""
+        with self._watching():
+            try:
+                act()
+            except Struck:
+                return True
+        return False
+
+    def _watching(self) -> AbstractContextManager[None]:
+        watching = _by_monitoring if sys.version_info >= (3, 12) else _by_trace
+        return watching(self._modules, self.passed)
+
+    def passed(self, code: CodeType, offset: int) -> None:
+        if offset in moments(code) and (not self._functions or code.co_name in self._functions):
+            self._left -= 1
+            if self._left == 0:
+                raise Struck
+
+
+Passed = Callable[[CodeType, int], None]
+
+
+@contextmanager
+def _by_trace(modules: Sequence[ModuleType], passed: Passed) -> Iterator[None]:
+    files = {module.__file__ for module in modules}
+
+    def entered(frame: FrameType, *_: object) -> Callable[..., Any] | None:
+        if frame.f_code.co_filename not in files:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return moved
+
+    def moved(frame: FrameType, event: str, _: object) -> Callable[..., Any]:
+        if event == "opcode":
+            passed(frame.f_code, frame.f_lasti)
+        return moved
+
+    before = sys.gettrace()
+    sys.settrace(entered)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@contextmanager
+def _by_monitoring(modules: Sequence[ModuleType], passed: Passed) -> Iterator[None]:
+    """The way since 3.12, where a trace of opcodes has gaps."""
+    watch: Any = getattr(sys, "monitoring")  # noqa: B009 - not there in 3.11
+    tool, event = 4, watch.events.INSTRUCTION
+    codes = [code for module in modules for code in _codes(module)]
+    watch.use_tool_id(tool, "strikes")
+    watch.register_callback(tool, event, passed)
+    for code in codes:
+        watch.set_local_events(tool, code, event)
+    try:
+        yield
+    finally:
+        for code in codes:
+            watch.set_local_events(tool, code, 0)
+        watch.register_callback(tool, event, None)
+        watch.free_tool_id(tool)
+
+
+def _codes(module: ModuleType) -> list[CodeType]:
+    """Of every function and method that is written there, and of those inside of them."""
+    classes = [each for each in vars(module).values() if isinstance(each, type)]
+    found = [fn for each in (module, *classes) for fn in vars(each).values() if isinstance(fn, FunctionType)]
+    codes = [fn.__code__ for fn in found if fn.__code__.co_filename == module.__file__]
+    for code in codes:
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+    return codes
+
+
+def strike_each_moment(
+    modules: Sequence[ModuleType],
+    act: Callable[[], object],
+    *,
+    then: Callable[[], object],
+    functions: Collection[str] = (),
+) -> int:
+    """Until there is none left; how many there were. `then` is what must still be possible after each."""
+    moment = 1
+    while Handler(moment, modules, functions).call(act):
+        then()
+        moment += 1
+    return moment - 1

@@ -1,0 +1,277 @@
+"""`semel ls | show | explain | watch | stats | resolve | release | forget | purge`, on every kind of store."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from semel import ConfigurationError, Found, Semel, SemelError
+from semel.cli import keys
+from semel.cli.commands import app
+from semel.cli.records import explained
+from semel.cli.tables import say
+from semel.model import Policy
+
+STORES = ["sqlite", "redis", "postgres", "mariadb"]
+
+
+class Desk:
+    """A store with keys of every kind, and the command line at it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.tenant = f"t{uuid.uuid4().hex[:8]}"
+        self.once = Semel(
+            url, tenant=self.tenant, operation="pay", timeout=20
+        )  # a busy machine is no broken store
+
+    def run(self, *words: str, code: int = 0) -> str:
+        done = CliRunner().invoke(app, list(words))
+        if isinstance(done.exception, SemelError):
+            raise done.exception
+        assert done.exit_code == code, done.output
+        return done.output
+
+    def about(self, command: str, key: str, *more: str, code: int = 0) -> str:
+        where = ["--tenant", self.tenant, "--operation", "pay"]
+        return self.run(command, self.url, key, *where, *more, code=code)
+
+    def listed(self, *more: str) -> dict[str, str]:
+        found = json.loads(self.run("ls", self.url, "--tenant", self.tenant, "--json", *more))
+        return {each["key"]: each["state"] for each in found}
+
+
+@pytest.fixture(params=STORES)
+def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/semel.db"
+    else:
+        server = request.getfixturevalue(f"{request.param}_server")
+        url = server.url if request.param == "redis" else server.database()
+    made = Desk(url)
+    made.once.execute("done-1", lambda: {"paid": 5})
+    for key, options in {"lost-1": {"on_unknown": "hold"}, "bad-1": {"on_error": "replay"}}.items():
+        with pytest.raises(RuntimeError):
+            made.once.execute(key, _fails, **options)
+    yield made
+    made.once.close()
+
+
+def _fails() -> Any:
+    raise RuntimeError("no answer from the bank")
+
+
+def test_what_needs_attention_is_listed_and_counted(desk: Desk) -> None:
+    assert desk.listed() == {"lost-1": "unknown", "bad-1": "failed"}
+    assert desk.listed("--state", "unknown") == {"lost-1": "unknown"}
+    assert desk.listed("--operation", "other") == {}
+    page = desk.run("ls", desk.url, "--tenant", desk.tenant)
+    assert "lost-1" in page
+    assert "RuntimeError: no answer from the bank" in page
+    counted = json.loads(desk.run("stats", desk.url, "--tenant", desk.tenant, "--json"))
+    assert [(each["operation"], each["state"], each["keys"]) for each in counted] == [
+        ("pay", "failed", 1),
+        ("pay", "unknown", 1),
+    ]
+    assert "unknown" in desk.run("stats", desk.url, "--tenant", desk.tenant)
+
+
+def test_the_list_says_when_there_is_more(desk: Desk) -> None:
+    said = CliRunner().invoke(app, ["ls", desk.url, "--tenant", desk.tenant, "--limit", "1"])
+    assert "the first 1: --limit shows more" in said.output
+    assert desk.run("ls", desk.url, "--tenant", "nobody") == "nothing needs attention\n"
+
+
+def test_a_key_is_shown_with_its_value_and_its_history(desk: Desk) -> None:
+    assert "{'paid': 5}" in desk.about("show", "done-1")
+    data = json.loads(desk.about("show", "lost-1", "--json"))
+    assert (data["record"]["state"], data["record"]["attempts"], data["history"]) == ("unknown", 1, [])
+    assert data["record"]["created"].endswith("+00:00")
+    missing = CliRunner().invoke(app, ["show", desk.url, "nothing"])
+    assert (missing.exit_code, "no record of 'nothing'" in missing.output) == (1, True)
+    assert json.loads(desk.run("show", desk.url, "nothing", "--json", code=1)) == {
+        "record": None,
+        "history": [],
+    }
+
+
+def test_a_person_decides(desk: Desk) -> None:
+    words = ["--actor", "ann", "--reason", "it is on the bank's list"]
+    assert desk.about("resolve", "lost-1", "--value", '{"paid": 7}', *words) == "lost-1: done\n"
+    assert desk.once.execute("lost-1", _fails).value == {"paid": 7}
+    assert "by ann: it is on the bank's list" in desk.about("show", "lost-1")
+    assert desk.about("release", "bad-1") == "bad-1: released\n"
+    assert desk.once.execute("bad-1", lambda: "again").value == "again"
+    assert desk.about("forget", "bad-1") == "bad-1: forgotten\n"
+    assert desk.about("forget", "never", code=1) == "never: there is no record\n"
+    assert desk.once.execute("bad-1", lambda: "anew").value == "anew"
+    assert desk.listed() == {}
+
+
+@pytest.mark.parametrize("desk", ["sqlite"], indirect=True)
+def test_a_decision_needs_one_word(desk: Desk) -> None:
+    for words in ([], ["--release", "--value", "1"], ["--value", "not json"]):
+        with pytest.raises(ConfigurationError, match="--value"):
+            desk.about("resolve", "lost-1", *words)
+    with pytest.raises(ConfigurationError, match="is no state of a record: states are running, done"):
+        desk.listed("--state", "stuck")
+    assert desk.about("resolve", "lost-1", "--error", "the bank says no") == "lost-1: failed\n"
+
+
+@pytest.mark.parametrize("desk", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("done-1", "gets that outcome; nothing runs"),
+        ("lost-1", "If it did not: semel release"),
+        ("bad-1", "To let it run again: semel release"),
+        ("new", "The next caller runs it"),
+    ],
+)
+def test_a_state_is_explained(desk: Desk, key: str, said: str) -> None:
+    assert said in desk.about("explain", key)
+
+
+@pytest.mark.parametrize("desk", ["sqlite"], indirect=True)
+def test_a_run_is_explained_by_its_lease_and_policy(desk: Desk) -> None:
+    with desk.once.claim("run-1") as claim:
+        assert "A worker has it" in desk.about("explain", "run-1")
+        assert desk.listed()["run-1"] == "running"
+        held = desk.once.peek("run-1")
+        claim.complete(None)
+    assert held is not None
+    said = {
+        policy: explained(msgspec.structs.replace(held, lease_until=1.0, policy=policy)) for policy in Policy
+    }
+    assert "takes it over and runs it again" in said[Policy.RETRY]
+    assert "asks its probe" in said[Policy.PROBE]
+    assert "callers get OutcomeUnknown" in said[Policy.HOLD]
+
+
+def test_a_run_is_followed_to_its_end(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def said(data: object) -> None:
+        say(data)
+        go.set()  # the run ends after it was seen running, however slow the machine is
+
+    def slow() -> str:
+        begun.set()
+        go.wait(30)
+        return "x"
+
+    worker = threading.Thread(target=lambda: desk.once.execute("slow-1", slow))
+    worker.start()
+    begun.wait(30)
+    monkeypatch.setattr(keys, "say", said)
+    lines = desk.about("watch", "slow-1", "--every", "0.02", "--json").splitlines()
+    worker.join()
+    assert [json.loads(line)["state"] for line in lines] == ["running", "done"]
+    assert desk.about("watch", "never", "--timeout", "0.05", code=1) == "no record yet\n"
+
+
+def test_what_expired_is_removed(desk: Desk) -> None:
+    desk.once.execute("short-1", lambda: 1, retention=0.05)
+    time.sleep(0.1)  # its retention, by the store's clock
+    said = desk.run("purge", desk.url)
+    assert said.endswith(" removed\n")
+    assert desk.once.peek("short-1") is None
+
+
+@pytest.mark.parametrize("desk", ["sqlite"], indirect=True)
+def test_what_a_record_says_cannot_move_the_cursor(desk: Desk) -> None:
+    def fails() -> None:
+        raise RuntimeError("\x1b[2J gone")
+
+    with pytest.raises(RuntimeError):
+        desk.once.execute("evil-1", fails, on_error="replay")
+    for said in (desk.run("ls", desk.url), desk.about("show", "evil-1")):
+        assert "\x1b" not in said
+        assert r"\x1b[2J gone" in said
+
+
+def test_programs_that_share_a_store_do_not_see_each_others_keys(desk: Desk) -> None:
+    with Semel(desk.url, tenant=desk.tenant, operation="pay", prefix="other") as other:
+        with pytest.raises(RuntimeError):
+            other.execute("mine", _fails, on_unknown="hold")
+        assert desk.listed("--prefix", "other") == {"mine": "unknown"}
+        assert set(desk.listed()) == {"lost-1", "bad-1"}
+        other.recovery("pay", probe=lambda record: Found("here"), tenant=desk.tenant)
+        assert (other.reconcile(limit=1).settled, desk.listed("--prefix", "other")) == (1, {})
+    assert set(desk.listed()) == {"lost-1", "bad-1"}
+
+
+def test_R26_what_nobody_can_do_anything_about_stands_in_nobodys_way(desk: Desk) -> None:
+    for number in range(8):
+        with pytest.raises(RuntimeError):
+            desk.once.execute(f"stuck-{number}", _fails, on_unknown="hold", operation="other")
+    with pytest.raises(RuntimeError):
+        desk.once.execute("mine", _fails, on_unknown="hold", operation="probed")
+    desk.once.recovery("probed", probe=lambda record: Found("here"), tenant=desk.tenant)
+    report = desk.once.reconcile(limit=2)
+    assert (report.settled, len(report.left)) == (1, 2)
+    assert desk.once.execute("mine", _fails, operation="probed").value == "here"
+
+
+WITHOUT_SQLALCHEMY = """
+import sys
+sys.modules["sqlalchemy"] = None
+from semel.cli import main
+sys.argv = ["semel", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--version"], 0, "0."),
+        (["doctor", "memory://"], 0, "memory"),
+        (["outbox", "stats", "sqlite:///x.db"], 2, 'pip install "semel[messaging]"'),
+    ],
+)
+def test_without_sqlalchemy_only_messaging_is_missing(
+    words: list[str], code: int, said: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", WITHOUT_SQLALCHEMY, *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done.stderr
+
+
+def test_a_masked_key_is_named_by_its_scope(desk: Desk) -> None:
+    with Semel(desk.url, tenant=desk.tenant, operation="pay", readable="masked") as masked:
+        with pytest.raises(RuntimeError):
+            masked.execute("a-very-secret-key", _fails, on_unknown="hold")
+        found = json.loads(desk.run("ls", desk.url, "--tenant", desk.tenant, "--json"))
+        (scope,) = [each["scope"] for each in found if "…" in each["key"]]
+        assert "the function raised" in desk.run("explain", desk.url, scope, "--scope").lower()
+        assert desk.run("resolve", desk.url, scope, "--scope", "--value", "7") == f"{scope}: done\n"
+        assert masked.execute("a-very-secret-key", _fails).value == 7
+        assert [event.kind for event in masked.history("a-very-secret-key")] == ["done"]
+        record = masked.peek("a-very-secret-key")
+        assert record is not None
+        assert (record.scope, record.resolved) == (masked.peek(record.scope or "").scope, True)  # type: ignore[union-attr]
+        assert masked.forget(record.scope or "") is True
+    with pytest.raises(ConfigurationError, match="64 hexadecimal digits"):
+        desk.run("show", desk.url, "lost-1", "--scope")
+
+
+def test_what_a_store_cannot_list_is_refused_not_empty(desk: Desk) -> None:
+    if desk.url.startswith("redis"):
+        with pytest.raises(ConfigurationError, match="this store keeps no list of done records"):
+            desk.listed("--state", "done")
+    else:
+        assert desk.listed("--state", "done") == {"done-1": "done"}
+    if desk.url.startswith("sqlite"):
+        assert desk.run("ls", desk.url, "--state", "expired") == "no such records\n"

@@ -1,0 +1,105 @@
+"""What long runs of the simulator found, each as the smallest plan that showed it: the product or the check was wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel.debts import Debts
+from semel.model import Won
+from semel.run import Run
+from semel.testing.mutants.plant import planted
+from semel.testing.simulation import Op, Plan
+from semel.testing.simulation.plans import Fault
+from semel.testing.simulation.runner import check
+
+FENCED = Plan(
+    72491,
+    "steps",
+    2.0,
+    0.05,
+    (
+        (Op("k0", 0.0, 0.0, 0.0),),
+        (
+            Op("k0", 6.5, 0.0, 2.0, kind="forget"),
+            Op("k0", 0.0, 0.0, 20.0),
+            Op("k0", 0.0, 0.0, 0.0),
+        ),
+        (Op("k0", 0.0, 0.0, 20.0),),
+    ),
+    (Fault("pause-at-point", span=6.3443438693726195, point="step.started"),),
+)
+"""Worker 0 sleeps in a step; another one takes over and ends. Awake, worker 0 is told that its lease is lost, and the key is
+forgotten just before the note of its step arrives: that note finds no record."""
+
+COPIED = Plan(
+    77710,
+    "tx",
+    0.5,
+    0.05,
+    (
+        (Op("k1", 0.21356533093893948, 0.0, 0.5),),
+        (Op("k0", 0.0, 0.25, 5.0), Op("k1", 0.17692125069092998, 0.75, 0.0, fails=True)),
+    ),
+    (Fault("late", 1, nth=3), Fault("double", nth=6)),
+    notifies=False,
+    clocks=((-3199.349972380447, 1.0810567140711311), (-3004.83370460811, 0.8024932899327717)),
+)
+"""Worker 0 polls, and the network delivers its last poll twice: the first copy is refused, then the key is released, the
+second copy is granted, and only then the first answer arrives, when the time to wait is over."""
+
+NOTED_TWICE = Plan(
+    85115,
+    "steps",
+    1.0,
+    0.01,
+    ((Op("k0", 2.4, 0.0, 10.0),), (Op("k0", 2.330450120457243, 0.0, 10.0),)),
+    (Fault("lose-request"), Fault("cancel-at-point", 1, nth=2, point="step.started")),
+    retention=0.5,
+)
+"""Worker 1 is cancelled while it notes a step and notes it again; the first note, which nobody hears of, arrives last and
+decides when the released key is over (R14)."""
+
+
+def test_R17_who_was_told_that_he_lost_a_key_does_not_claim_it_again_when_it_vanished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken, world = check(FENCED)
+    assert not broken
+    assert [answer.error for answer in world.answers if answer.worker == "w0.1"] == ["LeaseLost"]
+
+    async def reclaim(self: Debts, run: Run) -> bool:
+        return isinstance((await self._store.claim((run.ask,)))[0], Won)
+
+    monkeypatch.setattr(Debts, "reclaim", reclaim)
+    broken, _ = check(FENCED)
+    assert broken == ["I15: worker w0.1 has ended its calls and keeps 1 keys that nobody leads"]
+
+
+def test_R16_a_copy_that_the_network_made_of_a_refused_claim_is_nobody_s_own() -> None:
+    broken, world = check(COPIED)
+    assert list(world.server.granted_to_copies.values()) == ["default/default/k1"]
+    assert [answer.error for answer in world.answers if answer.worker == "w0.1"] == ["InProgress"]
+    assert not broken
+
+
+def test_R16_a_claim_of_his_own_is_told_apart_from_a_copy_of_the_network() -> None:
+    """The reply to the first claim is lost, and the second one comes twice: copies excuse nobody who asks anew."""
+    plan = Plan(
+        1,
+        "hold",
+        2.0,
+        0.01,
+        ((Op("k0", 0.0, 0.0, 0.0),),),
+        (Fault("reset-reply"), Fault("double", nth=2)),
+    )
+    assert not check(plan)[0]
+    with planted("resent-with-another-nonce"):
+        broken, _ = check(plan)
+    assert "R16: a caller of default/default/k0 was told to wait for its own claim" in broken
+
+
+def test_H1_a_note_that_nobody_heard_of_explains_how_long_a_released_key_was_known() -> None:
+    broken, world = check(NOTED_TWICE)
+    assert not broken
+    assert world.histories == 1
+    assert not world.undecided

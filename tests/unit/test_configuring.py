@@ -1,0 +1,99 @@
+"""Settings from the environment, a mapping or a file."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from semel import AsyncSemel, ConfigurationError, Semel
+from semel.cli.commands import app
+from semel.configuring import SETTINGS, settings_from, settings_of_environment
+from semel.face import Face
+from semel.options import Options
+
+URL = {"SEMEL_URL": "memory://"}
+
+
+def test_every_setting_is_one_of_a_face() -> None:
+    known = set(inspect.signature(Face.__init__).parameters) | set(Options.__struct_fields__) | {"url"}
+    assert set(SETTINGS) <= known
+    left = set(inspect.signature(Face.__init__).parameters) - set(SETTINGS)
+    assert left == {"self", "store", "hooks", "encrypt", "options"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("lease", "30s", 30.0),
+        ("lease", "500ms", 0.5),
+        ("lease", "2.5", 2.5),
+        ("retention", "7d", 604_800.0),
+        ("retention", "none", None),
+        ("wait", "5 min", 300.0),
+        ("threads", "8", 8),
+        ("enabled", "off", False),
+        ("coalesce", "True", True),
+        ("index", "ref, trace", ["ref", "trace"]),
+        ("tenant", "acme", "acme"),
+    ],
+)
+def test_a_text_becomes_what_the_setting_takes(name: str, text: str, value: Any) -> None:
+    assert settings_of_environment({**URL, f"SEMEL_{name.upper()}": text}, "SEMEL_")[name] == value
+    assert settings_from({"url": "memory://", name: text}, "semel")[name] == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("LEASE", "soon"), ("LEASE", "5 weeks"), ("THREADS", "many"), ("ENABLED", "maybe")]
+)
+def test_what_cannot_be_understood_is_named(name: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"SEMEL_{name}='{text}' cannot be understood"):
+        settings_of_environment({**URL, f"SEMEL_{name}": text}, "SEMEL_")
+
+
+def test_typos_are_refused_and_strangers_left_alone() -> None:
+    with pytest.raises(ConfigurationError, match="did you mean SEMEL_RETENTION"):
+        Semel.from_env(environ={**URL, "SEMEL_RETENSION": "1"})
+    with pytest.raises(ConfigurationError, match="did you mean 'lease'"):
+        Semel.from_config({"url": "memory://", "leese": 1})
+    with pytest.raises(ConfigurationError, match="settings are"):
+        Semel.from_config({"url": "memory://", "colour": "red"})
+    with pytest.raises(ConfigurationError, match="SEMEL_URL is not set"):
+        Semel.from_env(environ={})
+    with pytest.raises(ConfigurationError, match='needs "url"'):
+        AsyncSemel.from_config({})
+    with Semel.from_env(environ={**URL, "SEMEL_TEST": "full", "PATH": "/bin"}, lease=3) as once:
+        assert once.execute("k", lambda: 1).value == 1
+
+
+def test_a_file_has_sections(tmp_path: Path) -> None:
+    toml, data = tmp_path / "app.toml", tmp_path / "app.json"
+    toml.write_text('[tool.semel]\nurl = "memory://"\nlease = 7\n')
+    data.write_text(json.dumps({"semel": {"url": "memory://", "retention": None}}))
+    assert settings_from(toml, "tool.semel") == {"url": "memory://", "lease": 7}
+    assert settings_from(str(data), "semel") == {"url": "memory://", "retention": None}
+    for wrong, words in (
+        (toml, r"has no section \[semel\]"),
+        (tmp_path / "none.toml", "cannot be read"),
+        (_broken(tmp_path), "is no TOML or JSON"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            settings_from(wrong, "semel")
+
+
+def _broken(folder: Path) -> Path:
+    path = folder / "broken.toml"
+    path.write_text("[semel")
+    return path
+
+
+def test_the_command_hides_what_is_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEMEL_URL", "redis://user:hunter2@host/0")
+    monkeypatch.setenv("SEMEL_SECRET", "hunter3-hunter3-hunter3")
+    done = CliRunner().invoke(app, ["config"])
+    assert done.exit_code == 0, done.output
+    assert done.output == "secret = …\nurl = redis://user:***@host/0\n"

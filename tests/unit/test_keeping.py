@@ -1,0 +1,200 @@
+"""What is kept and looked after: lists in pages, resolutions that come too late, records that nobody can read, reconciles."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from semel import (
+    NOT_FOUND,
+    ConfigurationError,
+    Found,
+    InProgress,
+    OutcomeUnknown,
+    Semel,
+    StoreUnavailable,
+    keeping,
+)
+from semel.layers.layer import Layer
+from semel.model import Answer, Settle
+from semel.stores.memory import MemoryStore
+
+
+def nothing():  # type: ignore[no-untyped-def]  # without a type every result may be replayed
+    """Never run."""
+
+
+def lost() -> None:
+    raise SystemExit
+
+
+def lose(once: Semel, *keys: str, **options: Any) -> None:
+    for key in keys:
+        with pytest.raises(SystemExit):
+            once.execute(key, lost, **options)
+
+
+def test_a_list_is_read_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "_PAGE", 2)
+    with Semel("memory://", on_unknown="hold") as once:
+        lose(once, *"abcde")
+        assert sorted(record.scope.key for record in once.find() if record.scope) == list("abcde")
+        assert len(once.find(limit=3)) == 3
+
+
+class Between(Layer):
+    """Something happens between a look and a settle."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.act: Callable[[], object] = bool
+        self.answer: Exception | None = None
+
+    async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
+        act, self.act = self.act, bool
+        act()
+        return [self.answer] * len(ends) if self.answer else await super().settle(ends)
+
+
+def test_R13_of_two_who_resolve_a_key_at_once_one_is_refused() -> None:
+    store = Between()
+    with Semel(store, on_unknown="hold") as once:
+        lose(once, "k")
+        store.act = lambda: once.resolve("k", value="first", actor="quick")
+        with pytest.raises(ConfigurationError, match="in the meantime"):
+            once.resolve("k", value="second", actor="slow")
+        assert once.execute("k", nothing).value == "first"
+
+
+def test_a_store_that_refuses_a_word_says_so() -> None:
+    store = Between()
+    with Semel(store, on_unknown="hold") as once:
+        lose(once, "k")
+        store.answer = StoreUnavailable("gone")
+        with pytest.raises(StoreUnavailable, match="gone"):
+            once.resolve("k", value=1)
+        with pytest.raises(StoreUnavailable, match="gone"):
+            once.forget("k")
+        store.answer = None
+        assert once.forget("k")
+
+
+def test_R15_what_nobody_can_read_is_resolved_or_forgotten() -> None:
+    store = MemoryStore()
+    with (
+        Semel(store, encrypt={"a": os.urandom(32)}) as first,
+        Semel(store, encrypt={"b": os.urandom(32)}) as second,
+    ):
+        for key in ("resolved", "forgotten"):
+            first.execute(key, lambda: "sealed")
+            with pytest.raises(OutcomeUnknown):
+                second.execute(key, int)
+        second.resolve("resolved", value="looked up", actor="me")
+        assert second.execute("resolved", nothing).value == "looked up"
+        assert second.forget("forgotten")
+        assert second.execute("forgotten", lambda: "again").value == "again"
+
+
+class Old(msgspec.Struct):
+    amount: int
+
+
+class New(msgspec.Struct):
+    amount: int
+
+
+def test_R15_a_result_of_a_class_that_is_no_more_is_repaired_by_who_names_the_new_one() -> None:
+    with Semel("memory://") as once:
+        once.execute("k", Old, 5, result_type=Old)
+        with pytest.raises(ConfigurationError, match="it is done"):
+            once.resolve("k", value=5)  # whoever names no class sees that it can be read
+        with pytest.raises(OutcomeUnknown):
+            once.execute("k", New, 6, result_type=New)
+        once.resolve("k", value=New(5), result_type=New)
+        assert once.execute("k", New, 6, result_type=New).value == New(5)
+
+
+def test_R7_a_purge_takes_no_more_than_it_is_told() -> None:
+    now = [1_000.0]
+    with Semel(MemoryStore(clock=lambda: now[0]), retention=1) as once:
+        for number in range(7):
+            once.execute(f"k{number}", int)
+        now[0] += 10
+        assert once.purge(limit=0) == 0
+        assert once.purge(limit=4, batch=2) == 4
+        assert once.purge(batch=2) == 3
+
+
+def test_a_purge_in_the_background_that_fails_is_told_and_tried_again() -> None:
+    class Failing(Layer):
+        purged = 0
+
+        async def purge(self, limit: int) -> int:
+            self.purged += 1
+            if self.purged == 1:
+                raise StoreUnavailable("not now")
+            again.set()
+            return await super().purge(limit)
+
+    told, again = list[Any](), threading.Event()
+    with Semel(Failing(MemoryStore()), purge_every=0.01, hooks=[told.append]) as once:
+        once.execute("k", int)
+        assert again.wait(30)
+    assert [str(each) for each in told if isinstance(each, StoreUnavailable)] == ["not now"]
+
+
+# ------------------------------------------------------------------------------------------------ reconcile
+def test_R26_reconcile_goes_through_all_pages_and_stops_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "_PAGE", 2)
+    with Semel("memory://", on_unknown="hold") as once:
+        lose(once, *"abcde", operation="pay")
+        once.recovery("pay", probe=lambda record: Found("paid"))
+        assert once.reconcile(limit=3).settled == 3
+        assert once.reconcile().settled == 2
+        assert once.reconcile().found == 0
+
+
+def test_R26_a_reconcile_looks_at_no_more_than_a_hundred_times_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeping, "_PAGE", 2)
+    monkeypatch.setattr(keeping, "_PATIENCE", 2)
+    with Semel("memory://", on_unknown="hold") as once:
+        lose(once, *"abcde")  # nothing is registered for them
+        report = once.reconcile(limit=1)
+        assert (report.found, len(report.left)) == (2, 1)
+
+
+def test_R26_one_operation_that_fails_does_not_stop_the_others() -> None:
+    told: list[Any] = []
+
+    def broken(record: Any) -> None:
+        raise ZeroDivisionError
+
+    def busy(record: Any) -> None:
+        raise InProgress("another one is at it")
+
+    with Semel("memory://", on_unknown="hold", hooks=[told.append]) as once:
+        for operation, probe in (("one", broken), ("two", busy), ("three", lambda record: Found("there"))):
+            lose(once, "k", operation=operation)
+            once.recovery(operation, probe=probe)
+        report = once.reconcile()
+        assert (report.found, report.failed, report.settled, report.left) == (3, 1, 1, ("k",))
+    assert [type(each) for each in told if isinstance(each, Exception)] == [ZeroDivisionError]
+
+
+def test_R26_what_a_probe_does_not_find_is_free_again_unless_it_is_held() -> None:
+    with Semel("memory://") as once:
+        lose(once, "probed", operation="pay", on_unknown=lambda: NOT_FOUND)
+        lose(once, "held", operation="pay", on_unknown="hold")
+        once.recovery("pay", probe=lambda record: NOT_FOUND)
+        report = once.reconcile()
+        assert (report.settled, report.left) == (1, ("held",))
+        assert once.execute("probed", lambda: "ran", operation="pay").value == "ran"
+        with pytest.raises(OutcomeUnknown):
+            once.execute("held", int, operation="pay")

@@ -1,0 +1,78 @@
+"""What a URL or an engine alone shows to be wrong is refused before anything connects, in words that tell the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from semel import AsyncSemel, ConfigurationError, Semel
+from semel.store import Settings, open_store, schema_sql
+from semel.stores.postgres.url import parse
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://", "postgresql:///", "postgres:", "postgresql:shop", "postgresql+psycopg://?pool=2"]
+)
+@pytest.mark.parametrize("face", [Semel, AsyncSemel])
+def test_a_postgres_url_that_names_nothing_is_refused_when_the_face_is_made(
+    face: Callable[..., Any], url: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"neither a host nor a database: write it as postgresql://"):
+        face(url)
+
+
+@pytest.mark.parametrize(
+    "url, dsn",
+    [
+        ("postgresql://?host=/tmp&dbname=shop", "postgresql://?host=%2Ftmp&dbname=shop"),
+        ("postgresql://?service=shop", "postgresql://?service=shop"),
+        ("postgresql:///shop", "postgresql:///shop"),
+        ("postgresql+psycopg://a:b@h:1/shop?pool=2", "postgresql://a:b@h:1/shop"),
+    ],
+)
+def test_a_postgres_url_without_a_host_is_one_where_it_names_something_else(url: str, dsn: str) -> None:
+    assert parse(url, "sync").dsn == dsn
+
+
+@pytest.mark.parametrize(
+    "url, says",
+    [
+        ("nonsense", "'nonsense' is not a store URL"),
+        ("", "is not a store URL"),
+        ("oracle://host/db", "no store answers to the URL scheme 'oracle'"),
+        ("redis://host/0", "a redis store has no tables"),
+        ("memory://", "a memory store has no tables"),
+    ],
+)
+def test_the_tables_of_what_has_none_are_refused_with_the_reason(url: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        schema_sql(url, Settings())
+
+
+@pytest.mark.parametrize("where", ["memory://", "redis://127.0.0.1:1/0", "sqlite:///semel.db"])
+@pytest.mark.parametrize("table", ["a; drop", "", "1st", "a b", "a.b.c"])
+def test_a_name_that_no_table_can_have_is_refused_everywhere(where: str, table: str) -> None:
+    with pytest.raises(ConfigurationError, match="table="):
+        Semel(where, table=table)
+
+
+def test_a_client_in_place_of_a_url_changes_nothing_about_that() -> None:
+    with pytest.raises(ConfigurationError, match="table="):
+        Semel(redis.Redis(port=1), table="a; drop")
+    assert open_store("memory://", Settings(table="shop.semel"), "sync").colour == "both"
+
+
+def test_an_engine_works_with_the_face_of_its_colour_on_sqlite_too(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    with pytest.raises(ConfigurationError, match="AsyncEngine works with AsyncSemel only"):
+        Semel(create_async_engine(f"sqlite+aiosqlite:///{path}"))
+    with pytest.raises(ConfigurationError, match="Engine works with Semel only"):
+        AsyncSemel(create_engine(f"sqlite:///{path}"))
+    with Semel(create_engine(f"sqlite:///{path}")) as once:
+        assert once.execute("k", lambda: 1).value == 1

@@ -1,0 +1,57 @@
+"""How long the end of a run is offered to a store: with `settle_timeout=0` once, and its answer is waited for (R16)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from semel import AsyncSemel, NotRecorded
+from semel.errors import StoreUnavailable
+from semel.layers.layer import Layer
+from semel.stores.memory import MemoryStore
+
+
+class Slow(Layer):
+    """Takes its time over an outcome. The first `refused` it does not take."""
+
+    def __init__(self, refused: int = 0) -> None:
+        super().__init__(MemoryStore())
+        self.tries = 0
+        self.refused = refused
+
+    async def settle(self, ends: Any) -> Any:
+        self.tries += 1
+        taken = self.tries > self.refused
+        for _ in range(50):
+            await asyncio.sleep(0)
+        if not taken:
+            raise StoreUnavailable("no room")
+        return await self.inner.settle(ends)
+
+
+async def _effect() -> int:
+    return 1
+
+
+def test_R16_without_a_settle_timeout_the_answer_of_one_offer_is_waited_for() -> None:
+    async def main() -> None:
+        async with AsyncSemel(store := Slow(), settle_timeout=0) as once:
+            assert (await once.execute("k", _effect)).value == 1
+            assert (await once.execute("k", _effect)).replayed
+            assert store.tries == 1
+
+    asyncio.run(main())
+
+
+def test_R16_without_a_settle_timeout_one_refusal_is_told() -> None:
+    async def main() -> None:
+        # An offer is two tries: one that gets lost is made again unseen.
+        async with AsyncSemel(Slow(refused=2), settle_timeout=0) as once:
+            with pytest.raises(NotRecorded, match="goes on in the background") as caught:
+                await once.execute("k", _effect)
+            assert caught.value.value == 1
+            assert (await once.execute("k", _effect, wait=30)).replayed  # …which it did
+
+    asyncio.run(main())

@@ -1,0 +1,179 @@
+"""R28 in moments that seldom come: interrupted, cut off from the server, heard by hooks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from redis.exceptions import ResponseError
+
+from semel import CodecError, PreviousFailure, points
+from semel.hooks import Executed, Failed, Unrecorded
+from semel.testing.proxy import RESP, Proxy
+from tests.within.lab import wait
+from tests.within.test_redis import RedisLab, run
+
+
+@pytest.fixture(params=["sync", "async"])
+def lab(request: pytest.FixtureRequest, redis_server: Any) -> RedisLab:
+    return RedisLab(request.param, redis_server.url)
+
+
+@pytest.fixture
+def proxy(redis_server: Any) -> Iterator[Proxy]:
+    with Proxy("127.0.0.1", redis_server.port, framing=RESP) as made:
+        yield made
+
+
+def through(lab: RedisLab, proxy: Proxy, redis_server: Any) -> str:
+    """The way to the server that may be cut."""
+    return lab.url.replace(f":{redis_server.port}", f":{proxy.port}")
+
+
+def at(point: str, act: Any) -> None:
+    """Once, when the flow comes to this point."""
+
+    def reached(name: str) -> None:
+        if name == point:
+            points.listen(None)
+            act()
+
+    points.listen(reached)
+
+
+@pytest.fixture(autouse=True)
+def _deaf_afterwards() -> Iterator[None]:
+    yield
+    points.listen(None)
+
+
+def test_R28_a_function_that_is_interrupted_applies_nothing(lab: RedisLab) -> None:
+    async def body() -> None:
+        heard: list[Any] = []
+        once, pipe = lab.face(hooks=[heard.append]), lab.pipe()
+        gone = KeyboardInterrupt if lab.colour == "sync" else asyncio.CancelledError
+
+        async def work() -> None:
+            pipe.set(lab.name("a"), 1)
+            raise gone
+
+        with pytest.raises(gone):
+            await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        assert len(pipe) == 0
+        assert not lab.plain.exists(lab.name("a"))
+        assert [event.decision for event in heard if isinstance(event, Failed)] == ["lost"]
+        assert (await wait(once.within(pipe).execute("k1", lab.fn(_second)))).value == "second"
+
+    run(lab, body())
+
+
+async def _second() -> str:
+    return "second"
+
+
+def test_R28_a_claim_by_hand_that_fails_applies_nothing(lab: RedisLab) -> None:
+    async def body() -> None:
+        once, pipe = lab.face(), lab.pipe()
+        claim = once.within(pipe).claim("k1")
+        await (wait(claim.__enter__()) if lab.colour == "sync" else claim.__aenter__())
+        pipe.set(lab.name("a"), 1)
+        await wait(claim.fail("no stock"))
+        leave = claim.__exit__ if lab.colour == "sync" else claim.__aexit__
+        await wait(leave(None, None, None))
+        assert len(pipe) == 0
+        assert not lab.plain.exists(lab.name("a"))
+        with pytest.raises(PreviousFailure, match="no stock"):
+            await wait(once.within(pipe).execute("k1", lab.fn(_second)))
+
+    run(lab, body())
+
+
+def test_R28_hooks_hear_of_it_and_a_value_that_cannot_be_stored_is_told(lab: RedisLab) -> None:
+    async def body() -> None:
+        heard: list[Any] = []
+        once, pipe = lab.face(hooks=[heard.append]), lab.pipe()
+
+        async def work() -> Any:
+            pipe.incr(lab.name("n"))
+            return object()
+
+        for _ in range(2):
+            with pytest.raises(CodecError):
+                await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        assert lab.plain.get(lab.name("n")) == "1", "applied, and not made again"
+        assert [event.attempt for event in heard if isinstance(event, Executed)] == [1]
+
+    run(lab, body())
+
+
+def test_R28_an_answer_that_the_network_loses_is_looked_up(
+    lab: RedisLab, proxy: Proxy, redis_server: Any
+) -> None:
+    async def body() -> None:
+        once = lab.face()
+        direct, lab.url = lab.url, through(lab, proxy, redis_server)
+        pipe = lab.pipe(retry=None)
+        lab.url = direct
+        lost = proxy.swallow_reply(match=lambda request: b"EXEC" in request)
+
+        async def work() -> str:
+            pipe.incr(lab.name("n"))
+            return "made"
+
+        assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "made"
+        assert lost.fired.is_set()
+        assert lab.plain.get(lab.name("n")) == "1"
+
+    run(lab, body())
+
+
+def test_R28_what_is_recorded_stays_so_when_the_store_is_gone_right_after_it(
+    lab: RedisLab, proxy: Proxy, redis_server: Any
+) -> None:
+    async def body() -> None:
+        pipe, checks = lab.pipe(), lab.face()
+        lab.url = through(lab, proxy, redis_server)
+        once = lab.face(timeout=3)
+
+        async def work() -> str:
+            pipe.incr(lab.name("n"))
+            return "made"
+
+        def gone() -> None:
+            proxy.refuse()
+            proxy.cut()
+
+        at("settle.stored", gone)
+        assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "made"
+        assert (await wait(checks.peek("k1"))).state == "done"
+        assert lab.plain.get(lab.name("n")) == "1"
+
+    run(lab, body())
+
+
+def test_R28_an_error_inside_exec_that_cannot_be_recorded_is_told(
+    lab: RedisLab, proxy: Proxy, redis_server: Any
+) -> None:
+    async def body() -> None:
+        heard: list[Any] = []
+        pipe = lab.pipe()
+        lab.plain.set(lab.name("text"), "not a list")
+        lab.url = through(lab, proxy, redis_server)
+        once = lab.face(timeout=3, hooks=[heard.append])
+
+        async def work() -> None:
+            pipe.lpush(lab.name("text"), 1)
+
+        def gone() -> None:
+            proxy.refuse()
+            proxy.cut()
+
+        at("settle.stored", gone)
+        with pytest.raises(ResponseError, match="WRONGTYPE") as caught:
+            await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        assert "may read as done" in "".join(caught.value.__notes__)
+        assert [event.attempt for event in heard if isinstance(event, Unrecorded)] == [1]
+
+    run(lab, body())
