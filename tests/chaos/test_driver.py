@@ -17,10 +17,13 @@ TWICE = CELLS["redis/sync/http-steps/zombie@http.admitted"]
 ONCE = CELLS["redis/sync/outbox/kill@settle.sent"]
 
 
-def _result(cell: Cell, verdict: Verdict, problem: str = "", *, bit: bool = True) -> Result:
-    return Result(
-        cell=cell.name, verdict=verdict, heir=Heir.ANY, agrees=not problem, problem=problem, bit=bit
-    )
+def _result(
+    cell: Cell, verdict: Verdict, problem: str = "", *, bit: bool = True, heir: Heir = Heir.ANY
+) -> Result:
+    return Result(cell=cell.name, verdict=verdict, heir=heir, agrees=not problem, problem=problem, bit=bit)
+
+
+BESIDE = "expected that the next caller runs it, found that it gets a replay"
 
 
 @pytest.mark.parametrize(
@@ -37,12 +40,19 @@ def _result(cell: Cell, verdict: Verdict, problem: str = "", *, bit: bool = True
         (ONCE, _result(ONCE, Verdict.DOUBLED, "TimeoutError: the judge did not end"), 1),
         (ONCE, _result(ONCE, Verdict.STUCK, f"{driver._STARVED}: expected exactly once, found stuck"), 2),
         (ONCE, _result(ONCE, Verdict.DOUBLED, f"{driver._STARVED}: expected exactly once, found doubled"), 1),
+        (ONCE, _result(ONCE, Verdict.ONCE, BESIDE, heir=Heir.REPLAYED), 2),
+        (ONCE, _result(ONCE, Verdict.ONCE, f"{BESIDE}; a late write was taken", heir=Heir.REPLAYED), 1),
+        (
+            ONCE,
+            _result(ONCE, Verdict.ONCE, "expected that the next caller runs it, found …", heir=Heir.BUSY),
+            1,
+        ),
     ],
 )
 def test_only_what_has_no_verdict_or_a_better_one_is_played_once_more(
     cell: Cell, first: Result, plays: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert (TWICE.expected, ONCE.expected) == (Verdict.DOUBLED, Verdict.ONCE)
+    assert (TWICE.expected, ONCE.expected, ONCE.heir) == (Verdict.DOUBLED, Verdict.ONCE, Heir.RAN)
     results = iter([first, _result(cell, Verdict.TORN, "the second")])
 
     def played(_jobs: Any, _places: Any) -> list[Result]:

@@ -530,11 +530,7 @@ def test_the_next_start_clears_what_a_killed_watchdog_left(
     launcher: Callable[..., tuple[subprocess.Popen[str], list[int], Path]],
 ) -> None:
     process, pids, folder = launcher()
-    guards = [
-        int(path.parent.name)
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if folder.as_posix().encode() in path.read_bytes() and b"watchdog.py" in path.read_bytes()
-    ]
+    guards = _watchdogs_of(folder)
     assert len(guards) == 1
     os.kill(guards[0], signal.SIGKILL)
     process.kill()
@@ -545,6 +541,28 @@ def test_the_next_start_clears_what_a_killed_watchdog_left(
     next_one.wait(60)
     assert all(map(gone, pids))
     assert not folder.exists()
+
+
+def _watchdogs_of(folder: Path) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            words = path.read_bytes()
+            if folder.as_posix().encode() in words and b"watchdog.py" in words:
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts disks")
+def test_a_disk_that_was_mounted_in_the_folder_goes_with_it(tmp_path: Path) -> None:
+    root = tmp_path / "home"
+    disk = root / "disk-1"
+    disk.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
+    (disk / "data").write_text("left by a run that was killed")
+    watchdog.clear(root)
+    assert not root.exists()
+    assert str(disk) not in Path("/proc/self/mounts").read_text()
 
 
 def test_a_server_survives_the_thread_that_started_it() -> None:

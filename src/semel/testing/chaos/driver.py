@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from semel.testing.chaos.cells import Cell, Plan, Verdict, part_of
+from semel.testing.chaos.cells import Cell, Heir, Plan, Verdict, part_of
 from semel.testing.chaos.expectations import AWAY
 from semel.testing.chaos.fences import breach
 from semel.testing.chaos.harness import GONE, KILLED, PARKED, QUIET, QUIETER, SLOW, WIRE
@@ -339,6 +339,8 @@ def run(jobs: Sequence[Job], places: Places) -> list[Result]:
 
     One in which somebody did not end in time has no verdict, neither way: it is played once more, and the report counts it.
     So is one that ended better than its cell promises: an anomaly must be seen, and a race inside of the victim may spare it.
+    So is one that ended as it must, and was struck a moment beside the one that its cell names: the next caller has run what he
+    was to get as a replay, or the other way round.
     A verdict that is worse is never asked for twice: in a batch that is played again it stays as it was.
     """
     results = _played(jobs, places)
@@ -354,6 +356,7 @@ def run(jobs: Sequence[Job], places: Places) -> list[Result]:
     return kept
 
 
+_ENDED_WELL: Final = {Heir.RAN, Heir.REPLAYED}
 _WORSE: Final = {Verdict.DOUBLED, Verdict.TORN, Verdict.REORDERED}
 
 
@@ -363,7 +366,11 @@ def _no_verdict(cell: Cell, result: Result) -> bool:
     spared = (
         result.bit and result.verdict is Verdict.ONCE and cell.expected in {Verdict.DOUBLED, Verdict.LOST}
     )
-    return spared or result.problem.startswith(("TimeoutError", _STARVED)) or _LOCKED in result.problem
+    beside = {result.heir, cell.heir} == _ENDED_WELL and result.problem == compare(
+        cell, cell.expected, result.heir, bit=True
+    )
+    unsaid = result.problem.startswith(("TimeoutError", _STARVED)) or _LOCKED in result.problem
+    return spared or beside or unsaid
 
 
 def _played(jobs: Sequence[Job], places: Places) -> list[Result]:
@@ -404,7 +411,7 @@ def _judged(job: Job, ledger: Ledger, *, bit: bool, problem: str, doubt: str) ->
     problem = problem or (
         f"the {odd.by} ended with {odd.text}"
         if odd
-        else compare(cell, verdict, heir, bit=bit) or breached or doubt
+        else "; ".join(filter(None, (compare(cell, verdict, heir, bit=bit), breached))) or doubt
     )
     if problem and cell.fault in _ELSEWHERE and _starved(verdict, answers):
         problem = f"{_STARVED}: {problem}"

@@ -1,12 +1,13 @@
 """Who plays what next. A driver stays at home: its helpers have the connections, the servers and the caches of one store.
 
 A home is a store under one part of the product, where any number of drivers may be, or a lane, which belongs to one driver:
-it owns the servers that it breaks. When a home has no more jobs, its drivers go where most is left to do for each of them.
+it owns the servers that it breaks. When a home has no more jobs of this round, its drivers go where most is left to do for each
+of them. Rounds come one after the other, everywhere: a run that is cut short has seen all kinds of misfortune.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 from typing import Final
 
@@ -35,25 +36,41 @@ class _Home:
 
     def __init__(self, *, lane: bool) -> None:
         self.batches: deque[list[Job]] = deque()
-        self.left = _LANE if lane else 0.0
         self.drivers: set[Hashable] = set()
+        self._left: dict[int, float] = defaultdict(float)
+        self._owner: Hashable = None
         self._lane = lane
 
     def add(self, batch: list[Job]) -> None:
+        if self._lane and not self.batches:
+            self._left[batch[0].number] = _LANE
         self.batches.append(batch)
-        self.left += sum(estimate(job.cell) for job in batch)
+        self._left[batch[0].number] += sum(estimate(job.cell) for job in batch)
 
-    def take(self) -> list[Job]:
+    def take(self, driver: Hashable) -> list[Job]:
+        self.drivers.add(driver)
+        if self._lane:
+            self._owner = driver
         batch = self.batches.popleft()
-        self.left -= sum(estimate(job.cell) for job in batch)
+        self._left[batch[0].number] -= sum(estimate(job.cell) for job in batch)
         return batch
 
     @property
+    def round(self) -> int:
+        return self.batches[0][0].number
+
+    def open_to(self, driver: Hashable) -> bool:
+        return bool(self.batches) and (self._owner in (None, driver))
+
+    @property
+    def owned(self) -> bool:
+        """Its servers are there, at its only driver."""
+        return self._owner is not None
+
+    @property
     def waiting(self) -> float:
-        """Seconds of work for one driver more; nothing where none may come."""
-        if not self.batches or (self._lane and self.drivers):
-            return 0.0
-        return self.left / (len(self.drivers) + 1)
+        """Seconds of work that this round has for one driver more."""
+        return self._left[self.round] / (len(self.drivers) + 1)
 
 
 class Homes:
@@ -76,13 +93,14 @@ class Homes:
 
     def next(self, driver: Hashable) -> list[Job] | None:
         """What this driver plays next; None when nothing is left that it may play."""
-        homes = self._homes.values()
-        home = next((each for each in homes if driver in each.drivers), None)
-        if home is None or not home.batches:
-            if home is not None:
-                home.drivers.discard(driver)
-            home = max(homes, key=lambda each: each.waiting, default=None)
-            if home is None or not home.waiting:
-                return None
-            home.drivers.add(driver)
-        return home.take()
+        homes = [each for each in self._homes.values() if each.open_to(driver)]
+        if not homes:
+            return None
+        this = min(each.round for each in homes)
+        due = [each for each in homes if each.round == this]
+        home = next((each for each in due if driver in each.drivers), None)
+        if home is None:
+            for each in self._homes.values():
+                each.drivers.discard(driver)
+            home = max(due, key=lambda each: (each.owned, each.waiting))
+        return home.take(driver)

@@ -343,9 +343,12 @@ def _answered(stage: Stage, by: str) -> int:
     return sum(each.by == by for each in stage.ledger.owners())
 
 
+_MULTI, _EXEC = b"\r\nMULTI\r\n", b"\r\nEXEC\r\n"
+
+
 def _torn_outbox(stage: Stage, server: Any) -> None:
     """It is the outbox's own Redis that dies in the middle of its last transaction: an application's EXEC (`cut.…`), or a
-    relay's note of what it has delivered and what comes next (`plan.…`)."""
+    relay's note of what it has delivered and what comes next (`plan.…`). A heartbeat that was written after it is lost as well."""
     scene = _Scene(stage, url=str(server.url))
     scene.write()
     last = "commit.done" if scene.mode == "outbox" else "relay.planned#2"
@@ -354,8 +357,9 @@ def _torn_outbox(stage: Stage, server: Any) -> None:
     server.kill()
     (log,) = server.folder.glob("**/*.incr.aof")
     whole = log.read_bytes()
-    begins = whole.rindex(b"\r\nMULTI\r\n")
-    keep = len(whole) - 3 if stage.cell.point.endswith(".tail") else (begins + len(whole)) // 2
+    begins = whole.rindex(_MULTI)
+    ends = whole.index(_EXEC, begins) + len(_EXEC)
+    keep = ends - 3 if stage.cell.point.endswith(".tail") else (begins + ends) // 2
     log.write_bytes(whole[:keep])
     server.start()
     stage.bit = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL

@@ -16,6 +16,7 @@ import os
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -75,7 +76,15 @@ def clear(root: Path, *, grace: float = GRACE) -> None:
         alive = any(True for _ in inhabitants(root))
     while kill_all(root):
         time.sleep(0.005)
+    for disk in _mounted(root):
+        subprocess.run(["umount", "-l", disk], check=False)
     shutil.rmtree(root, ignore_errors=True)
+
+
+def _mounted(root: Path) -> list[str]:
+    """Small disks below `root` that a test has mounted there."""
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    return [place for place in (line.split()[1] for line in lines) if place.startswith(f"{root}/")]
 
 
 def watch(root: Path, pid: int, start: str) -> None:
