@@ -366,9 +366,9 @@ def _no_verdict(cell: Cell, result: Result) -> bool:
     spared = (
         result.bit and result.verdict is Verdict.ONCE and cell.expected in {Verdict.DOUBLED, Verdict.LOST}
     )
-    beside = {result.heir, cell.heir} == _ENDED_WELL and result.problem == compare(
-        cell, cell.expected, result.heir, bit=True
-    )
+    as_it_must = result.bit and result.verdict is cell.expected
+    only = compare(cell, result.verdict, result.heir, bit=result.bit)
+    beside = as_it_must and {result.heir, cell.heir} == _ENDED_WELL and result.problem == only
     unsaid = result.problem.startswith(("TimeoutError", _STARVED)) or _LOCKED in result.problem
     return spared or beside or unsaid
 
