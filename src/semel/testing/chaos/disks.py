@@ -15,12 +15,14 @@ from semel.testing.services import home
 from semel.testing.services.mariadb import MariaServer
 from semel.testing.services.postgres import PostgresServer
 from semel.testing.services.redis import RedisServer, redis_program
-from semel.testing.services.server import Server
+from semel.testing.services.server import Server, wait_until
 
 __all__ = ["disk_full"]
 
 # A result that does not fit into room that a store has reserved before.
 _RESULT: Final = {"redis": 1 << 16, "sqlite": 1 << 16, "postgres": 400_000, "mariadb": 400_000}
+
+_DROP: Final = {"postgres": "DROP DATABASE {} WITH (FORCE)", "mariadb": "DROP DATABASE {}"}
 
 
 class _SmallDisk:
@@ -51,10 +53,20 @@ class _Filled(Server):
     """A server whose data is on a small disk. When there is room again it goes on by itself, or has ended and is started."""
 
     disk: _SmallDisk
+    _latest: str = ""
 
     def heal(self) -> None:
         self.disk.free()
         self.start()
+        wait_until(self._answers, timeout=self.start_timeout, what=f"{self.name} again", log=self._why)
+
+    def renew(self, store: str) -> str:
+        """New tables, without room from before; the last schedule's give theirs back."""
+        if store in _DROP and self._latest:
+            server: Any = self
+            server.execute(_DROP[store].format(self._latest.rpartition("/")[2]))
+        self._latest = with_tables(store, self)
+        return self._latest
 
     def close(self) -> None:
         super().close()
@@ -93,7 +105,7 @@ class _Sqlite:
     def open(self) -> Self:
         return self
 
-    def renew(self) -> str:
+    def renew(self, _: str) -> str:
         """Another file, whose log has no room from before."""
         for old in self.disk.folder.glob("*.db*"):
             old.unlink()
@@ -119,11 +131,7 @@ def disk_full(stage: Stage) -> None:
     """The disk fills up between the effect and its record; the worker gives up (NotRecorded); room is made."""
     store = stage.cell.store
     server: Any = stage.places.hold(stage.cell.lane, lambda: _KINDS[store]().open())
-    if store == "sqlite":
-        stage.url = server.renew()
-    else:
-        # New tables, without room from before.
-        stage.url = coloured(with_tables(store, server), store, stage.cell.colour)
+    stage.url = coloured(server.renew(store), store, stage.cell.colour)
     stage.stand(**FULL.plan, padding=_RESULT[store])
     server.disk.fill()
     stage.reply()

@@ -34,6 +34,7 @@ _PAUSE: Final = 0.02
 _ABORT: Final = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
 # What a client may repeat: the layer's own refusals and a handler's failure. Anything else is an answer.
 _AGAIN: Final = frozenset({409, 500, 503})
+_AWAY: Final = "StoreUnavailable"
 
 
 class _Answered(msgspec.Struct, frozen=True):
@@ -50,7 +51,7 @@ class _Answered(msgspec.Struct, frozen=True):
         if self.problem == "outcome-unknown":
             return "OutcomeUnknown"
         if self.status in _AGAIN:
-            return "InProgress"
+            return _AWAY if self.problem == "store-unavailable" else "InProgress"
         return "" if self.status == 201 or self.problem == "response-not-stored" else self.problem
 
 
@@ -162,7 +163,7 @@ class _Scene:
         until = time.monotonic() + patience
         while True:
             answered = self.visit().read()
-            if answered.error != "InProgress" or time.monotonic() > until:
+            if answered.error not in {"InProgress", _AWAY} or time.monotonic() > until:
                 self.told(by, answered)
                 return answered
             time.sleep(_PAUSE)
