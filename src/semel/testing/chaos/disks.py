@@ -82,6 +82,16 @@ class _Redis(_Filled, RedisServer):
         self.kill()  # it may live on and refuse
         super().heal()
 
+    def renew(self, store: str) -> str:
+        """An empty database, and a log that has forgotten what was before."""
+        self.flush().command("BGREWRITEAOF")
+        wait_until(self._rewritten, timeout=self.start_timeout, what="a new log", log=self._why)
+        return super().renew(store)
+
+    def _rewritten(self) -> bool:
+        facts = self.info("persistence")
+        return not (facts["aof_rewrite_in_progress"] or facts["aof_rewrite_scheduled"])
+
 
 class _Postgres(_Filled, PostgresServer):
     def __init__(self) -> None:
