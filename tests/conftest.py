@@ -124,12 +124,12 @@ def valkey_server() -> Iterator[services.RedisServer]:
 
 @pytest.fixture(scope="session")
 def redis_cluster() -> Iterator[services.RedisCluster]:
-    yield from _serve(services.redis_cluster)
+    yield from _serve(lambda: services.redis_cluster().patient())
 
 
 @pytest.fixture(scope="session")
 def redis_sentinel() -> Iterator[services.RedisSentinel]:
-    yield from _serve(services.redis_sentinel)
+    yield from _serve(lambda: services.redis_sentinel().patient())
 
 
 @pytest.fixture(scope="session")

@@ -1,16 +1,27 @@
-"""Other Pythons on this machine, each with a folder of packages built for it."""
+"""Other Pythons: those on this machine, each with a folder of packages built for it, and what newer ones refuse."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
 
 import pytest
 
 VERSIONS = ("3.11", "3.12", "3.13")
+
+
+def strict_urlsplit(url: str) -> SplitResult:
+    """urlsplit as the newest Pythons have it (3.12.9, 3.13.2): brackets are around a whole host, or there are none."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    if "[" in host and not re.fullmatch(r"\[[0-9a-f:.]*\](:\d*)?", host):
+        raise ValueError(url)
+    return parts
 
 
 def interpreter(version: str) -> str:

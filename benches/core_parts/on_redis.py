@@ -226,17 +226,18 @@ def _used(server: services.RedisServer) -> int:
 def _memory(server: services.RedisServer, effort: Effort) -> list[Figure]:
     """The allocator has classes (1,024, 1,280, …): where the result alone just fits into one and the record does not, the
     ratio is at its worst, elsewhere it is nearly 1. So: the worst size, 1,024 bytes, and an average over sizes around it.
+    The worst size has no goal: there a value of one byte more is as much larger, and nothing that remembers a key is shorter.
     """
     count = 2_000 if effort.quick else 20_000
     around = [768 + number * 512 // count for number in range(count)]
     return [
-        _memory_of(server, "1,000 bytes (the worst size near 1 KB)", [1000] * count),
+        _memory_of(server, "1,000 bytes (the worst size: a byte more is 256)", [1000] * count, goal=False),
         _memory_of(server, "1,024 bytes", [1024] * count),
         _memory_of(server, "768 to 1,280 bytes, evenly", around),
     ]
 
 
-def _memory_of(server: services.RedisServer, what: str, sizes: Sequence[int]) -> Figure:
+def _memory_of(server: services.RedisServer, what: str, sizes: Sequence[int], *, goal: bool = True) -> Figure:
     calls = list(zip(fresh_keys(len(sizes)), sizes, strict=True))
 
     async def blob(size: int) -> bytes:
@@ -258,7 +259,7 @@ def _memory_of(server: services.RedisServer, what: str, sizes: Sequence[int]) ->
             _grown(server, lambda: _set_plainly(server, calls), len(calls)),
             "bytes",
         ),
-        "≤",
+        "≤" if goal else "",
         1.1,
     )
 

@@ -6,7 +6,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 from semel.debts import Debts
-from semel.model import Ask, Verdict
+from semel.losses import losses_of
+from semel.model import Ask, Replay, Verdict
 from semel.points import reach
 from semel.posting import Brief, Poster
 from semel.runtime import Runtime
@@ -23,6 +24,7 @@ class Asker:
         self._runtime = runtime
         self._debts = debts
         self._poster = poster
+        self._losses = losses_of(store)
 
     def claim(self, ask: Ask) -> Coroutine[Any, Any, Verdict]:
         """The store's verdict. Raises what the store raises."""
@@ -31,23 +33,29 @@ class Asker:
     async def brief(self, ask: Ask, *, whole: bool = False) -> Verdict | Brief:
         """As `claim`, but of a plain replay only what its caller needs, unless the `whole` record is wanted."""
         reach("claim.sent")
-        post, posted = self._poster, None
+        post, posted, mark = self._poster, None, self._losses.mark
         verdict: Verdict | Brief | Exception | None
         try:
             if post is None or (posted := post.claim(ask, asked := self._runtime.now())) is None:
                 verdict = (await self._store.claim((ask,)))[0]
                 if isinstance(verdict, Exception):
                     raise verdict
-                return verdict
-            try:
-                reply: Any = await posted
-            except Exception as trouble:  # noqa: BLE001 - the store knows what to do about its own
-                reply = trouble
-            verdict = post.claimed(ask, reply, whole=whole)
-            return await post.reclaim(ask, reply, asked) if verdict is None else verdict
+            else:
+                try:
+                    reply: Any = await posted
+                except Exception as trouble:  # noqa: BLE001 - the store knows what to do about its own
+                    reply = trouble
+                verdict = post.claimed(ask, reply, whole=whole)
+                if verdict is None:
+                    verdict = await post.reclaim(ask, reply, asked)
         except BaseException:
             # No answer: the store may have granted it. Nobody will run it, so nobody may wait for it.
             if post is not None and posted is not None:
                 post.unclaimed(ask)
+            if self._losses.mark is not mark:
+                self._debts.suspect(ask)
             self._debts.abandon(ask)
             raise
+        if self._losses.mark is not mark and not isinstance(verdict, Replay | Brief):
+            self._debts.suspect(ask)
+        return verdict

@@ -53,6 +53,8 @@ class _Claim:
             raise ConfigurationError("a claim is entered once: call once.claim(...) again for another try")
         if self._verdicts:
             ask, verdict = await engine.ask_once(call)
+            if not isinstance(verdict, Won):
+                engine.debts.leave(ask, verdict)
         else:
             ask, verdict = await engine.acquire(call)
         self.verdict = verdict

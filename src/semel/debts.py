@@ -1,4 +1,4 @@
-"""Writes that the store still owes an answer to: outcomes it did not take, claims whose answer was lost.
+"""Writes that the store still owes an answer to: outcomes it did not take, claims whose answer was lost, copies of claims.
 
 One ticker offers them again, in batches, for as long as the process lives (outcomes) or the claim could matter: its
 lease, and under hold or probe as long as it could still arrive. A thread or task for each would turn an outage of the
@@ -15,7 +15,7 @@ from semel.calls import name_of
 from semel.errors import LeaseLost, StoreUnavailable
 from semel.heart import Heart
 from semel.hooks import Emit, LeaseGone
-from semel.model import Answer, Ask, Kind, Policy, Settle, Won
+from semel.model import Answer, Ask, Expired, Kind, Policy, Replay, Settle, Verdict, Won
 from semel.run import Run
 from semel.runtime import Parker, Runtime
 from semel.store import Store
@@ -23,7 +23,7 @@ from semel.store import Store
 __all__ = ["Debts"]
 
 _BATCH = 128
-_MOST_CLAIMS = 10_000  # past that, lost claims are left to their leases
+_MOST_CLAIMS = 10_000  # past that, lost claims and copies are left to their leases
 _FIRST, _LONGEST = 0.02, 1.0
 _STRAGGLER = (
     30.0  # how late a claim may still arrive: under hold or probe its grant would be unknown for ever
@@ -34,6 +34,8 @@ class _Debt(msgspec.Struct):
     end: Settle
     run: Run | None
     until: float
+    lasting: bool = False
+    """More than one copy may be on its way: the release of one is not the end."""
     due: float = 0.0
     """When it is offered next; `pause` after `pause`, each longer than the one before."""
     pause: float = _FIRST
@@ -50,6 +52,8 @@ class Debts:
         self._heart = heart
         self._emit = emit
         self._owed: dict[bytes, _Debt] = {}
+        self.strays: dict[bytes, None] = {}
+        """Nonces of calls under way of which a copy may still reach the store, the oldest first (see `semel.losses`)."""
         self._until = float("inf")
         self._closed = False
         self._ticker = runtime.ticker(self._pay)
@@ -69,7 +73,32 @@ class Debts:
         if len(self._owed) < _MOST_CLAIMS:
             end = Settle(ask.scope, ask.nonce, Kind.RELEASED, ask.retention)
             patience = ask.lease if ask.policy is Policy.RETRY else max(ask.lease, _STRAGGLER)
-            self._add(_Debt(end, None, self._runtime.now() + patience))
+            lasting = ask.nonce in self.strays
+            self._add(_Debt(end, None, self._runtime.now() + patience, lasting))
+        self.strays.pop(ask.nonce, None)
+
+    def suspect(self, ask: Ask) -> None:
+        """It was sent again: the copy whose answer was lost may arrive after whatever the store says to this one."""
+        self.strays[ask.nonce] = None
+        while len(self.strays) > _MOST_CLAIMS:
+            self.strays.pop(next(iter(self.strays)), None)
+
+    def leave(self, ask: Ask, verdict: Verdict) -> None:
+        """A call ends without the key. A copy of its claim that arrives when the key is free would be granted to nobody.
+
+        Not before the call ends: until then a copy that is granted is its own, and found by its next claim. An outcome
+        refuses copies by itself.
+        """
+        if ask.nonce in self.strays:
+            self.strays.pop(ask.nonce, None)
+            if not isinstance(verdict, Replay | Expired):
+                self.abandon(ask)
+
+    def ended(self, ask: Ask, end: Settle) -> None:
+        """A run is settled. Freed, its key may be had and freed by others before a copy of its claim arrives."""
+        if ask.nonce in self.strays and end.kind is Kind.RELEASED:
+            self.abandon(ask)
+        self.strays.pop(ask.nonce, None)
 
     def _add(self, debt: _Debt) -> None:
         debt.due = self._runtime.now() + debt.pause
@@ -150,7 +179,7 @@ class Debts:
         if debt.run is None:
             # GONE, or LOST to somebody who came and went, may mean that the claim is still on its way, and would be
             # granted to nobody when it arrives: only its own release is an end, or the time in which it could matter.
-            return answer is Answer.OK
+            return answer is Answer.OK and not debt.lasting
         try:
             return await self.accepted(debt.run, answer)
         except LeaseLost:

@@ -270,6 +270,8 @@ class Engine:
                         raise self._refusal(call, refused)
                 verdict = await self.claim(ask)
         finally:
+            if type(verdict) is not Won:
+                self.debts.leave(ask, verdict)
             if seat is not None:
                 try:
                     await seat.leave()

@@ -29,6 +29,7 @@ POINTS = (
     "relay.chosen",  # what was delivered is deleted and what is next is written down, in a transaction that has not committed
     "relay.planned",  # it has committed, nothing is sent
     "relay.published",  # the sinks have what was sent, it is not written down
+    "inbox.admitted",  # a message, or those of a batch, are rows of the inbox, uncommitted; the handler has not started
     "consumer.handled",  # the handler has returned, its transaction has not committed
     "consumer.committed",  # it has committed, the broker does not know
 )

@@ -77,6 +77,8 @@ class Recorder:
             self._heart.remove(run)
         else:
             await self._runtime.protect(self._persist(run, end, value, answer, until))
+        if self._debts.strays:
+            self._debts.ended(run.ask, end)
         reach("settle.stored")
 
     async def _persist(

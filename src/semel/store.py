@@ -6,7 +6,8 @@ an *async* store may. `semel.testing.contract` is the suite that tells whether a
 
 What every verb owes its caller: an answer or `StoreUnavailable` within `timeout` seconds; never a retry of its own
 with another nonce; safe to be called again with the same arguments (claim, settle and renew are idempotent per
-nonce). A batch verb answers per item: one bad item fails alone, as an exception *in* the list.
+nonce). A batch verb answers per item: one bad item fails alone, as an exception *in* the list. A store that sends a lost
+claim again by itself has the attribute `losses` and tells it (`semel.losses`): the first copy may still arrive.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
-from urllib.parse import urlsplit
 
 import msgspec
 
 from semel.errors import ConfigurationError
 from semel.guarantees import Facts
+from semel.hosts import scheme_of
 from semel.model import Answer, Ask, Event, Note, Record, Renewal, Settle, State, Verdict
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def open_store(url: str, settings: Settings, colour: Colour) -> Store:
 
 def _scheme_of(url: str) -> str:
     """One that a store answers to; ConfigurationError for whatever is no URL of one."""
-    scheme = urlsplit(url).scheme.partition("+")[0]
+    scheme = scheme_of(url).partition("+")[0]
     if not scheme:
         raise ConfigurationError(
             f"{url!r} is not a store URL; a file is sqlite:///{url or 'semel.db'}, others begin with their scheme"

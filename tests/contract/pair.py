@@ -6,6 +6,7 @@ The reference is the memory store, which is `model.py` under a lock.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -38,6 +39,20 @@ from semel.stores.memory import MemoryStore
 from tests.contract.sequences import DRIFT, NONCES, Step, Who
 
 TOLERANCE = 2.4
+TRIES = 5
+
+
+def play(store: Store, run: Callable[[Coroutine[Any, Any, Any]], Any], sequence: Sequence[Step]) -> None:
+    """Play it, and once more where the machine stood still for longer than the tolerance: the reference's time did not."""
+    for left in reversed(range(TRIES)):
+        began = time.monotonic()
+        try:
+            Pair(store, run).play(sequence)
+        except AssertionError:
+            if left == 0 or time.monotonic() - began < TOLERANCE:
+                raise
+        else:
+            return
 
 
 @dataclass

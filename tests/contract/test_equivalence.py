@@ -16,7 +16,7 @@ from semel.runtime import run_sync
 from semel.store import Settings, open_store
 from semel.testing import services
 from tests.conftest import MODE
-from tests.contract.pair import Pair
+from tests.contract.pair import play
 from tests.contract.sequences import Step, sequences
 
 LONG = 2000  # sequences per store under --long, different ones each time; otherwise a few, always the same
@@ -50,7 +50,7 @@ def prove(url: str, colour: Colour, few: int) -> None:
         @given(sequences)
         def sequence_by_sequence(sequence: tuple[Step, ...]) -> None:
             next(played)
-            Pair(store, run).play(sequence)
+            play(store, run, sequence)
 
         try:
             (sequence_by_sequence if MODE == "long" else seed(crc32(name.encode()))(sequence_by_sequence))()

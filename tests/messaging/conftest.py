@@ -59,8 +59,8 @@ class Home:
     table: str
     engine: Engine
 
-    def outbox(self, **options: object) -> Outbox:
-        outbox = Outbox(self.url, table=self.table, **options)  # type: ignore[arg-type]
+    def outbox(self, **options: Any) -> Outbox:
+        outbox = Outbox(self.url, table=self.table, **options)
         outbox.create()
         return outbox
 
@@ -95,8 +95,8 @@ class RedisPlace:
     table: str
     client: redis.Redis
 
-    def outbox(self, **options: object) -> Outbox:
-        outbox = Outbox(self.url, table=self.table, **options)  # type: ignore[arg-type]
+    def outbox(self, **options: Any) -> Outbox:
+        outbox = Outbox(self.url, table=self.table, **options)
         outbox.create()
         return outbox
 

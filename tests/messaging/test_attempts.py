@@ -216,7 +216,7 @@ async def test_a_malformed_entry_is_one_letter_however_often_it_is_handed_out(
     for _ in range(2):  # the acknowledgement of the first one got lost
         consumer = inbox.consuming(f"{redis_server.url}?stream={stream}&group=g{uuid.uuid4().hex[:6]}")
         task = asyncio.create_task(consumer.run())
-        await until(lambda consumer=consumer: consumer.counts.dead == 2)  # type: ignore[misc]
+        await until(lambda consumer=consumer: consumer.counts.dead == 2)  # type: ignore[misc]  # the consumer of this turn of the loop
         await ended(task)
         await consumer.source.aclose()
     found = await inbox.dead_letters()

@@ -111,6 +111,21 @@ async def test_messages_that_are_young_or_not_due_are_no_news(home: Home, shop: 
     assert await seen(home, shop) == []
 
 
+@pytest.mark.parametrize("waits", ["first", "last"])
+@awaited
+async def test_a_message_behind_or_before_many_that_are_not_due_is_seen(
+    home: Home, shop: Home, waits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beside, "_FROM_EACH_END", 3)
+    with shop.outbox() as outbox, shop.transaction() as session:
+        outbox.add(session, *(Message("orders", n, due=86_400) for n in range(9)))
+    if waits == "last":
+        run(shop, "UPDATE {t}_outbox SET seq = seq + 1000 WHERE id = 'm1'")
+    assert len(await seen(home, shop)) == 1
+    run(shop, "UPDATE {t}_outbox SET due = created + 100000 WHERE id = 'm1'")
+    assert await seen(home, shop) == []
+
+
 @contextlib.contextmanager
 def locked(place: Home) -> Iterator[None]:
     """As by a migration of whoever it belongs to."""
@@ -290,7 +305,7 @@ async def test_a_running_relay_says_it_once_and_as_a_warning(
         await asyncio.gather(running, return_exceptions=True)
     told = [record for record in caplog.records if "Unserved" in record.getMessage()]
     assert [record.levelno for record in told] == [logging.WARNING] * 2
-    assert sorted(record.args[0].other for record in told) == ["mail", "shop"]  # type: ignore[index, union-attr]
+    assert sorted(record.args[0].other for record in told) == ["mail", "shop"]  # type: ignore[index, union-attr]  # the event that was logged
 
 
 @awaited

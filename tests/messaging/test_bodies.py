@@ -214,7 +214,7 @@ async def test_bodies_in_s3(sqlite_home: Home, s3_server: services.S3Server) -> 
         session.rollback()
     assert len(names(store, outbox)) == 2
     assert await outbox.sweep(grace=-5) == 1
-    assert store.get(Reference.of(there).name)  # type: ignore[union-attr]
+    assert store.get(Reference.of(there).name)  # type: ignore[union-attr]  # its body is elsewhere
     inbox.close()
     outbox.close()
 
@@ -423,7 +423,7 @@ async def test_only_orphans_are_swept(home: Home, tmp_path: Path) -> None:
     add(outbox, home, Message("orders", large(), id="kept"))
     neighbour = Outbox(f"sqlite:///{tmp_path}/other.db", claim_check=store, claim_over=100)
     neighbour.create()
-    with neighbour.database.engine.begin() as connection:  # type: ignore[union-attr]
+    with neighbour.database.engine.begin() as connection:  # type: ignore[union-attr]  # a sync engine, of a URL
         neighbour.add(connection, Message("orders", large(), id="theirs"))
     with pytest.raises(RuntimeError), Session(home.engine) as session, session.begin():
         outbox._write(session.connection(), [outbox._prepare(Message("orders", large("o"), id="lost"))])
@@ -558,7 +558,7 @@ def test_a_snapshot_from_before_does_not_make_a_reference_invisible(
         add(outbox, postgres_home, Message("orders", large(), id="second"))
         return alone(connection, shas)
 
-    keeper._alone = late  # type: ignore[method-assign, assignment]
+    keeper._alone = late  # type: ignore[method-assign, assignment]  # to come in between
     assert asyncio.run(outbox.database.run(keeper._sweep, [sha])) == 0
     assert len(names(keeper.store, outbox)) == 1
     outbox.close()

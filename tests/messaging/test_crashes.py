@@ -27,6 +27,7 @@ from semel.testing import services
 from tests.messaging.conftest import Home, RedisPlace, awaited, redis_place
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(300)  # the waits in here are bounded, and add up on a busy machine
 
 
 class Lab:
@@ -104,7 +105,7 @@ def test_kill_9_at_each_point_over_an_outbox_in_redis(lab: Lab, point: str) -> N
     """MW3, MW4, MW5."""
     ids = lab.fill(60)
     victim = lab.start("relay", "--fault", f"kill:{point}:2")
-    assert victim.wait(30) == -signal.SIGKILL
+    assert victim.wait(60) == -signal.SIGKILL
     report = lab.drain()
     lab.check(ids)
     assert lab.home.count() == 0
@@ -120,7 +121,7 @@ def test_sigstop_beyond_the_lease_over_an_outbox_in_redis(lab: Lab) -> None:
     assert lab.drain()["sent"] == 60
     lab.check(ids)
     zombie.send_signal(signal.SIGCONT)
-    said, _ = zombie.communicate(timeout=30)
+    said, _ = zombie.communicate(timeout=60)
     report = json.loads(said)
     lab.check(ids)
     assert report["sent"] == 0

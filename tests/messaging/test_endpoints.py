@@ -172,7 +172,7 @@ class Hooks:
 
 def paused(router: Router, topic: str, tenant: str = "acme") -> Away:
     row = msgspec.structs.replace(rows(1, topic=topic)[0], tenant=tenant)
-    target = router.of(row)[0]  # type: ignore[index]
+    target = router.of(row)[0]  # type: ignore[index]  # the topic has a route
     away = Away(lambda _: None)
     away.pause(Shipment(0, 1, target.lane(row), 1, [row], target), "nobody there", 60, "x")
     return away
@@ -294,5 +294,5 @@ async def test_a_lane_that_fails_alone_is_found_out_and_paused_alone(sqlite_home
         for n in range(1, 4):
             with sqlite_home.transaction() as session:
                 outbox.add(session, Message("good", n, id=f"g{n}"))
-            await until(lambda n=n: f"g{n}" in halls.ids)  # type: ignore[misc]
+            await until(lambda n=n: f"g{n}" in halls.ids)  # type: ignore[misc]  # the number of this turn of the loop
         assert not await relay.backing_off()

@@ -265,7 +265,7 @@ class Unhashable:
 def signed_for_one(*args: Any) -> None: ...
 
 
-signed_for_one.__signature__ = inspect.signature(lambda message: None)  # type: ignore[attr-defined]
+signed_for_one.__signature__ = inspect.signature(lambda message: None)  # type: ignore[attr-defined]  # inspect looks for it
 
 
 @pytest.mark.parametrize(

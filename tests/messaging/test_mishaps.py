@@ -294,7 +294,7 @@ async def test_a_store_of_bodies_that_fails_stops_no_sending(sqlite_home: Home) 
         async def broken(*, orphans: bool) -> None:
             raise PermissionError("the folder is somebody else's")
 
-        outbox.tend = broken  # type: ignore[method-assign]
+        outbox.tend = broken  # type: ignore[method-assign]  # to fail
         book = Book()
         running = asyncio.create_task(Relay(outbox, {"t": book}, hooks=(told.append,)).run())
         async with asyncio.timeout(30):
@@ -356,7 +356,7 @@ def test_a_relay_and_its_sinks_are_closed_by_a_plain_call(
         add(sqlite_home, outbox, Message("t", 1))
         with Relay(outbox, {"t": f"{redis_server.url}?stream=s{secrets.token_hex(4)}"}) as relay:
             loop.run_until_complete(relay.drain())
-            client = relay.router.targets[0].sink._client  # type: ignore[attr-defined]
+            client = relay.router.targets[0].sink._client  # type: ignore[attr-defined]  # the sink of a Redis has it
             pool: Any = client.connection_pool
             assert pool._available_connections[0].is_connected
         assert not any(connection.is_connected for connection in pool._available_connections)
@@ -369,7 +369,7 @@ def test_a_relay_and_its_sinks_are_closed_by_a_plain_call(
             "rabbitmq+stream://localhost:5552/?stream=s"],
 )  # fmt: skip
 def test_every_sink_has_both_ways_to_close(url: str) -> None:
-    with open_sink(url) as sink:  # type: ignore[attr-defined]
+    with open_sink(url) as sink:  # type: ignore[attr-defined]  # every sink of a URL has it
         assert sink.guarantee
     asyncio.run(sink.aclose())
 
@@ -377,7 +377,7 @@ def test_every_sink_has_both_ways_to_close(url: str) -> None:
 @awaited
 async def test_a_plain_close_inside_of_a_loop_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="aclose"):
-        open_sink("https://h/x").close()  # type: ignore[attr-defined]
+        open_sink("https://h/x").close()  # type: ignore[attr-defined]  # every sink of a URL has it
 
 
 def test_a_sink_that_cannot_be_a_key_is_a_sink(sqlite_home: Home) -> None:

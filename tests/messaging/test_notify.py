@@ -92,7 +92,7 @@ async def test_an_async_engine_listens_too(postgres_home: Home, driver: str) -> 
         for name in ("one", "two"):
             await until(lambda: listeners(home, writer) or _asyncpg_listens(home, writer))
             add(home, writer, name)
-            await until(lambda name=name: name in book.ids)  # type: ignore[misc]
+            await until(lambda name=name: name in book.ids)  # type: ignore[misc]  # the name of this turn of the loop
     writer.close()
     await engine.dispose()
 
@@ -136,7 +136,7 @@ async def test_without_a_listener_the_relay_looks(postgres_home: Home) -> None:
         await until(lambda: any(isinstance(event, Alarm) and event.what == "listener" for event in told))
         for name in ("one", "two"):
             add(home, writer, name)
-            await until(lambda name=name: name in book.ids)  # type: ignore[misc]
+            await until(lambda name=name: name in book.ids)  # type: ignore[misc]  # the name of this turn of the loop
     book = Book()
     async with running(Relay(outbox, {"orders": book}, poll=SELDOM, listen=home.url)):
         await until(lambda: listeners(home, writer))

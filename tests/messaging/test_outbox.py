@@ -219,9 +219,9 @@ def test_plain_connections(home: Home) -> None:
     raw = home.engine.raw_connection()
     driver = raw.driver_connection
     outbox.add(driver, Message("orders", 1, id="kept"))
-    driver.commit()  # type: ignore[union-attr]
+    driver.commit()  # type: ignore[union-attr]  # whatever the driver calls a connection
     assert asyncio.run(outbox.insert(driver, Message("orders", 1, id="kept"), Message("orders", 2))) == 1
-    driver.rollback()  # type: ignore[union-attr]
+    driver.rollback()  # type: ignore[union-attr]  # whatever the driver calls a connection
     assert home.count() == 1
     raw.close()
     outbox.close()
@@ -336,7 +336,7 @@ def test_bodies_and_their_bytes() -> None:
 )
 def test_malformed_parts_are_refused(arguments: dict[str, str]) -> None:
     with pytest.raises(InvalidKey):
-        Message(**{"topic": "t", "body": 1, **arguments})  # type: ignore[arg-type]
+        Message(**{"topic": "t", "body": 1, **arguments})  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_naive_due_is_refused() -> None:
@@ -394,7 +394,7 @@ def test_an_envelope_that_says_two_things_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="correlation='a' and the header 'correlation-id'"):
         Message("t", 1, correlation="a", headers={"correlation-id": "b"})
     with pytest.raises(ConfigurationError, match="version is a number"):
-        Message("t", 1, version="x\ny")  # type: ignore[arg-type]
+        Message("t", 1, version="x\ny")  # type: ignore[arg-type]  # wrong on purpose
     message = Message("t", 1, correlation="a", version=2)
     assert dict(replace(message, tenant="x").headers) == {"correlation-id": "a", "schema-version": "2"}
 
@@ -421,7 +421,7 @@ def test_wrong_places_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="oracle"):
         Outbox("oracle://x/y")
     with pytest.raises(ConfigurationError, match="not int"):
-        Outbox("sqlite:///x.db").add(object(), 5)  # type: ignore[arg-type]
+        Outbox("sqlite:///x.db").add(object(), 5)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_the_number_of_parts_is_remembered(fresh_home: Home) -> None:

@@ -235,7 +235,7 @@ def test_a_sweep_between_a_body_and_its_message_takes_neither_from_the_other(
     assert len(store.puts) == 2, "it was stored again, under another name"
     assert names(files, outbox) == {store.puts[1]}
     (message,) = asyncio.run(carried(outbox))
-    assert Reference.of(message).name == store.puts[1]  # type: ignore[union-attr]
+    assert Reference.of(message).name == store.puts[1]  # type: ignore[union-attr]  # its body is elsewhere
     other.close()
     outbox.close()
 

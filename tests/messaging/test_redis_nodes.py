@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import socket
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
 import pytest
 import redis
 
-from semel import ConfigurationError, StoreUnavailable
+from semel import ConfigurationError, StoreUnavailable, hosts
 from semel.messaging import Message, Outbox, Relay
 from semel.messaging.sink import Row, SinkUnavailable
-from semel.messaging.sinks import address, open_sink
+from semel.messaging.sinks import open_sink
 from semel.messaging.sinks.redis_servers import client_of, name_of
 from semel.messaging.sources import open_source
 from semel.testing import services
 from semel.testing.services import home
 from tests.messaging.conftest import awaited
+from tests.pythons import strict_urlsplit
 
 
 def some_nodes(cluster: services.RedisCluster) -> str:
@@ -124,19 +123,10 @@ def test_login_and_options_are_those_of_every_node() -> None:
     assert name_of("rediss+cluster://me:s%2Ft@one:7001,two/0") == "one:7001, two:6379"
 
 
-def strict(url: str) -> SplitResult:
-    """urlsplit as newer versions of Python have it: brackets are around a whole host, or there are none."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    if "[" in host and not re.fullmatch(r"\[[0-9a-f:]*\](:\d*)?", host):
-        raise ValueError(url)
-    return parts
-
-
 def test_one_node_or_several_are_named_as_urls_name_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address, "urlsplit", strict)
+    monkeypatch.setattr(hosts, "urlsplit", strict_urlsplit)
     local = socket.gethostbyname("localhost")  # as redis-py does
-    for hosts, nodes, name in (
+    for named, nodes, name in (
         ("one:7000, two:7001 ", [("one", 7000), ("two", 7001)], "one:7000, two:7001"),
         ("", [(local, 6379)], "localhost:6379"),
         (":7000", [(local, 7000)], "localhost:7000"),
@@ -144,12 +134,12 @@ def test_one_node_or_several_are_named_as_urls_name_them(monkeypatch: pytest.Mon
         ("one,[::1]:7001", [("::1", 7001), ("one", 6379)], "one:6379, [::1]:7001"),
     ):
         for end in ("", "/", "/0"):
-            url = f"redis+cluster://me:s%40t@{hosts}{end}"
+            url = f"redis+cluster://me:s%40t@{named}{end}"
             client = client_of(url, timeout=3, connect_timeout=2)
             assert sorted((node.host, node.port) for node in client.startup_nodes) == nodes
             assert {node.connection_kwargs["password"] for node in client.startup_nodes} == {"s@t"}
             assert name_of(url) == name
-            sink: Any = open_sink(f"redis+cluster://me:s%40t@{hosts}?stream=x")
+            sink: Any = open_sink(f"redis+cluster://me:s%40t@{named}?stream=x")
             assert sink._name() == name
 
 

@@ -248,7 +248,7 @@ def test_a_lost_answer_is_not_sent_again_by_the_client(place: RedisPlace) -> Non
         """Goes away when the EXEC has arrived, before its answer is read."""
 
         def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-            super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]
+            super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]  # redis-py has no types there
             if b"EXEC" in b"".join(command):
                 sent.append(time.monotonic())
                 while not place.count() and time.monotonic() < sent[0] + 5:
@@ -587,7 +587,7 @@ async def test_a_commit_of_another_process_wakes_the_relay(place: RedisPlace) ->
 @awaited
 async def test_sentinel(redis_sentinel: services.RedisSentinel) -> None:
     outbox, book = Outbox(redis_sentinel.url, table=f"s{time.time_ns()}"), Book()
-    sentinel: Any = redis.Sentinel(list(_hosts(redis_sentinel.url)))  # type: ignore[no-untyped-call]
+    sentinel: Any = redis.Sentinel(list(_hosts(redis_sentinel.url)))  # type: ignore[no-untyped-call]  # redis-py has no types there
     client = sentinel.master_for(redis_sentinel.url.partition("://")[2].split("/")[1])
     with client.pipeline() as pipe:
         outbox.add(pipe, Message("t", 1, id="m"))
@@ -707,7 +707,7 @@ async def test_cluster_one_slot_for_orders_and_messages(
             outbox.add(pipe, Message("t", n, key=key, id=f"m{n}"), Message("t", n, id=f"free{n}"))
             assert pipe.execute() == [True, 1, 1]
         async with loose.pipeline(transaction=True) as async_pipe:
-            async_pipe.set(order, n)  # type: ignore[unused-awaitable]
+            async_pipe.set(order, n)  # type: ignore[unused-awaitable]  # it queues, and is not awaited
             outbox.add(async_pipe, Message("t", n, key=key, id=f"async{n}"))
             assert await async_pipe.execute() == [True, 1]
         with cluster.pipeline(transaction=True) as pipe:

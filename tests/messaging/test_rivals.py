@@ -32,7 +32,7 @@ async def ended(*tasks: asyncio.Task[Any]) -> list[Any]:
 
 def relay(outbox: Outbox, name: str, **options: Any) -> Relay:
     routes = options.pop("routes", {"orders": Book()})
-    return Relay(outbox, routes, name=name, lease=options.pop("lease", 1.0), hooks=(), **options)
+    return Relay(outbox, routes, name=name, lease=options.pop("lease", 4.0), hooks=(), **options)
 
 
 @awaited

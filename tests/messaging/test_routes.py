@@ -98,14 +98,14 @@ async def test_a_function_that_takes_one_for_the_other_is_told_so(
         lambda m: m.id.decode(),  # which is no bytes in a Row either
         lambda m: m.body.get("name").strip(),
         lambda m: m.body["n"].lower(),
-        lambda m: io.BytesIO().write("text"),  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
-        lambda m: hashlib.sha256("text"),  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
-        lambda m: object().find(m.body),  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue]
+        lambda m: io.BytesIO().write("text"),  # type: ignore[arg-type] # pyright: ignore[reportArgumentType] # wrong on purpose
+        lambda m: hashlib.sha256("text"),  # type: ignore[arg-type] # pyright: ignore[reportArgumentType] # wrong on purpose
+        lambda m: object().find(m.body),  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue] # wrong on purpose
         lambda m: m.boddy,
         lambda m: m.key + b"x",
         lambda row: row.boddy,
         lambda row: row.topic + b"x",
-        lambda row: b"x".lowered(),  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue]
+        lambda row: b"x".lowered(),  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue] # wrong on purpose
     ],
 )
 def test_other_mistakes_get_no_such_hint(when: Any) -> None:
@@ -141,7 +141,7 @@ def test_a_row_is_what_is_asked_for_by_type_or_by_name() -> None:
     def typed(it: Row) -> Row:
         return it
 
-    def untold(it: TypedElsewhere) -> object:  # type: ignore[name-defined] # pyright: ignore[reportUndefinedVariable] # noqa: F821
+    def untold(it: TypedElsewhere) -> object:  # type: ignore[name-defined] # pyright: ignore[reportUndefinedVariable] # noqa: F821 - wrong on purpose
         return it
 
     def message_called_row(row: Message) -> object:

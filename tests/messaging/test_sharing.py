@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from sqlalchemy import event
 from sqlalchemy.orm import Session
@@ -123,8 +125,8 @@ def test_shares() -> None:
     behind = {"b": [_row("b", n) for n in range(100, 105)], "c": [_row("c", 200)]}
     asked: list[tuple[int, str]] = []
 
-    def fetch(wanted: object, most: int) -> dict[tuple[int, str], list[Row]]:
-        asked.extend(wanted)  # type: ignore[arg-type]
+    def fetch(wanted: Iterable[tuple[int, str]], most: int) -> dict[tuple[int, str], list[Row]]:
+        asked.extend(wanted)
         return {(0, name): rows[:most] for name, rows in behind.items()}
 
     found = shared(page, Want([0], 9, 100), {0: ["a", "b", "c"]}, fetch)[0]

@@ -242,7 +242,7 @@ async def test_what_was_delivered_before_an_outage_is_told(endpoint: Endpoint) -
 @awaited
 async def test_an_endpoint_that_is_gone_is_disabled_until_it_is_enabled(endpoint: Endpoint) -> None:
     calls = []
-    endpoint.answer = lambda *_: (calls.append(1), (410, {}))[1]  # type: ignore[func-returns-value]
+    endpoint.answer = lambda *_: (calls.append(1), (410, {}))[1]  # type: ignore[func-returns-value]  # both in one expression
     async with WebhookSink(endpoint.url, concurrency=1) as sink:
         for _ in range(3):
             with pytest.raises(SinkUnavailable, match="410"):
@@ -356,7 +356,7 @@ async def test_messages_of_different_keys_are_in_the_handler_together() -> None:
 
 def test_a_handler_must_be_a_function() -> None:
     with pytest.raises(ConfigurationError, match="function"):
-        HandlerSink("orders")  # type: ignore[arg-type]
+        HandlerSink("orders")  # type: ignore[arg-type]  # wrong on purpose
 
 
 @awaited

@@ -149,7 +149,7 @@ async def test_redis_repeats_its_answer_to_a_call_that_comes_twice(
 ) -> None:
     """The way to Redis sends again what was not answered: that must not look like somebody else's batch."""
     outbox = redis_home.outbox()
-    sink, original, answers = OutboxSink(outbox), outbox.home.call, []  # type: ignore[attr-defined]
+    sink, original, answers = OutboxSink(outbox), outbox.home.call, []  # type: ignore[attr-defined]  # a home in Redis has it
 
     def twice(script: Any, *given: Any, **named: Any) -> Any:
         if script.name == "outbox_arrive":
@@ -187,7 +187,7 @@ async def test_a_relay_carries_messages_into_an_outbox_in_redis_once(
         with other.transaction() as pipe:
             first.add(pipe, *messages)
     else:
-        with first.database.engine.begin() as connection:  # type: ignore[union-attr]
+        with first.database.engine.begin() as connection:  # type: ignore[union-attr]  # a home in SQL has it
             first.add(connection, *messages)
     async with Relay(first, {"orders": OutboxSink(second)}, batch=7) as relay:
         assert (await relay.drain()).sent == 50

@@ -25,23 +25,7 @@ from semel.messaging.sending import Sending, Sent
 from semel.messaging.tally import Tally
 from tests.messaging.books import Book
 from tests.messaging.conftest import Home, awaited
-
-
-def in_another_thread(work: Callable[[], object]) -> None:
-    """To its end, as if this thread had been stopped here."""
-    failed: list[BaseException] = []
-
-    def guarded() -> None:
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=guarded)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
+from tests.threads import in_another_thread
 
 
 class Interrupted(list[Any]):
@@ -230,7 +214,7 @@ def test_topics_may_be_learnt_while_somebody_looks_which_must_wait(monkeypatch: 
             nonlocal interrupted
             if not interrupted:
                 interrupted = True
-                in_another_thread(lambda: planning.plan(Page("c"), []))  # type: ignore[arg-type]
+                in_another_thread(lambda: planning.plan(Page("c"), []))  # type: ignore[arg-type]  # as much of a page as it asks
             return super().__and__(other)
 
     def ways(topic: str) -> set[str]:
@@ -239,7 +223,7 @@ def test_topics_may_be_learnt_while_somebody_looks_which_must_wait(monkeypatch: 
     monkeypatch.setattr(router, "ways", ways)
     relayed.away.pause(Shipment(0, 1, "*", 1, [], router.targets[0]), "away", 30.0, None)
     interrupted = True
-    planning.plan(Page("a", "b"), [])  # type: ignore[arg-type]
+    planning.plan(Page("a", "b"), [])  # type: ignore[arg-type]  # as much of a page as it asks
     interrupted = False
     assert {"a", "b"} <= set(planning.want([1]).topics)
     assert set(planning.want([1]).topics) == {"a", "b", "c"}

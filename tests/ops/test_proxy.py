@@ -89,6 +89,21 @@ def test_reset_before_strikes_the_nth_request_and_the_server_never_sees_it(
     assert echo.seen == [b"one"]
 
 
+def test_reset_late_resets_the_client_and_the_server_sees_the_request_after_the_release(
+    proxy: Proxy, client: socket.socket, echo: Echo
+) -> None:
+    proxy.reset_late(at=2)
+    assert ask(client, b"one") == b"one"
+    with pytest.raises(ConnectionResetError):
+        ask(client, b"two")
+    assert echo.seen == [b"one"]
+    proxy.release()
+    until = time.monotonic() + 30
+    while echo.seen != [b"one", b"two"] or proxy.open_connections:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
 def test_swallow_reply_lets_the_request_run_and_resets_the_client(
     proxy: Proxy, client: socket.socket, echo: Echo
 ) -> None:

@@ -177,6 +177,18 @@ def test_cluster_fails_over_when_a_master_is_killed() -> None:
         assert cluster.master_of("key") is not victim
 
 
+@pytest.mark.parametrize("kind", ["cluster", "sentinel"])
+def test_a_group_that_is_patient_gives_up_nobody_who_is_silent_for_a_while(kind: str) -> None:
+    group: Any = services.redis_cluster() if kind == "cluster" else services.redis_sentinel()
+    with group.patient():
+        master = group.master_of("key") if kind == "cluster" else group.master()
+        with master.paused():
+            time.sleep(2.5)  # two of them have failed over by then
+        now = group.master_of("key") if kind == "cluster" else group.master()
+        assert now is master
+        assert master.info("replication")["role"] == "master"
+
+
 def test_sentinel_names_the_master(redis_sentinel: services.RedisSentinel) -> None:
     sentinel: Any = Sentinel(redis_sentinel.addresses)  # type: ignore[no-untyped-call]
     master = redis_sentinel.master()

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import sys
-import threading
 import uuid
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -18,6 +17,7 @@ from semel.testing.plugin import prove
 from semel.testing.plugin_report import Report
 from semel.testing.plugin_tries import Try
 from semel.testing.plugin_windows import Window
+from tests.threads import failure_in_another_thread
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.slow
@@ -319,18 +319,7 @@ def test_an_interrupt_in_a_thread_of_the_handlers_strikes_its_main_thread(tmp_pa
         (tmp_path / key).touch()
 
     def handle(key: str) -> None:
-        failed: list[BaseException] = []
-
-        def guarded() -> None:
-            try:
-                work(key)
-            except BaseException as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=guarded)
-        thread.start()
-        thread.join()
-        if failed:
+        if failure_in_another_thread(lambda: work(key)) is not None:
             (tmp_path / f"{key}.struck").touch()
 
     report = prove(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from celery import Celery
 
@@ -10,7 +11,9 @@ from semel import Semel, current_run
 
 app = Celery("tasks", broker=os.environ["SEMEL_BROKER"], backend=os.environ["SEMEL_BROKER"])
 app.conf.update(worker_hijack_root_logger=False, broker_connection_retry_on_startup=True)
-once = Semel(os.environ["SEMEL_URL"], tenant=os.environ["SEMEL_TENANT"], lease=2)
+# Nobody is overtaken and no store is given up because the machine stands still.
+PATIENT: dict[str, Any] = {"lease": 30.0, "timeout": 15.0, "settle_timeout": 20.0}
+once = Semel(os.environ["SEMEL_URL"], tenant=os.environ["SEMEL_TENANT"], **PATIENT)
 once.execute(f"warm-{os.getpid()}", lambda: os.getpid())  # the parent has connections and a heartbeat thread
 
 

@@ -17,5 +17,7 @@ def test_R29_a_storm_of_signals_that_raise_leaves_nobody_waiting(what: str, tmp_
     command = [sys.executable, "-W", "ignore", "-m", "tests.processes.stormed", what, str(tmp_path)]
     # Whatever measures coverage in there would be struck as well, and has locks of its own.
     env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=50)
+    done = subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=110
+    )
     assert (done.returncode, done.stdout.strip()) == (0, "calm"), done.stderr

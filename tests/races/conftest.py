@@ -142,7 +142,7 @@ def crew(url: str, ledger: Ledger) -> Iterator[Crew]:
     crew.close()
 
 
-def wait_for(condition: Any, *, within: float = 20.0) -> Any:
+def wait_for(condition: Any, *, within: float = 60.0) -> Any:
     end = time.monotonic() + within
     while time.monotonic() < end:
         if answer := condition():

@@ -99,7 +99,9 @@ async def run_async(settings: dict[str, Any]) -> None:
 def work(plan: dict[str, Any]) -> None:
     """In a process of its own."""
     PLAN.update(plan)
-    settings = {"tenant": PLAN["tenant"], "lease": PLAN.get("lease", 10), **PLAN.get("settings", {})}
+    # Times beyond which even a busy machine is broken.
+    patient = {"tenant": PLAN["tenant"], "lease": PLAN.get("lease", 30), "timeout": 15, "settle_timeout": 20}
+    settings = patient | PLAN.get("settings", {})
     set_traps()
     if PLAN["colour"] == "sync":
         run_sync(settings)

@@ -135,7 +135,7 @@ def test_R4_a_plain_function_on_async_semel_runs_in_a_thread_and_outlives_its_ca
         return "finished"
 
     async def main() -> None:
-        once = AsyncSemel("memory://", lease=1.5)
+        once = AsyncSemel("memory://", lease=3)
         task = asyncio.create_task(once.execute("k", work))
         await asyncio.to_thread(started.wait, 10)
         task.cancel()

@@ -194,15 +194,16 @@ def test_R17_a_lost_lease_under_a_thread_is_told_as_lease_lost() -> None:
     async def main() -> None:
         store = MemoryStore()
         once = AsyncSemel(store, lease=0.2)
-        stolen = threading.Event()
+        started, stolen = threading.Event(), threading.Event()
 
         def work() -> str:
+            started.set()
             assert stolen.wait(30)
             time.sleep(0.3)
             return "late"
 
         call = asyncio.create_task(once.execute("k", work))
-        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(started.wait, 30)
         import msgspec
 
         ((hashed, record),) = store._records.items()
@@ -217,7 +218,7 @@ def test_R17_a_lost_lease_under_a_thread_is_told_as_lease_lost() -> None:
 
 def test_R4_a_key_is_not_freed_under_the_thread_of_a_step() -> None:
     async def main() -> None:
-        once, loop = AsyncSemel("memory://", lease=1.5), asyncio.get_running_loop()
+        once, loop = AsyncSemel("memory://", lease=3), asyncio.get_running_loop()
         running: list[int] = []
         most: list[int] = []
         limits: list[asyncio.Timeout] = []
@@ -310,7 +311,7 @@ async def test_R10_the_stored_policy_counts_when_the_caller_asks_for_less(light_
 
 
 def test_R7_closing_lets_open_runs_end() -> None:
-    once, other = Semel("memory://closing", lease=1.5), Semel("memory://closing")
+    once, other = Semel("memory://closing", lease=3), Semel("memory://closing")
     started, end, outcomes = threading.Event(), threading.Event(), []
 
     def work() -> str:
@@ -428,7 +429,7 @@ def test_a_forgotten_face_keeps_no_thread(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("semel.runtime._IDLE", 0.05)
     before = threading.active_count()
     Semel("memory://", lease=0.15).execute("k", time.sleep, 0.1)
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while threading.active_count() > before and time.monotonic() < end:
         time.sleep(0.01)
     assert threading.active_count() <= before

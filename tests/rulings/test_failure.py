@@ -31,7 +31,7 @@ from semel.model import Answer
 from semel.stores.memory import MemoryStore
 
 from .conftest import Lab
-from .tools import owned, pause, renewed, until
+from .tools import lapsed, let_pass, owned, renewed, until
 
 
 class Declined(Exception):
@@ -73,14 +73,15 @@ async def test_R9_a_callable_decides_by_the_exception_and_release_may_delay(lab:
     once = lab.face()
 
     def decide(error: Exception) -> Any:
-        return "replay" if isinstance(error, Declined) else Release(after=0.3)
+        return "replay" if isinstance(error, Declined) else Release(after=60)
 
     with pytest.raises(OSError, match="down"):
         await lab.do(once.execute("slow", lab.raising(OSError("down")), on_error=decide))
     with pytest.raises(InProgress) as caught:
         await lab.do(once.execute("slow", lab.effect()))
-    assert 0 < caught.value.retry_after <= 0.3
-    assert (await lab.do(once.execute("slow", lab.effect(), wait=5))).value == "done"
+    assert 0 < caught.value.retry_after <= 60
+    let_pass(once, 60 - 0.3)  # the rest is waited for
+    assert (await lab.do(once.execute("slow", lab.effect(), wait=20))).value == "done"
     with pytest.raises(Declined):
         await lab.do(once.execute("bad", lab.raising(Declined("x")), on_error=decide))
     with pytest.raises(PreviousFailure):
@@ -110,10 +111,14 @@ async def test_R10_an_interrupt_inside_the_function_is_a_lost_outcome_decided_at
             once.execute("h", light_lab.raising(SystemExit(1)), on_unknown="hold")
     else:
         for key, on_unknown in (("k", "retry"), ("h", "hold")):
-            task = asyncio.create_task(
-                once.execute(key, light_lab.fn(lambda: asyncio.sleep(30)), on_unknown=on_unknown)
-            )
-            await asyncio.sleep(0.05)
+            started = asyncio.Event()
+
+            async def stuck(started: asyncio.Event = started) -> None:
+                started.set()
+                await asyncio.sleep(30)
+
+            task = asyncio.create_task(once.execute(key, stuck, on_unknown=on_unknown))
+            await started.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -168,7 +173,7 @@ async def test_R12_a_late_owner_may_settle_until_somebody_decided(lab: Lab) -> N
     once = lab.face(lease=0.05)
     async with owned(lab, once, "late", on_unknown="hold") as claim:
         _stop_heart(once, lab)
-        await pause(lab, 0.15)
+        await lapsed(lab, once, "late")
         assert (await lab.do(once.peek("late"))).state == "unknown"
         await lab.do(claim.complete("after all"))
     assert (await lab.do(lab.face().execute("late", lab.effect()))).value == "after all"
@@ -306,7 +311,7 @@ async def test_R16_a_settle_that_cannot_be_stored_is_not_recorded_and_goes_on_in
 ) -> None:
     alarms: list[Any] = []
     store = Stuck(MemoryStore())
-    once = _over(light_lab, store, settle_timeout=0.2, lease=1.5, hooks=[alarms.append])
+    once = _over(light_lab, store, settle_timeout=0.2, lease=3, hooks=[alarms.append])
     with pytest.raises(NotRecorded) as caught:
         await light_lab.do(once.execute("k", light_lab.effect({"id": 1})))
     assert caught.value.value == {"id": 1}
@@ -397,7 +402,7 @@ async def _died(lab: Lab, key: str, **options: Any) -> Any:
     dead = lab.face(lease=0.05)
     await lab.do(_claim_and_vanish(lab, dead, key, options))
     _stop_heart(dead, lab)
-    await pause(lab, 0.12)
+    await lapsed(lab, dead, key)
     return lab.face(lease=0.05)
 
 

@@ -48,7 +48,7 @@ def test_R31_64_callers_of_one_key_in_one_loop_cost_at_most_2_claims() -> None:
                 return await super().claim(asks)
 
         store = Remote(MemoryStore())
-        once = AsyncSemel(store)
+        once = AsyncSemel(store, timeout=30)  # a follower who is out of patience asks for itself
         ran = []
 
         async def work() -> str:
@@ -72,7 +72,7 @@ def test_R31_64_callers_of_one_key_in_one_loop_cost_at_most_2_claims() -> None:
 
 def test_R31_64_threads_of_one_key_run_once() -> None:
     store, heard = Counting(MemoryStore()), list[Any]()
-    once = Semel(store, hooks=[heard.append])
+    once = Semel(store, hooks=[heard.append], timeout=30)
     ran, values = [], []
     gate = threading.Barrier(64)
 

@@ -14,11 +14,11 @@ from semel.stores.memory import MemoryStore
 
 from .conftest import Lab
 from .test_failure import _over, _stop_heart
-from .tools import let_pass, meanwhile, owned, pause, renewed, until
+from .tools import lapsed, let_pass, meanwhile, owned, pause, renewed, until
 
 
 async def test_R17_a_renewed_lease_outlives_itself(lab: Lab) -> None:
-    once, other = lab.face(lease=1.5), lab.face()
+    once, other = lab.face(lease=3), lab.face()
     async with owned(lab, once, "k") as claim:
         await renewed(lab, other, "k", times=3)
         with pytest.raises(InProgress):
@@ -32,7 +32,7 @@ async def test_R17_an_overtaken_owner_writes_nothing_and_its_caller_is_told(lab:
     with pytest.raises(LeaseLost):
         async with owned(lab, zombie, "k") as claim:
             _stop_heart(zombie, lab)
-            await pause(lab, 0.15)
+            await lapsed(lab, successor, "k")
             outcome = await lab.do(successor.execute("k", lab.effect("second")))
             assert outcome.attempt == 2
             await lab.do(claim.complete("zombie"))
@@ -108,7 +108,7 @@ async def test_R17_an_owner_whose_lease_lapsed_but_whom_nobody_overtook_may_sett
     once = lab.face(lease=0.05)
     async with owned(lab, once, "k") as claim:
         _stop_heart(once, lab)
-        await pause(lab, 0.15)
+        await lapsed(lab, once, "k")
         await lab.do(claim.complete("still mine"))
     assert (await lab.do(lab.face().execute("k", lab.effect()))).value == "still mine"
 

@@ -277,7 +277,7 @@ def test_a_lease_beyond_all_measure_is_refused_and_a_late_appointment_does_not_e
     ticker = _ThreadTicker(tick)
     ticker.at(time.monotonic() + 1e300)
     ticker.at(time.monotonic())
-    assert beats.wait(5)
+    assert beats.wait(30)
     ticker.stop()
 
 
@@ -296,7 +296,15 @@ def test_a_lease_beyond_all_measure_is_refused_and_a_late_appointment_does_not_e
 def test_R16_not_recorded_is_told_when_settle_timeout_is_over(
     timeout: float, settle_timeout: float, most: float
 ) -> None:
-    times: Any = {"timeout": timeout, "settle_timeout": settle_timeout}
+    waited = []
+    for _ in range(3):  # a machine that stands still makes it longer, but not each time
+        waited.append(_until_not_recorded({"timeout": timeout, "settle_timeout": settle_timeout}))
+        if waited[-1] < most:
+            return
+    pytest.fail(f"{waited}, {most} s at most")
+
+
+def _until_not_recorded(times: Any) -> float:
     with services.redis() as server, Semel(server.url, lease=1, **times) as once:
         once.execute("warm", int)
 
@@ -306,9 +314,9 @@ def test_R16_not_recorded_is_told_when_settle_timeout_is_over(
 
         with pytest.raises(NotRecorded) as told:
             once.execute("k", work)
-        waited = time.monotonic() - told.value.value
+        waited = time.monotonic() - float(told.value.value)
         server.resume()
-    assert waited < most
+    return waited
 
 
 @pytest.mark.parametrize(

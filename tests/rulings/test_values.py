@@ -26,7 +26,7 @@ from semel import (
 
 from .conftest import Lab
 from .test_failure import _stop_heart
-from .tools import owned, pause
+from .tools import lapsed, owned
 
 
 @dataclasses.dataclass
@@ -252,7 +252,7 @@ async def test_R26_steps_are_done_once_and_remembered_over_a_takeover(lab: Lab) 
     assert await lab.do(claim.run.step("one", step, "one")) == {"step": "one"}
     assert await lab.do(claim.run.step("one", step, "one")) == {"step": "one"}  # one name, one step
     _stop_heart(dead, lab)
-    await pause(lab, 0.12)
+    await lapsed(lab, heir, "k")
 
     def plain() -> Any:
         run = current_run()
@@ -299,7 +299,7 @@ async def test_R26_a_started_step_under_hold_is_unknown_and_a_probe_may_find_it(
     with pytest.raises(Crash):
         await lab.do(claim.run.step("charge", lab.fn(crash), on_unknown="hold"))
     _stop_heart(dead, lab)
-    await pause(lab, 0.12)
+    await lapsed(lab, dead, "k")
     calls: list[Any] = []
 
     def charge() -> str:
@@ -355,7 +355,8 @@ async def test_R26_reconcile_probes_resumes_and_reports_what_is_left(lab: Lab) -
         claim = dead.claim(key, operation=operation, on_unknown=policy)
         await lab.do(claim.__enter__() if lab.colour == "sync" else claim.__aenter__())
     _stop_heart(dead, lab)
-    await pause(lab, 0.12)
+    for key, operation in (("a", "probed"), ("b", "resumed"), ("c", "stuck")):
+        await lapsed(lab, dead, key, operation=operation)
     once = lab.face()
     once.recovery(
         "probed", probe=lab.fn(lambda record: Found(f"found {record.scope.key}")), tenant=lab.tenant

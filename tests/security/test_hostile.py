@@ -227,7 +227,7 @@ def test_names_of_tables_come_from_an_allow_list(
     url = url_of(request, store, tmp_path)
     for table in TABLES:
         with pytest.raises(ConfigurationError):
-            Semel(url, table=table).create()
+            Semel(url, table=table, timeout=20).create()
 
 
 def test_no_wildcard_of_a_tenant_finds_anothers_records(once: Semel) -> None:

@@ -61,7 +61,7 @@ class Storm:
 
     async def _call(self, key: str) -> None:
         self.keys.add(key)
-        outcome = await self.once.execute(key, self._effect, key, request={"key": key}, wait=5)
+        outcome = await self.once.execute(key, self._effect, key, request={"key": key}, wait=30)
         assert outcome.value == self._value(key), "another's reply"
 
     async def _effect(self, key: str) -> str:
@@ -87,7 +87,7 @@ class Storm:
 def test_a_storm_of_cancellations_hands_nobody_anothers_reply(async_url: str, shared: bool) -> None:
     async def body() -> Storm:
         prefix = f"storm-{time.time_ns()}"
-        async with AsyncSemel(async_url, prefix=prefix, lease=1, timeout=15) as once:
+        async with AsyncSemel(async_url, prefix=prefix, lease=10, timeout=15) as once:
             storm = Storm(once, random.Random(11), shared=shared)
             await storm.run()
             await storm.look()
@@ -138,7 +138,7 @@ def test_an_interrupted_thread_leaves_no_reply_for_the_next_call(
     chance = random.Random(5)
     told = cut = 0
     url = url_of(request, store, tmp_path)
-    with Semel(url, prefix=f"alarm-{time.time_ns()}", lease=0.2, timeout=5) as once:
+    with Semel(url, prefix=f"alarm-{time.time_ns()}", lease=0.2, timeout=15) as once:
         once.execute("warm", str)
         typical = min(
             _seconds_of(partial(once.execute, f"as long as this {number}", str)) for number in range(9)
@@ -156,7 +156,7 @@ def test_an_interrupted_thread_leaves_no_reply_for_the_next_call(
                     cut += 1
         for late in range(0, ALARMS, 4):
             # Cut between two lines of the flow itself, a run has nobody who holds it: its lease ends by itself.
-            assert once.execute(f"k{late}", str, late, wait=5).value == str(late)
+            assert once.execute(f"k{late}", str, late, wait=30).value == str(late)
     gc.collect()  # what lost its owner is complained of here, not in the test that comes next
     print(f"\n{told} told, {cut} cut")
     assert told > 5

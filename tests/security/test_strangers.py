@@ -119,7 +119,7 @@ def test_a_prefix_a_tenant_and_a_namespace_keep_a_shared_store_apart(store_url: 
         {"prefix": f"{mine}{prefix}", "tenant": tenant, "namespace": namespace}
         for prefix, tenant, namespace in product(("a", "b"), ("t", "u"), (None, "n", "m"))
     ]
-    faces = [Semel(store_url, **world) for world in worlds]  # type: ignore[arg-type]
+    faces = [Semel(store_url, timeout=20, **world) for world in worlds]  # type: ignore[arg-type]
     try:
         for number, face in enumerate(faces):
             assert face.execute("key", told(number)).value == number
@@ -142,7 +142,7 @@ def test_in_a_cluster_no_client_steers_its_records_to_one_node(redis_cluster: se
         ]
 
     before = sizes()
-    with Semel(redis_cluster.url, prefix=uuid.uuid4().hex) as once:
+    with Semel(redis_cluster.url, prefix=uuid.uuid4().hex, timeout=20) as once:
         for number in range(24):
             once.execute(f"{{steer}}{number}", told(number), tenant="{steer}", operation="{steer}")
     grown = [after - size for size, after in zip(before, sizes(), strict=True)]

@@ -15,7 +15,7 @@ from semel.testing.simulation.published import PAGE, page
 from semel.testing.simulation.workloads import workload_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "chaos"
-WORKLOADS = ("core", "sync", "stragglers", "beats", "cancels")
+WORKLOADS = ("core", "sync", "stragglers", "resets", "beats", "cancels")
 
 
 def published(name: str) -> Any:

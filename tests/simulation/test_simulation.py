@@ -35,6 +35,7 @@ SCHEDULES = {
     "core": {"quick": 1_000, "full": 40_000, "long": 100_000}[MODE],
     "sync": {"quick": 200, "full": 3_000, "long": 20_000}[MODE],
     "stragglers": {"quick": 100, "full": 1_000, "long": 5_000}[MODE],
+    "resets": {"quick": 100, "full": 2_000, "long": 10_000}[MODE],
     "beats": {"quick": 100, "full": 500, "long": 5_000}[MODE],
     "cancels": {"quick": 100, "full": 1_500, "long": 10_000}[MODE],
 }

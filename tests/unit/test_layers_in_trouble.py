@@ -31,11 +31,15 @@ def end(asked: Ask, kind: Kind = Kind.DONE, result: bytes = b"") -> Settle:
 
 
 class Rough(Layer):
-    """A memory store that fails as it is told: `fails` are errors of the next calls, one each; `gate` holds claims up."""
+    """A memory store that fails as it is told: `fails` are errors of the next calls, one each; `gate` holds claims up.
+
+    `answers` are errors of single items, one each, in place of their answers.
+    """
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
         self.fails: list[BaseException] = []
+        self.answers: list[Exception] = []
         self.gate: asyncio.Event | None = None
         self.calls = 0
 
@@ -48,11 +52,11 @@ class Rough(Layer):
         self._called()
         if self.gate is not None:
             await self.gate.wait()
-        return await super().claim(asks)
+        return [self.answers.pop(0)] if self.answers else await super().claim(asks)
 
     async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
         self._called()
-        return await super().settle(ends)
+        return [self.answers.pop(0)] if self.answers else await super().settle(ends)
 
     async def note(self, note: Note) -> Answer:
         self._called()
@@ -233,6 +237,57 @@ def test_a_second_try_is_made_in_time_only_and_its_answer_counts() -> None:
     with pytest.raises(StoreUnavailable, match="late"):
         run_sync(Retry(slow, clock, 1.0).peek(scope))
     assert slow.calls == 1
+
+
+class Torn(Rough):
+    """It answers a batch item by item: `torn` are the places of the next one whose answers are lost."""
+
+    torn: tuple[int, ...] = ()
+
+    async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
+        verdicts = await super().claim(asks)
+        torn, self.torn = self.torn, ()
+        for at in torn:
+            verdicts[at] = StoreUnavailable("torn")
+        return verdicts
+
+
+def test_R16_what_was_lost_of_a_batch_is_sent_again_alone_in_time_only() -> None:
+    store, clock = Torn(), Clock()
+    retry = Retry(store, clock, 1.0)
+    mark = retry.losses.mark
+    store.torn = (1,)
+    verdicts = run_sync(retry.claim([ask(n) for n in range(3)]))
+    assert [type(verdict) for verdict in verdicts] == [Won] * 3
+    assert store.calls == 2
+    assert retry.losses.mark is not mark
+    mark, store.torn, store.calls = retry.losses.mark, (0,), 0
+    slow = Retry(store, lambda: clock.at + store.calls * 2, 1.0)
+    (verdict, other) = run_sync(slow.claim([ask(7), ask(8)]))
+    assert (type(verdict), type(other), store.calls) == (StoreUnavailable, Won, 1)
+    assert slow.losses.mark is retry.losses.mark is mark, "nothing was sent again"
+
+
+def test_R16_a_lost_batch_is_sent_again_as_a_whole_and_of_claims_that_is_told() -> None:
+    store = Rough()
+    retry = Retry(store, Clock(), 1.0)
+    assert Encrypt(retry, Ring({"a": b"k" * 32})).losses is retry.losses is store.losses
+    mark = retry.losses.mark
+    first = ask(1)
+    run_sync(retry.claim((first,)))
+    assert retry.losses.mark is mark
+    store.fails = [StoreUnavailable("once")]
+    assert run_sync(retry.settle((end(first),))) == [Answer.OK]
+    assert retry.losses.mark is mark, "a late settle is fenced by its nonce"
+    store.fails = [StoreUnavailable("once")]
+    assert isinstance(run_sync(retry.claim((ask(2),)))[0], Won)
+    assert retry.losses.mark is not mark
+    mark = retry.losses.mark
+    slow = Retry(store, lambda: store.calls * 2.0, 1.0)
+    store.fails = [StoreUnavailable("late")]
+    with pytest.raises(StoreUnavailable, match="late"):
+        run_sync(slow.claim((ask(3),)))
+    assert retry.losses.mark is mark
 
 
 # ---------------------------------------------------------------------------------------------------- encrypt

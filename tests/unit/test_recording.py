@@ -37,7 +37,7 @@ async def _effect() -> int:
 
 def test_R16_without_a_settle_timeout_the_answer_of_one_offer_is_waited_for() -> None:
     async def main() -> None:
-        async with AsyncSemel(store := Slow(), settle_timeout=0) as once:
+        async with AsyncSemel(store := Slow(), settle_timeout=0, timeout=30) as once:
             assert (await once.execute("k", _effect)).value == 1
             assert (await once.execute("k", _effect)).replayed
             assert store.tries == 1
@@ -48,7 +48,7 @@ def test_R16_without_a_settle_timeout_the_answer_of_one_offer_is_waited_for() ->
 def test_R16_without_a_settle_timeout_one_refusal_is_told() -> None:
     async def main() -> None:
         # An offer is two tries: one that gets lost is made again unseen.
-        async with AsyncSemel(Slow(refused=2), settle_timeout=0) as once:
+        async with AsyncSemel(Slow(refused=2), settle_timeout=0, timeout=30) as once:
             with pytest.raises(NotRecorded, match="goes on in the background") as caught:
                 await once.execute("k", _effect)
             assert caught.value.value == 1

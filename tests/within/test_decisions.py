@@ -276,7 +276,7 @@ async def test_R27_hold_and_delayed_release_are_written_after_the_rollback(
             once.within(tx.target).execute("k1", lab.raising(tx, ValueError("no")), "k1", on_error=word)
         )
     await tx.rollback()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 30
     while lab.records("k1") != [state]:
         assert time.monotonic() < until
         await (asyncio.sleep(0.01) if lab.colour == "async" else _pause())
@@ -368,7 +368,7 @@ async def _abandon(lab: Lab, once: Any, **options: Any) -> None:
     ask: Ask = engine._ask(call)
     verdict = (await engine.store.claim((ask,)))[0]
     assert type(verdict).__name__ == "Won"
-    until = time.monotonic() + 10
+    until = time.monotonic() + 30
     # A little longer than the store says: those of the owner's process count from when they heard of the claim.
     while (await wait(once.peek("k1"))).lease_until > time.time() - 0.02:
         assert time.monotonic() < until

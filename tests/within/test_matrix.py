@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from semel import InProgress, KeyMismatch, PreviousFailure, current_run, points
 from tests.within.lab import Lab, wait
+
+LONG = 4.0
 
 
 async def test_R27_commit_keeps_record_and_row(lab: Lab) -> None:
@@ -121,25 +124,36 @@ async def test_R27_no_wait_is_in_progress_at_once_and_leaves_the_transaction_usa
         second = await lab.tx()
         if lab.dialect != "sqlite":  # there the first transaction has the whole database
             await second.insert("other")
-        start = time.monotonic()
-        with pytest.raises(InProgress) as caught:
-            await wait(once.within(second.target).execute("k1", lab.work(second), "k1"))
-        took = time.monotonic() - start
-        with pytest.raises(InProgress):
-            await wait(once.within(second.target).execute("k1", lab.work(second), "k1", wait=0.2))
-        bounded = time.monotonic() - start - took
+        errors: list[InProgress] = []
+
+        async def refused(patience: float) -> float:
+            start = time.monotonic()
+            with pytest.raises(InProgress) as caught:
+                await wait(once.within(second.target).execute("k1", lab.work(second), "k1", wait=patience))
+            errors.append(caught.value)
+            return time.monotonic() - start
+
+        took, bounded = await _shortest(lambda: refused(0)), await _shortest(lambda: refused(0.2))
         await second.commit()
         await lab.done_with(second)
-        return caught.value, took, bounded
+        return errors[0], took, bounded
 
     error, took, bounded = await lab.spawn(duplicate()).result()
     assert isinstance(error, TimeoutError)
     assert "attempt 0" not in str(error)
-    assert took < 4.0, "the shortest wait of a driver's own is five seconds"
-    assert 0.19 < bounded < 4.0, "wait bounds the row lock"
+    assert took < LONG, "the shortest wait of a driver's own is five seconds"
+    assert 0.19 < bounded < LONG, "wait bounds the row lock"
     await first.commit()
     assert lab.orders("k1") == 1
     assert lab.orders("other") == (0 if lab.dialect == "sqlite" else 1)
+
+
+async def _shortest(attempt: Callable[[], Awaitable[float]]) -> float:
+    """Of several: a machine that stands still makes one of them longer, but not each."""
+    took = [await attempt()]
+    while min(took) > LONG and len(took) < 3:
+        took.append(await attempt())
+    return min(took)
 
 
 async def test_R27_a_mismatch_leaves_the_transaction_usable(lab: Lab) -> None:

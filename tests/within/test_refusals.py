@@ -269,7 +269,7 @@ async def test_R27_tables_are_made_on_first_use_on_a_connection_of_our_own(fresh
 
 async def test_R27_another_database_without_tables_is_told(make: Any, postgres_server: Any) -> None:
     lab: Lab = make("psycopg-async")
-    once = AsyncSemel(postgres_server.database(driver="asyncpg"))
+    once = AsyncSemel(postgres_server.database(driver="asyncpg"), timeout=20)
     await once.peek("warm-up")
     lab.execute("DROP TABLE IF EXISTS semel, semel_audit, semel_schema")
     tx = await lab.tx()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
-from urllib.parse import urlsplit
 
 from semel.errors import ConfigurationError, SemelError
+from semel.hosts import scheme_of
 
 __all__ = ["BodyDamaged", "BodyMissing", "BodyStore", "Stored", "open_bodies"]
 
@@ -58,7 +58,7 @@ def open_bodies(given: Any, *, option: str = "claim_check", also: str = "") -> B
         raise ConfigurationError(
             f"{option}= takes a store with put, get, delete and stored, or a URL, not {type(given).__name__}"
         )
-    scheme = urlsplit(given).scheme
+    scheme = scheme_of(given)
     if scheme == "file":
         from semel.bodies.files import FileBodies
 

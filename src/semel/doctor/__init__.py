@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 from typing import Final, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -17,6 +16,7 @@ from semel.doctor.advice import advice_for, hindrances, unread
 from semel.doctor.looks import Attention, Look, Schema, count, look
 from semel.errors import ConfigurationError
 from semel.guarantees import Facts, Guarantee, Mode, grade
+from semel.hosts import scheme_of
 from semel.runtime import run_sync
 from semel.settings import checked_store_settings
 from semel.store import Colour, Settings, Store, open_store
@@ -67,7 +67,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def examine(url: str, settings: Settings | None = None) -> Checkup:
     """Read everything; StoreUnavailable or ConfigurationError when the store cannot be reached or the URL is wrong."""
-    driver = urlsplit(url).scheme.partition("+")[2]
+    driver = scheme_of(url).partition("+")[2]
     if driver in _SYNC_DRIVERS:
         return run_sync(_examine(url, settings or Settings(), "sync"))
     return asyncio.run(_examine(url, settings or Settings(), "async"))

@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 import msgspec
 
 from semel import model
 from semel.errors import StoreUnavailable
+from semel.hosts import scheme_of
 from semel.model import State
 from semel.runtime import run_sync
 from semel.store import Colour, Facts, Page, Query, Settings
@@ -74,7 +74,7 @@ class Look(msgspec.Struct, frozen=True):
 
 
 async def look(url: str, settings: Settings, colour: Colour) -> Look:
-    reader = _READERS.get(urlsplit(url).scheme.partition("+")[0])
+    reader = _READERS.get(scheme_of(url).partition("+")[0])
     return Look() if reader is None else await reader(url, settings, colour)
 
 

@@ -195,3 +195,5 @@ def _left(engine: Engine, answer: Any) -> None:
     ask, verdict = answer
     if isinstance(verdict, Won):
         engine.debts.abandon(ask)
+    elif isinstance(ask, Ask):
+        engine.debts.leave(ask, verdict)

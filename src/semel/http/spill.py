@@ -10,13 +10,13 @@ import hashlib
 import logging
 import math
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import msgspec
 
 from semel.bodies import BodyDamaged, BodyStore, open_bodies
 from semel.closing import Closeable
 from semel.errors import ConfigurationError
+from semel.hosts import scheme_of
 from semel.http.snapshot import Snapshot, Spilled
 from semel.keys import Scope
 from semel.options import Duration, seconds
@@ -108,7 +108,7 @@ def _wanted(name: str) -> float | None:
 
 
 def _opened(where: Any) -> BodyStore:
-    if isinstance(where, str) and urlsplit(where).scheme.partition("+")[0] in SERVER_CLOCK:
+    if isinstance(where, str) and scheme_of(where).partition("+")[0] in SERVER_CLOCK:
         from semel.bodies.table import TableBodies
 
         return TableBodies(where)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from semel.keys import Scope
+from semel.losses import losses_of
 from semel.model import Answer, Ask, Note, Record, Renewal, Settle, Verdict
 from semel.store import Capabilities, Colour, Facts, Page, Query, Store, Unwatch
 
@@ -14,6 +15,7 @@ __all__ = ["Layer"]
 class Layer:
     def __init__(self, inner: Store) -> None:
         self.inner = inner
+        self.losses = losses_of(inner)
 
     @property
     def colour(self) -> Colour:

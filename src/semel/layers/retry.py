@@ -1,9 +1,12 @@
-"""One lost request or reply is sent again, unseen by the caller (R16). Safe: every write carries its nonce."""
+"""One lost request or reply is sent again, unseen by the caller (R16). Safe: every write carries its nonce.
+
+What was lost may arrive all the same, after the second copy was answered: of claims this is told (`semel.losses`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from semel.errors import StoreUnavailable
 from semel.keys import Scope
@@ -16,6 +19,7 @@ __all__ = ["Retry"]
 
 T = TypeVar("T")
 R = TypeVar("R")
+_Verb: TypeAlias = Callable[[Sequence[R]], Awaitable[list[T]]]
 
 
 class Retry(Layer):
@@ -35,22 +39,29 @@ class Retry(Layer):
                 raise
             return await call()
 
-    async def _batch(self, verb: Callable[[Sequence[R]], Awaitable[list[T]]], items: Sequence[R]) -> list[T]:
+    async def _batch(
+        self, verb: _Verb[R, T], items: Sequence[R], again: _Verb[R, T] | None = None
+    ) -> list[T]:
         start = self._now()
+        again = again or verb
         try:
             answers = await verb(items)
         except StoreUnavailable:
             if self._now() - start > self._patience:
                 raise
-            return await verb(items)
+            return await again(items)
         lost = [at for at, answer in enumerate(answers) if isinstance(answer, StoreUnavailable)]
         if lost and self._now() - start <= self._patience:
-            for at, answer in zip(lost, await verb([items[at] for at in lost]), strict=True):
+            for at, answer in zip(lost, await again([items[at] for at in lost]), strict=True):
                 answers[at] = answer
         return answers
 
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
-        return await self._batch(self.inner.claim, asks)
+        return await self._batch(self.inner.claim, asks, self._claim_again)
+
+    async def _claim_again(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
+        self.losses.tell()
+        return await self.inner.claim(asks)
 
     async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
         return await self._batch(self.inner.settle, ends)
@@ -67,17 +78,22 @@ class Retry(Layer):
     def poster(self) -> Poster | None:
         """The quick way, where there is one below; the second try goes the long one."""
         inner = poster_of(self.inner)
-        return None if inner is None else _Poster(inner, self.inner, self._now, self._patience)
+        return (
+            None
+            if inner is None
+            else _Poster(inner, self._claim_again, self.inner.settle, self._now, self._patience)
+        )
 
 
 class _Poster:
     """See `semel.posting`: what is answered at the first try is not looked at here, but by the layer below."""
 
     __slots__ = (
+        "_claim_again",
         "_inner",
         "_now",
         "_patience",
-        "_store",
+        "_settle_again",
         "claim",
         "claimed",
         "settle",
@@ -85,9 +101,16 @@ class _Poster:
         "unclaimed",
     )
 
-    def __init__(self, inner: Poster, store: Store, now: Callable[[], float], patience: float) -> None:
+    def __init__(
+        self,
+        inner: Poster,
+        claim_again: _Verb[Ask, Verdict | Exception],
+        settle_again: _Verb[Settle, Answer | Exception],
+        now: Callable[[], float],
+        patience: float,
+    ) -> None:
         self._inner = inner
-        self._store = store
+        self._claim_again, self._settle_again = claim_again, settle_again
         self._now = now
         self._patience = patience
         self.claim, self.claimed, self.unclaimed = inner.claim, inner.claimed, inner.unclaimed
@@ -99,7 +122,7 @@ class _Poster:
         except StoreUnavailable:
             if self._now() - asked > self._patience:
                 raise
-        verdict = (await self._store.claim((ask,)))[0]
+        verdict = (await self._claim_again((ask,)))[0]
         if isinstance(verdict, Exception):
             raise verdict
         return verdict
@@ -110,7 +133,7 @@ class _Poster:
         except StoreUnavailable:
             if self._now() - asked > self._patience:
                 raise
-        answer = (await self._store.settle((end,)))[0]
+        answer = (await self._settle_again((end,)))[0]
         if isinstance(answer, Exception):
             raise answer
         return answer

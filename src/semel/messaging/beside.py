@@ -5,7 +5,8 @@ database on purpose, each with tables and relays of its own. So a relay that has
 once of each table what it found: an outbox that no relay ever carried, or that none has carried for an hour.
 
 It is a hint. What a look costs is bounded, and whatever cannot be looked at is passed by in silence: the tables are somebody
-else's, who may lock them, change them, or not let us read them.
+else's, who may lock them, change them, or not let us read them. Of each table a thousand messages are looked at from either end, by
+part and number. Not seen is one that waits between them, if all of those are held back by a relay, scheduled for later, or young.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, MetaData, exists, func, inspect, select, text
+from sqlalchemy import Connection, MetaData, Subquery, exists, func, inspect, select, text, union_all
 from sqlalchemy.exc import DBAPIError
 
 from semel.errors import ConfigurationError, StoreUnavailable
@@ -34,7 +35,7 @@ _CARRIED_BEFORE: Final = (
     3600.0  # and where one has: it may be ended for a while, or be started by the hour (`--drain`)
 )
 _MARK: Final = "_outbox_relays"
-_FIRST: Final = 1000  # messages of another outbox that are looked at
+_FROM_EACH_END: Final = 1000  # messages of another outbox that are looked at
 _WHOLE: Final = 3.0  # seconds after which a look at several begins no other
 _LOCKED: Final = 1  # seconds for which a table is waited for that somebody has locked
 _READING: Final = 2  # and for which it is read
@@ -182,7 +183,7 @@ def _others(c: Connection, tables: Tables) -> list[str]:
 
 def _left(c: Connection, tables: Tables) -> float | None:
     """For how long messages have waited there without a relay, if that is long. What is parked or backs off was carried."""
-    clock, outbox, lines = now(c.dialect.name), tables.outbox.c, tables.lines.c
+    clock, lines = now(c.dialect.name), tables.lines.c
     # The row of a relay that died stays for a while. That of a part is written when a relay first looks at it, and stays.
     known: Any = c.execute(
         select(clock - func.max(tables.relays.c.until), exists(select(tables.parts.c.part)))
@@ -191,12 +192,20 @@ def _left(c: Connection, tables: Tables) -> float | None:
     least = _CARRIED_BEFORE if carried else _NEVER_CARRIED
     if alone is not None and alone < least:
         return None
-    since = func.coalesce(outbox.due, outbox.created).label("since")
-    first = select(outbox.part, outbox.seq, outbox.tenant, outbox.key, since)
-    some = first.order_by(outbox.part, outbox.seq).limit(_FIRST).subquery().c
+    some = _ends(tables).c
     held = exists().where(lines.part == some.part, lines.tenant == some.tenant, lines.key == some.key)
     itself = exists().where(lines.part == some.part, lines.seq == some.seq)
     waited = c.execute(
         select(func.max(clock - some.since)).where(some.since <= clock - least, ~held, ~itself)
     ).scalar()
     return None if waited is None else float(waited if alone is None else min(waited, alone))
+
+
+def _ends(tables: Tables) -> Subquery:
+    """Messages from either end of the key: what a relay holds back, or what is not due, may be all that is at one of them."""
+    outbox = tables.outbox.c
+    since = func.coalesce(outbox.due, outbox.created).label("since")
+    some = select(outbox.part, outbox.seq, outbox.tenant, outbox.key, since).limit(_FROM_EACH_END)
+    first = some.order_by(outbox.part, outbox.seq).subquery()
+    last = some.order_by(outbox.part.desc(), outbox.seq.desc()).subquery()
+    return union_all(select(first), select(last)).subquery()

@@ -26,6 +26,7 @@ from semel.messaging.resident import Resident
 from semel.messaging.sources import Source, open_source
 from semel.messaging.standing import aabandon, abandon
 from semel.messaging.windows import Windows, check_windows
+from semel.points import reach
 from semel.runtime import run_sync
 from semel.within import port_of
 
@@ -144,6 +145,7 @@ class Inbox(Resident):
             raise
         if not isinstance(done, bool):
             return self._awaited_told(done, session, message, start, own=own_transaction)
+        reach("consumer.handled")
         self._tell(message, done, start)
         return done
 
@@ -157,6 +159,7 @@ class Inbox(Resident):
             if own:
                 await aabandon(session)
             raise
+        reach("consumer.handled")
         self._tell(message, done, start)
         return done
 
@@ -204,6 +207,7 @@ class Inbox(Resident):
             for message in messages:
                 self._tell_failed(message, error)
             raise
+        reach("consumer.handled")
         new = {(message.id, message.tenant) for message in fresh}
         for message in messages:
             self._tell(message, (message.id, message.tenant) in new, start)

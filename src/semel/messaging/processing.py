@@ -15,6 +15,7 @@ from semel.messaging.message import Message
 from semel.messaging.quick import admit_quickly, connection_of
 from semel.messaging.sameness import hash_of
 from semel.messaging.standing import IN_TRANSACTION, Undone, ended, is_sound, root_of
+from semel.points import reach
 from semel.runtime import run_sync
 from semel.within import port_of
 from semel.within.ports import Port
@@ -104,6 +105,7 @@ class Processing:
             raise
         if not fresh:
             return False
+        reach("inbox.admitted")
         begun = root_of(session) if own else None
         try:
             result = await call(handler, session, message, port.colour == "async")
@@ -151,6 +153,7 @@ class Processing:
             return None
         result = None
         if fresh:
+            reach("inbox.admitted")
             begun = root_of(session)
             try:
                 result = handler(session, message) if takes_two(handler) else handler(message)
@@ -197,6 +200,7 @@ class Processing:
             refuse_elsewhere(error, port, self._table, self._database.where)
             raise
         if fresh:
+            reach("inbox.admitted")
             await call(handler, session, fresh, port.colour == "async")
         return fresh
 

@@ -37,10 +37,23 @@ _ADVICE = {
     "stuck": "no client could finish: see the error; after a crash the next attempt must be able to go on",
     "missed": "the fault was not met, because the handler did not run as it did before: make it deterministic",
 }
+# The same, where an inbox was asked.
+_INBOX_ADVICE = {
+    "doubled": (
+        "the effect happened and its message was not admitted: make it in the function that inbox.process runs, over the very session "
+        "that process was given, and commit once, after process. An effect outside of that database is not undone with it: take "
+        "inbox.handler(topic, once=…), or give the service the message's id as its key"
+    ),
+    "lost": (
+        "the message was admitted, and the effect is missing. Make it in the function that inbox.process runs, over the very session "
+        "that process was given, and commit once, after process; the function must have made it when it returns, and raise its errors"
+    ),
+}
 _EVERY_TIME = (
-    "the effect is made again by every call, even when nothing goes wrong. Is the key another one each time (made from a uuid, from "
-    "the time)? It must come from the request. Or is the effect made outside of the function that semel runs?"
+    "the effect is made again by every call, even when nothing goes wrong. Is the key (of a message: its id) another one each time, "
+    "made from a uuid or from the time? It must come from the request. Or is the effect made outside of the function that semel runs?"
 )
+_ASKED = frozenset({"claim.sent", "inbox.admitted"})
 _NO_SEMEL = "no call of semel was seen in this handler: nothing remembers that the effect happened"
 
 
@@ -141,7 +154,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def _asks(self) -> bool:
         """Whether semel was asked at all."""
-        return any(each.window.name == "claim.sent" for each in self.tries)
+        return any(each.window.name in _ASKED for each in self.tries)
 
     @property
     def _repeats(self) -> bool:
@@ -149,7 +162,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return self._asks and any(each.fault == "none" and each.verdict == "doubled" for each in self.tries)
 
     def _remedies(self) -> Iterator[str]:
-        for verdict, advice in _ADVICE.items():
+        inbox = any(each.window.name == "inbox.admitted" for each in self.tries)
+        for verdict, advice in (_ADVICE | (_INBOX_ADVICE if inbox else {})).items():
             names = self.windows(verdict)
             if names:
                 yield ""

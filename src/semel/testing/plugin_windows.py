@@ -45,6 +45,7 @@ _MEANING = {
     "http.responding": "it is noted that a streamed response begins, its first byte has not left",
     "http.sent": "the server has the whole response",
     "outbox.written": "messages are rows, uncommitted",
+    "inbox.admitted": "the message is noted, uncommitted; its handler has not started",
     "consumer.handled": "the handler has returned, uncommitted",
     "consumer.committed": "it has committed, the broker does not know",
 }

@@ -33,6 +33,7 @@ class Action(enum.Enum):
     """What happens at the chosen request."""
 
     RESET_BEFORE = "reset before"  # the server never sees it, the client gets RST
+    RESET_LATE = "reset late"  # the client gets RST, and the server sees it all the same, after release()
     SWALLOW_REPLY = "swallow reply"  # it runs, its reply is thrown away, the client gets RST
     STALL = "stall"  # it runs, replies are held back until release()
     BLACKHOLE = "blackhole"  # it and everything after it vanishes in both directions; nothing is closed
@@ -150,7 +151,14 @@ class _Pair:
         self.flowing.set()
 
     def reset(self) -> None:
-        for writer in (self.client, self.server):
+        self._reset(self.client, self.server)
+
+    def reset_client(self) -> None:
+        self._reset(self.client)
+
+    @staticmethod
+    def _reset(*writers: asyncio.StreamWriter) -> None:
+        for writer in writers:
             sock: socket.socket | None = writer.get_extra_info("socket")
             if sock is not None and not writer.transport.is_closing():
                 # Lingering for 0 s makes the close an RST instead of an orderly end.
@@ -193,6 +201,9 @@ class Proxy:
     def reset_before(self, *, at: int = 1, match: Callable[[bytes], bool] = lambda _: True) -> Rule:
         return self.rule(Action.RESET_BEFORE, at=at, match=match)
 
+    def reset_late(self, *, at: int = 1, match: Callable[[bytes], bool] = lambda _: True) -> Rule:
+        return self.rule(Action.RESET_LATE, at=at, match=match)
+
     def swallow_reply(self, *, at: int = 1, match: Callable[[bytes], bool] = lambda _: True) -> Rule:
         return self.rule(Action.SWALLOW_REPLY, at=at, match=match)
 
@@ -214,7 +225,7 @@ class Proxy:
 
     # -- all connections at once ---------------------------------------------------------------------------------
     def release(self) -> None:
-        """Let stalled replies go."""
+        """Let stalled replies go, and requests of connections that were reset before they were passed on."""
         self._loop.call_soon_threadsafe(self._on_each, lambda pair: pair.flowing.set())
 
     def cut(self) -> None:
@@ -341,6 +352,10 @@ class Proxy:
                 return
             case Action.BLACKHOLE:
                 return
+            case Action.RESET_LATE:
+                pair.flowing.clear()
+                pair.reset_client()
+                await pair.flowing.wait()
             case Action.STALL:
                 pair.flowing.clear()
         pair.owed += 1

@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import Any, Final
 
 from semel.errors import ConfigurationError
+from semel.hosts import split
 from semel.messaging.sink import Sink
-from semel.messaging.sinks.address import split
 
 __all__ = ["open_sink"]
 

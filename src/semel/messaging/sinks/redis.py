@@ -19,8 +19,9 @@ from urllib.parse import urlencode, urlunsplit
 import msgspec
 
 from semel.errors import ConfigurationError
+from semel.hosts import split
 from semel.messaging.sink import Fenced, Guarantee, Row, SinkUnavailable
-from semel.messaging.sinks.address import Address, split
+from semel.messaging.sinks.address import Address
 from semel.messaging.sinks.closing import Closing
 from semel.messaging.sinks.options import REDIS_OPTIONS
 

@@ -16,7 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisClusterException, RedisError
 
-from semel.messaging.sinks.address import host_port, nodes_of, split
+from semel.hosts import host_port, nodes_of, split
 
 __all__ = ["FAILURES", "client_of", "name_of", "refused"]
 

@@ -10,9 +10,9 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from semel.errors import ConfigurationError
+from semel.hosts import split
 from semel.messaging.message import Message
 from semel.messaging.pages import told
-from semel.messaging.sinks.address import split
 
 __all__ = ["PROBLEM", "Delivery", "Source", "malformed", "message_of", "open_source"]
 

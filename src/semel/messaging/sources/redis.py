@@ -13,8 +13,9 @@ from urllib.parse import urlencode, urlunsplit
 import msgspec
 
 from semel.errors import ConfigurationError, InvalidKey, StoreUnavailable
+from semel.hosts import split
 from semel.messaging.message import Message
-from semel.messaging.sinks.address import Address, split
+from semel.messaging.sinks.address import Address
 from semel.messaging.sinks.options import REDIS_OPTIONS
 from semel.messaging.sources import malformed, message_of
 

@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 
 from semel.errors import ConfigurationError
+from semel.hosts import ESCAPES
 from semel.store import Colour
 
 __all__ = ["Address", "parse"]
@@ -65,8 +66,10 @@ def parse(url: str, colour: Colour) -> Address:
     try:
         parts = urlsplit(url)
         port = parts.port or 3306
-    except ValueError as error:
-        raise ConfigurationError(f"the database URL is malformed ({error}); write it as {_EXAMPLE}") from None
+    except ValueError:  # whose text may have the password in it
+        raise ConfigurationError(
+            f"the database URL is malformed; write it as {_EXAMPLE}; {ESCAPES}"
+        ) from None
     dialect, _, named = parts.scheme.partition("+")
     given = _parameters(parts.query)
     database = unquote(parts.path.removeprefix("/"))

@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.keys import Scope
+from semel.losses import Losses
 from semel.model import Answer, Ask, Note, Record, Renewal, Settle, State, Verdict
 from semel.store import Capabilities, Colour, Facts, Page, Query, Settings, Unwatch
 from semel.stores.mysql import verbs as verbs
@@ -92,6 +93,7 @@ class MysqlStore:
         self._limit = 0
         """The server's max_allowed_packet; 0 until the tables were looked at."""
         self._proven = False
+        self.losses = Losses()
         self._lock = threading.Lock()
         self._watchers: dict[bytes, list[Callable[[], None]]] = defaultdict(list)
 
@@ -235,7 +237,9 @@ class MysqlStore:
         halfway = start + 0.5 * (until - start) if self._limit else until
         try:
             return await self._try(work, halfway, fresh=False)
-        except (Lost, TimeoutError, Crowded):
+        except (Lost, TimeoutError, Crowded) as error:
+            if not isinstance(error, Crowded):
+                self.losses.tell()
             if time.monotonic() >= until:
                 raise StoreUnavailable(f"{self._pool.where} did not answer in time") from None
         try:

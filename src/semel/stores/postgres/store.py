@@ -115,6 +115,7 @@ class PostgresStore:
         self._talk = Talk(source, settings, size=pool, listens=listens)
         self._where = source.where
         self._skew = 0.0
+        self.losses = self._talk.losses
 
     @property
     def colour(self) -> Literal["sync", "async"]:

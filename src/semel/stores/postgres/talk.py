@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from semel.errors import ConfigurationError, StoreUnavailable
+from semel.losses import Losses
 from semel.runtime import run_sync
 from semel.store import Settings
 from semel.stores.postgres.errors import Clash, Late, Lost, NotReplicated, Trouble
@@ -46,6 +47,7 @@ class Talk:
     def __init__(self, source: Source, settings: Settings, *, size: int, listens: bool) -> None:
         self.source = source
         self.watchers = Watchers()
+        self.losses = Losses()
         self.listens = listens
         self._sql = statements(settings.table)
         self._settings = settings
@@ -148,6 +150,7 @@ class Talk:
     async def _may_go_on(self, home: _Home, link: Link, error: BaseException, tries: int) -> bool:
         """Put the link where it belongs after an error. True: the statement may be sent again, on another link."""
         if isinstance(error, Lost):
+            self.losses.tell()
             await home.pool.drop(link)
             home.pool.drop_idle()
             return tries > 0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final, Literal
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 from semel.errors import ConfigurationError
+from semel.hosts import ESCAPES, apart
 from semel.store import Colour
 from semel.stores.postgres.link import Source
 
@@ -49,18 +50,18 @@ class Address:
 
 def parse(url: str, colour: Colour) -> Address:
     """Read a URL; what it alone shows to be wrong is a ConfigurationError that says what to write instead."""
-    parts = urlsplit(url)
+    parts = apart(url)  # the driver reads the hosts
     _, _, driver = parts.scheme.partition("+")
     chosen = _driver(driver, colour)
     if parts.fragment:
         raise ConfigurationError("a PostgreSQL URL has no #fragment: write a # in the password as %23")
     try:
         port = parts.port
-    except ValueError as error:
+    except ValueError:  # whose text may have the password in it
         if "," not in parts.netloc:
             raise ConfigurationError(
-                f"the port in a PostgreSQL URL must be a number from 1 to 65535: {error}"
-            ) from error
+                f"the port in a PostgreSQL URL must be a number from 1 to 65535; {ESCAPES}"
+            ) from None
         port = None  # several hosts, each with its port: the driver reads them
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if unknown := sorted(options.keys() - _OURS - _CONNECTION):

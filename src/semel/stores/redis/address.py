@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 import redis
 import redis.asyncio
@@ -19,6 +19,7 @@ import redis.retry
 from redis.backoff import NoBackoff
 
 from semel.errors import ConfigurationError
+from semel.hosts import ESCAPES, host_port, nodes_of, server_of, split
 
 __all__ = ["Colour", "Endpoint", "Target", "connection", "read_target"]
 
@@ -48,9 +49,7 @@ class Endpoint(NamedTuple):
     path: str = ""
 
     def __str__(self) -> str:
-        if self.path:
-            return self.path
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return self.path or host_port(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ def _from_url(url: str) -> Target:
         return _plain(url, tls=False)
     if not family:
         return _plain(url, tls=base == "rediss")
-    return _family(base, family, rest)
+    return _family(base, family, url)
 
 
 def _plain(url: str, *, tls: bool) -> Target:
@@ -143,10 +142,11 @@ def _plain(url: str, *, tls: bool) -> Target:
     return Target("standalone", (endpoint,), settings, tls=tls)
 
 
-def _family(base: str, family: str, rest: str) -> Target:
-    parts = urlsplit("//" + rest)
+def _family(base: str, family: str, url: str) -> Target:
+    parts = split(url)
     login, _, hosts = parts.netloc.rpartition("@")
-    seeds = tuple(_endpoint(host, 26379 if family == "sentinel" else 6379) for host in hosts.split(","))
+    nodes = nodes_of(hosts, 26379 if family == "sentinel" else 6379)
+    seeds = tuple(Endpoint(host, port) for host, port in nodes)
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     sentinel = {name[9:]: query.pop(name) for name in list(query) if name.startswith("sentinel_")}
     path = [piece for piece in parts.path.split("/") if piece]
@@ -168,20 +168,12 @@ def _family(base: str, family: str, rest: str) -> Target:
     )
 
 
-def _endpoint(text: str, default_port: int) -> Endpoint:
-    parts = urlsplit("//" + text)
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise ConfigurationError(f"{text!r} in the Redis URL is no host:port: {error}") from error
-    if not host:
-        raise ConfigurationError("the Redis URL has an empty host: write redis+cluster://host:port,host:port")
-    return Endpoint(host, port or default_port)
-
-
 def _parse(url: str) -> dict[str, Any]:
-    parts = urlsplit(url)
+    parts = split(url)
+    server_of(parts, 6379)  # its errors show no piece of a password, redis-py's do
     database = parts.path.strip("/")
+    if parts.scheme != "unix" and "@" in database:
+        raise ConfigurationError(f"a {parts.scheme}:// URL has its @ behind a slash: {ESCAPES}")
     if database and parts.scheme != "unix" and not database.isdecimal():
         raise ConfigurationError(
             f"the database in the Redis URL is {database!r}: it must be a number, as in …/0"

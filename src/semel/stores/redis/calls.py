@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
+from semel.losses import Losses
+
 __all__ = ["Arg", "Call", "Lane", "Link", "Script", "Unwatch"]
 
 Arg: TypeAlias = bytes | str | int
@@ -67,6 +69,9 @@ class Link(Protocol):
 
     @property
     def timeout(self) -> float: ...
+
+    @property
+    def losses(self) -> Losses: ...
 
     @property
     def topology(self) -> Literal["standalone", "sentinel", "cluster"]: ...

@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 import hiredis
 
 from semel.errors import ConfigurationError, SemelError, StoreUnavailable
+from semel.losses import Losses
 from semel.stores.redis.address import Endpoint, Target
 from semel.stores.redis.calls import Arg, Call, Lane, Script
 from semel.stores.redis.errors import (
@@ -129,6 +130,7 @@ class Courier(abc.ABC):
     def __init__(self, target: Target, *, timeout: float, connect_timeout: float) -> None:
         self._topology = Topology(target)
         self._target = target
+        self.losses = Losses()
         self._timeout = timeout
         self._connect_timeout = connect_timeout
 
@@ -258,6 +260,7 @@ class Courier(abc.ABC):
         if isinstance(trouble, Full):
             parcel.told = StoreUnavailable(f"{trouble.cause}: slow down, or give Redis more room")
         elif isinstance(trouble, Lost):
+            self.losses.tell()
             if trouble.stillborn and parcel.stillborn < _MAX_STILLBORN:
                 parcel.stillborn += 1
             else:

@@ -112,6 +112,7 @@ class RedisStore:
         self._link: Link = open_link(
             source, colour="sync" if colour == "sync" else "async", timeout=settings.timeout
         )
+        self.losses = self._link.losses
         self._post = self._link.post  # a ready command, without a coroutine in between
         self._claiming = Phrase(CLAIM, self._shards, ("open", "counters"), 1)
         self._settling = Phrase(SETTLE, self._shards, ("open", "failed", "counters"), 2)

@@ -154,12 +154,10 @@ class _Consumer:
         scene = self.scene
 
         def handle(session: Any, message: Message) -> None:
-            points.reach("inbox.admitted")
             session.execute(INSERT, scene.row(str(message.id)))
             outbox.add(session, self._following(message))
 
         async def handle_async(session: Any, message: Message) -> None:
-            points.reach("inbox.admitted")
             await session.execute(INSERT, scene.row(str(message.id)))
             outbox.add(session, self._following(message))
 

@@ -80,6 +80,8 @@ def shared_servers(stores: set[str], folder: Path) -> Iterator[Addresses]:
         ) as threads:  # most of the time each of them waits for itself
             servers = list(threads.map(lambda store: stack.enter_context(_open(store)), wanted))
         for store, server in zip(wanted, servers, strict=True):
+            if isinstance(server, services.RedisCluster):
+                server.patient()  # nobody kills this one: a fail-over would be the machine's, and lose what no cell expects
             if isinstance(server, services.NatsServer | services.RabbitServer):
                 found.add_broker(server)
                 continue
@@ -88,7 +90,7 @@ def shared_servers(stores: set[str], folder: Path) -> Iterator[Addresses]:
             if "outbox" in stores and store in {"postgres", "mariadb"}:
                 with Outbox(url, table=TABLES, parts=PARTS) as outbox:
                     outbox.create()
-            with Semel(url) as once:
+            with Semel(url, timeout=20) as once:  # a busy machine is no broken store
                 found.versions[store] = once.guarantee().version
         found.versions["sqlite"] = sqlite3.sqlite_version
         yield found
@@ -117,7 +119,7 @@ def with_tables(store: str, server: Any) -> str:
         return str(server.url)
     url = str(server.database())
     server.execute(DDL[store], database=url.rpartition("/")[2])
-    with Semel(coloured(url, store, "sync")) as once:
+    with Semel(coloured(url, store, "sync"), timeout=20) as once:
         once.peek("first")
     return url
 
@@ -139,7 +141,7 @@ def coloured(url: str, store: str, colour: str) -> str:
 
 def node_of(cluster: Any, key: str) -> Any:
     """The node of a cluster that has the record of this key."""
-    with Semel(cluster.url, tenant="chaos") as once:
+    with Semel(cluster.url, tenant="chaos", timeout=20) as once:
         return cluster.master_of(once.tag(key))
 
 

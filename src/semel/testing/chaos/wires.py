@@ -96,7 +96,7 @@ class ProxiedCluster:
     """A Redis Cluster without replicas whose nodes name a proxy's address as theirs: no client passes it by."""
 
     def __init__(self) -> None:
-        self.cluster = RedisCluster(program=redis_program(), replicas=False).open()
+        self.cluster = RedisCluster(program=redis_program(), replicas=False).open().patient()
         self.wire = Wire(*self.cluster.addresses, speaks="redis")
         for node, port in zip(self.cluster.nodes, self.wire.ports, strict=True):
             node.command("CONFIG", "SET", "cluster-announce-port", port)

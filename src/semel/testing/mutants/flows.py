@@ -304,6 +304,18 @@ def _straggler_given_up() -> Sequence[Patch]:
     return [(Debts, "_is_paid", is_paid)]
 
 
+@mutant("copy-of-a-refused-claim-forgotten", check="R16", workload="resets")
+def _copy_of_a_refused_claim_forgotten() -> Sequence[Patch]:
+    """A claim was sent again and refused, and the copy that its reset connection left behind is granted to nobody."""
+    return [(Debts, "leave", lambda *_: None)]
+
+
+@mutant("copy-of-a-freed-claim-forgotten", check="R16", workload="resets")
+def _copy_of_a_freed_claim_forgotten() -> Sequence[Patch]:
+    """A claim was sent again, won and freed; the first copy arrives when others have had the key, and nobody runs it."""
+    return [(Debts, "ended", lambda *_: None)]
+
+
 @mutant("lease-by-the-worker-s-clock", check="I4")
 def _lease_by_the_worker_s_clock() -> Sequence[Patch]:
     """Whether a lease is over is decided by the clock of whoever asks, not by the store's (R20)."""

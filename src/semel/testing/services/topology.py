@@ -25,6 +25,9 @@ QUICK: dict[str, Setting] = {
 }
 
 
+LONG = 120_000  # milliseconds: longer than any machine stands still
+
+
 class Group:
     """Several servers that live and end together."""
 
@@ -97,6 +100,12 @@ class RedisCluster(Group):
         except BaseException:
             self.close()
             raise
+        return self
+
+    def patient(self) -> Self:
+        """From now on no node is given up for being silent: for tests that kill none, on a machine that may stand still."""
+        for node in self.nodes:
+            node.command("CONFIG", "SET", "cluster-node-timeout", LONG)
         return self
 
     def masters(self) -> list[RedisServer]:
@@ -203,6 +212,12 @@ class RedisSentinel(Group):
         except BaseException:
             self.close()
             raise
+        return self
+
+    def patient(self) -> Self:
+        """From now on no master is given up for being silent: for tests that kill none, on a machine that may stand still."""
+        for sentinel in self.sentinels:
+            sentinel.command("SENTINEL", "SET", self.service_name, "down-after-milliseconds", LONG)
         return self
 
     def master(self) -> RedisServer:

@@ -21,6 +21,7 @@ from semel.testing.simulation.plans import (
     beats_plan_of,
     cancels_plan_of,
     plan_of,
+    resets_plan_of,
     straggler_plan_of,
     sync_plan_of,
 )
@@ -265,11 +266,15 @@ async def probe_record(world: World, record: Any) -> Any:
 
 def _granted_to_nobody(world: World) -> list[str]:
     """R16: a claim that its caller has given up, and that arrives all the same, holds up nobody."""
+    if not world.plan.kinds <= {"late", "reset-late"}:
+        return []  # a worker that was killed had no time to begin
     auditor = world.server.auditor
-    held = [(name, nonce) for name, nonce in auditor.lapsed if nonce not in world.ran]
+    # With so long a lease and so quick a network a run that was begun keeps its key, and ends: what is left was granted again.
+    ran = set() if world.plan.lease >= 2 and world.plan.latency <= 0.01 else world.ran
+    held = [(name, nonce) for name, nonce in auditor.lapsed if nonce not in ran]
     for key, record in world.server._records.items():
         grant = auditor.grants.get(key)
-        if grant is not None and grant.ended is None and grant.nonce not in world.ran and record.scope:
+        if grant is not None and grant.ended is None and grant.nonce not in ran and record.scope:
             held.append((name_of(record.scope), grant.nonce))
     return [f"R16: {name} was granted to a claim that its caller had given up" for name, _ in held]
 
@@ -293,7 +298,8 @@ _STRIKES = {"kill", "pause", "store-down", "failover", "clock", "worker-clock", 
 def _windows(kinds: tuple[str, ...], verbs: tuple[str, ...], others: set[str]) -> frozenset[str]:
     """Every fault at every point of the core, and every trouble of the network at these verbs."""
     at_points = {f"{kind}-at-point@{point}" for kind in kinds for point in POINTS}
-    return frozenset(at_points | {f"{kind}@{verb}" for kind in NETWORK for verb in verbs} | others)
+    troubles = NETWORK - {"reset-late"}  # that has schedules of its own
+    return frozenset(at_points | {f"{kind}@{verb}" for kind in troubles for verb in verbs} | others)
 
 
 register(
@@ -328,6 +334,15 @@ register(
         calls=CALLS,
         checks=(_granted_to_nobody,),
         windows=frozenset({"late@claim"}),
+    )
+)
+register(
+    Workload(
+        "resets",
+        plan=resets_plan_of,
+        calls=CALLS,
+        checks=(_granted_to_nobody,),
+        windows=frozenset(f"reset-late@{verb}" for verb in ("claim", "settle", "renew", "note", "watch")),
     )
 )
 register(Workload("beats", plan=beats_plan_of, calls=CALLS, windows=frozenset({"pause", "renew.sent"})))

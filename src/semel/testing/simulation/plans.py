@@ -21,6 +21,7 @@ __all__ = [
     "cancels_plan_of",
     "plan_from",
     "plan_of",
+    "resets_plan_of",
     "straggler_plan_of",
     "sync_plan_of",
 ]
@@ -48,7 +49,10 @@ FAULTS: dict[str, int] = {
     "clock": 4,
     "worker-clock": 0,  # drawn apart, so that what other faults a seed means does not depend on it
 }
-NETWORK = frozenset({"lose-request", "lose-reply", "reset-request", "reset-reply", "double", "late"})
+# `reset-late` is drawn in plans of its own: the others' seeds mean what they meant before it was known.
+NETWORK = frozenset(
+    {"lose-request", "lose-reply", "reset-request", "reset-reply", "reset-late", "double", "late"}
+)
 POINTS = (
     "claim.sent",
     "claim.won",
@@ -270,6 +274,51 @@ def straggler_plan_of(seed: int) -> Plan:
     late = Fault("late", 0, nth=1)
     latency = rng.choice((0.001, 0.01))
     return Plan(seed, mode, lease, latency, workers, (late,), workload="stragglers", posts=_posts(seed))
+
+
+def resets_plan_of(seed: int) -> Plan:
+    """A connection is reset under a request that arrives all the same, after its second copy was answered.
+
+    One schedule of two is about nothing else: the claim, somebody who has the key meanwhile and frees it, and somebody who
+    comes last. The others are the core's, with this fault besides.
+    """
+    rng = Random(f"resets/{seed}")  # noqa: S311 - repeatable on purpose
+    sync = rng.random() < 0.25
+    if rng.random() < 0.5:
+        plan = sync_plan_of(seed) if sync else plan_of(seed)
+        reset = Fault("reset-late", rng.randrange(len(plan.workers)), nth=rng.randint(1, 6))
+        return msgspec.structs.replace(plan, faults=(*plan.faults, reset), workload="resets")
+    mode: Mode = rng.choice(("retry", "hold", "probe", "keyed"))
+    lease = 2.0
+    kind = rng.choice(("execute", "claim", "consume"))
+    # Either somebody has the key already, or it is won and freed, and then somebody has it and frees it, too.
+    won = rng.random() < 0.3
+    first = Op(
+        "k0",
+        rng.uniform(0.0, 0.02) if won else rng.uniform(0.05, 0.15),
+        0.0,
+        rng.choice((0.0, 0.0, 0.1, 10 * lease)),
+        request=int(not won and rng.random() < 0.2),
+        fails=won,
+        on_error="release" if won else "",
+        kind=kind,
+    )
+    holder = Op(
+        "k0", rng.uniform(0.15, 0.3) * won, rng.uniform(0.1, 0.4), 0.0, fails=True, on_error="release"
+    )
+    last = Op("k0", rng.uniform(0.3, 0.9), 0.01, rng.choice((0.0, 10 * lease)))
+    workers = ((first,), (holder,) if rng.random() < 0.5 else (holder, last))
+    return Plan(
+        seed,
+        mode,
+        lease,
+        rng.choice((0.001, 0.01)),
+        workers,
+        (Fault("reset-late", 0, nth=1),),
+        colour="sync" if sync else "async",
+        workload="resets",
+        posts=not sync and _posts(seed),
+    )
 
 
 def beats_plan_of(seed: int) -> Plan:

@@ -9,6 +9,7 @@ import msgspec
 
 from semel.errors import StoreUnavailable
 from semel.layers import Retry
+from semel.losses import Losses
 from semel.model import Answer, Ask, Replay, Settle, State, Verdict
 from semel.posting import Brief, Poster
 from semel.store import Capabilities
@@ -31,16 +32,17 @@ class QuickLink(Retry):
         return msgspec.structs.replace(self._link.capabilities, resends=True)
 
     def poster(self) -> Poster:
-        return _Poster(self._link, self._now, self._patience)
+        return _Poster(self._link, self._now, self._patience, self.losses)
 
 
 class _Poster:
     """See `Poster`. What ended in trouble is sent once more, as long as `Retry` would."""
 
-    def __init__(self, link: Link, now: Callable[[], float], patience: float) -> None:
+    def __init__(self, link: Link, now: Callable[[], float], patience: float, losses: Losses) -> None:
         self._link = link
         self._now = now
         self._patience = patience
+        self._losses = losses
 
     def claim(self, ask: Ask, now: float) -> Awaitable[Any] | None:
         del now
@@ -62,6 +64,7 @@ class _Poster:
 
     async def reclaim(self, ask: Ask, reply: Any, asked: float) -> Verdict:
         self._give_up_on(reply, asked)
+        self._losses.tell()
         verdict = (await self._link.claim((ask,)))[0]
         if isinstance(verdict, Exception):
             raise verdict

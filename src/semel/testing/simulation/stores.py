@@ -12,7 +12,7 @@ from typing import Any
 from semel import model
 from semel.errors import StoreUnavailable
 from semel.keys import Scope
-from semel.model import Answer, Ask, Kind, Note, Record, Renewal, Settle, Verdict
+from semel.model import Answer, Ask, Kind, Note, Record, Renewal, Settle, Verdict, Won
 from semel.runtime import run_sync
 from semel.store import Capabilities, Colour, Facts, Page, Query, Unwatch
 from semel.stores.memory import MemoryStore
@@ -42,6 +42,10 @@ class Server(MemoryStore):
         self.granted_to_copies: dict[bytes, str] = {}
         """Nonces, with the name of the key, that only the network's own copy of a claim was granted: the claim itself had been
         refused, and its sender believes that answer. What we send again follows a lost answer, and is no such copy (R16)."""
+        self.refused: set[bytes] = set()
+        """Nonces of claims that were not granted."""
+        self.granted_late: set[bytes] = set()
+        """Those of them that were granted to a copy which arrived after its connection was reset: released soon, not at once."""
         self.spoken: Counter[str] = Counter()
         """Words of people that were taken, by the name of the key: what `history` must tell."""
 
@@ -68,6 +72,8 @@ class Server(MemoryStore):
     def _claimed(self, ask: Ask) -> Verdict | Exception:
         verdict = run_sync(MemoryStore.claim(self, (ask,)))[0]
         self.auditor.claimed(ask, verdict, self._time())
+        if not isinstance(verdict, Won):
+            self.refused.add(ask.nonce)
         return verdict
 
     def _settled(self, end: Settle) -> Answer | Exception:
@@ -180,6 +186,9 @@ class Link:
         if incident == "late":
             # Too late for its caller, and yet it arrives (a paused server, a slow network).
             out = self._timeout * (1 + self._rng.random())
+        elif incident == "reset-late":
+            # Left in the server's hands by a connection that is gone: it has all the time in the world.
+            again = 2 * self._timeout * self._rng.random()
         arrived: asyncio.Future[Any] = loop.create_future()
         calls = self._written_down(loop, verb, argument)
         message = _Message(self._server, loop, verb, argument, calls)
@@ -287,6 +296,9 @@ class _Message:
             case "reset-reply":
                 self._later(out, arrive, None, silent)
                 self._later(out + back, _reset, arrived)
+            case "reset-late":
+                self._later(out, _reset, arrived)
+                self._later(out + again, self._arrive_late)
             case "double":
                 self._later(out, arrive, arrived, back)
                 self._later(out + again, self._arrive_again)
@@ -311,6 +323,13 @@ class _Message:
             call.applied.append(now)
         if arrived is not None:
             self._loop.call_later(back, _reply, arrived, answer)
+
+    def _arrive_late(self) -> None:
+        """Its sender knows the answer to another copy."""
+        server = self._server
+        self._arrive(None, 0.0)
+        if self._verb == "claim":
+            server.granted_late |= {ask.nonce for ask in self._argument if ask.nonce in server.refused}
 
     def _arrive_again(self) -> None:
         """The network's own copy: nobody hears its answer."""

@@ -285,11 +285,14 @@ class World:
                 self.say(f"told {op.kind} {op.name} {answered.value or answered.error}")
 
     def _check_blocked(self, call: str, op: Op) -> None:
-        """R16: nobody waits for a claim of his own whose answer was lost. A copy that the network made is not his own."""
-        for record in self.server._records.values():
-            mine = (
-                self._senders.get(record.nonce) == call and record.nonce not in self.server.granted_to_copies
-            )
+        """R16: nobody waits for a claim of his own whose answer was lost. A copy that the network made is not his own.
+
+        Nor is one that was granted after he was told, of another copy, that the key is somebody else's.
+        """
+        server = self.server
+        copies = server.granted_late | server.granted_to_copies.keys()
+        for record in server._records.values():
+            mine = self._senders.get(record.nonce) == call and record.nonce not in copies
             if record.state is State.RUNNING and mine:
                 self.broken.append(f"R16: a caller of {op.name} was told to wait for its own claim")
 
