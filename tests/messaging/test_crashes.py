@@ -63,7 +63,7 @@ class Lab:
 
     def drain(self) -> dict[str, int]:
         process = self.start("relay", "--drain")
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=120)
         assert process.returncode == 0
         found: dict[str, int] = json.loads(said)
         return found

@@ -87,7 +87,7 @@ class Storm:
 def test_a_storm_of_cancellations_hands_nobody_anothers_reply(async_url: str, shared: bool) -> None:
     async def body() -> Storm:
         prefix = f"storm-{time.time_ns()}"
-        async with AsyncSemel(async_url, prefix=prefix, lease=10, timeout=15) as once:
+        async with AsyncSemel(async_url, prefix=prefix, lease=10, timeout=15, settle_timeout=60) as once:
             storm = Storm(once, random.Random(11), shared=shared)
             await storm.run()
             await storm.look()
@@ -138,7 +138,7 @@ def test_an_interrupted_thread_leaves_no_reply_for_the_next_call(
     chance = random.Random(5)
     told = cut = 0
     url = url_of(request, store, tmp_path)
-    with Semel(url, prefix=f"alarm-{time.time_ns()}", lease=0.2, timeout=15) as once:
+    with Semel(url, prefix=f"alarm-{time.time_ns()}", lease=0.2, timeout=15, settle_timeout=60) as once:
         once.execute("warm", str)
         typical = min(
             _seconds_of(partial(once.execute, f"as long as this {number}", str)) for number in range(9)
