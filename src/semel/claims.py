@@ -51,6 +51,7 @@ class _Claim:
         engine, call = self._engine, self._call
         if self.verdict is not None:
             raise ConfigurationError("a claim is entered once: call once.claim(...) again for another try")
+        engine.door.check()
         if self._verdicts:
             ask, verdict = await engine.ask_once(call)
             if not isinstance(verdict, Won):

@@ -16,17 +16,19 @@ import msgspec
 from semel import keeping
 from semel.calls import Call, nothing_to_run, refuse_generator
 from semel.configuring import settings_from, settings_of_environment
+from semel.door import Door
 from semel.errors import ConfigurationError, InvalidKey, SemelWarning
 from semel.flow import Engine
 from semel.forks import survive_fork
 from semel.hooks import Unprotected, emitter
-from semel.keys import Scope, SecretRing, check_fingerprint, check_key, fingerprint, make_scope
+from semel.keys import Scope, SecretRing, check_fingerprint, check_namespace, fingerprint, make_scope
 from semel.layers import Batch, Cache, Coalesce, Namespace, Observe, Retry
 from semel.loop import is_async
-from semel.options import Duration, Options, count, resolve, seconds
+from semel.options import Duration, Options, checked_policy, count, resolve, seconds, switch
 from semel.results import codec_for, known_codec
 from semel.runtime import Runtime
 from semel.settings import (
+    check_words,
     checked_hooks,
     checked_index,
     checked_labels,
@@ -42,6 +44,18 @@ __all__ = ["Face"]
 _MOST_OPTIONS = 256
 _NO_KWARGS: Mapping[str, Any] = {}
 _WHERE = frozenset({"tenant", "operation", "result_type", "retention", "tombstone"})
+_RECOVERS = frozenset(
+    {
+        "retention",
+        "tombstone",
+        "result_type",
+        "max_result",
+        "compress_over",
+        "lease",
+        "on_error",
+        "on_lease_lost",
+    }
+)
 _SWITCHED_OFF = "semel is switched off (enabled=False): every call runs, nothing is protected"
 
 
@@ -84,8 +98,9 @@ class Face:
         purge_every: Duration | None = None,
         **options: Any,
     ) -> None:
+        check_words(options, Face.__init__, type(self).__name__)
         given = {"tenant": tenant, "operation": operation, "lease": lease, "retention": retention, **options}
-        self._defaults = resolve(
+        self._defaults = self._resolved(
             Options(), given | {"tombstone": tombstone, "wait": wait, "max_result": max_result}
         )
         self._prefix, self._readable = prefix, checked_readable(readable)
@@ -95,8 +110,8 @@ class Face:
         self._secrets = SecretRing(secret)
         self._threads = count("threads", threads, least=1)
         self._emit = emitter(checked_hooks(hooks))
-        self._coalesce, self._cache = coalesce, count("cache", cache, least=0)
-        self._namespace = None if namespace is None else check_key(namespace)
+        self._coalesce, self._cache = switch("coalesce", coalesce), count("cache", cache, least=0)
+        self._namespace = None if namespace is None else check_namespace(namespace)
         self._ring = checked_ring(encrypt)
         self._purge_every = None if purge_every is None else seconds("purge_every", purge_every, least=0.01)
         settings = Settings(
@@ -105,7 +120,7 @@ class Face:
             self._timeout,
             count("acks", acks, least=0),
             readable,
-            create,
+            switch("create", create),
             checked_index(index),
             count("capacity", capacity, least=1),
         )
@@ -114,8 +129,8 @@ class Face:
         self._known_options: dict[Any, Options] = {}
         self._known_inline: dict[int, tuple[Options, Options]] = {}
         self._recoveries: dict[tuple[str, str | None], keeping.Recovery] = {}
-        self._closed = False
-        self.enabled = enabled
+        self._door = Door(type(self).__name__)
+        self.enabled = switch("enabled", enabled)
         if not enabled:
             warnings.warn(_SWITCHED_OFF, SemelWarning, stacklevel=3)
         self._reset()
@@ -159,17 +174,13 @@ class Face:
             )
         return store, False
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ConfigurationError(
-                f"this {type(self).__name__} is closed: make a new one, or close it later"
-            )
-
     def _engine_for(self, runtime: Runtime) -> Engine:
         if not self.enabled:
-            return Engine(
+            engine = Engine(
                 MemoryStore(), runtime, secrets=self._secrets, settle_timeout=self._settle_timeout, emit=None
             )
+            engine.door = self._door
+            return engine
         store = self._store
         if runtime.colour == "async" and store.capabilities.batches:
             store = Batch(store)
@@ -195,6 +206,7 @@ class Face:
             timeout=self._timeout,
             emit=self._emit,
         )
+        engine.door = self._door
         if self._purge_every is not None:
             keeping.purge_regularly(engine, self._purge_every)
         return engine
@@ -205,12 +217,17 @@ class Face:
         try:
             known = self._known_options.get(name)
         except TypeError:
-            return resolve(self._defaults, given)
+            return self._resolved(self._defaults, given)
         if known is None:
             if len(self._known_options) >= _MOST_OPTIONS:
                 self._known_options.clear()
-            known = self._known_options[name] = resolve(self._defaults, given)
+            known = self._known_options[name] = self._resolved(self._defaults, given)
         return known
+
+    def _resolved(self, defaults: Options, given: Mapping[str, Any]) -> Options:
+        options = resolve(defaults, given)
+        checked_policy(options.on_unknown, plain=self._colour == "sync")
+        return options
 
     def _inlined(self, options: Options) -> Options:
         """The same for a function that may run nowhere but here; by identity, as the same options come again and again."""
@@ -323,19 +340,29 @@ class Face:
         resume: Callable[..., Any] | None = None,
         tenant: str | None = None,
         masked: bool = False,
+        **options: Any,
     ) -> None:
         """Tell `reconcile` what to do about lost runs of an operation; both functions get the record.
 
         `probe(record)` looks the effect up (Found, NOT_FOUND, UNDECIDED); `resume(record)` runs the function again.
         `masked=True` asks the probe about records whose key is masked too, as those of the HTTP and gRPC edges are. It cannot
         be told whose they are: say it where no program with another prefix= has this operation in the same table.
+
+        A record does not say how long its caller wanted its outcome kept. What a reconcile settles is kept as this face
+        keeps things, unless `retention=` and `tombstone=` say here what the calls of this operation say. So with
+        `result_type`, `max_result`, `compress_over`, and for `resume` with `lease`, `on_error`, `on_lease_lost`.
         """
+        if unknown := options.keys() - _RECOVERS:
+            raise ConfigurationError(
+                f"unknown option {min(unknown)!r}: a recovery takes {', '.join(sorted(_RECOVERS))}"
+            )
+        self._options(options)  # what is malformed is refused now
         for fn in (probe, resume):
             if fn is not None and self._colour == "sync" and is_async(fn):
                 raise ConfigurationError(
                     f"{getattr(fn, '__qualname__', fn)!r} is a coroutine function: use AsyncSemel to recover with it"
                 )
-        self._recoveries[operation, tenant] = keeping.Recovery(probe, resume, masked)
+        self._recoveries[operation, tenant] = keeping.Recovery(probe, resume, masked, options)
 
     def tag(self, key: str, *, tenant: str | None = None, operation: str | None = None) -> str:
         """The hash tag of a key's record, for business keys that must share its Redis Cluster slot."""

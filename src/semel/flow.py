@@ -22,6 +22,7 @@ from semel.asking import Asker
 from semel.calls import LAZY, Call, failure_of, name_of, not_run
 from semel.canonical import FINGERPRINT_VERSION
 from semel.debts import Debts
+from semel.door import Door
 from semel.errors import (
     CodecError,
     ConfigurationError,
@@ -57,7 +58,7 @@ from semel.options import NOT_FOUND, Found, Release, check_probe, release_delay
 from semel.points import reach
 from semel.posting import Brief, poster_of
 from semel.recording import TOO_LARGE, Recorder
-from semel.run import Outcome, Run, _current
+from semel.run import Outcome, Run, _current, not_kept
 from semel.runtime import NO_INTERRUPT, Interrupt, Runtime, Ticker
 from semel.stepping import Stepper
 from semel.store import Store
@@ -70,6 +71,9 @@ UNENCODABLE = "unencodable"
 
 class Engine:
     """The flow over one store in one world. Faces make one per loop, or one per process for threads."""
+
+    door = Door("Semel")  # of the face, where there is one
+    knows_tables = False  # whether they were looked at before the first transaction of a caller
 
     def __init__(
         self,
@@ -207,7 +211,7 @@ class Engine:
         """The result that begins at `at`."""
         codec = call.codec
         if codec is None or len(result) == at:
-            return Outcome(None, True, ref, attempts, marker)
+            return Outcome(None, True, ref, attempts, marker or not_kept(codec))
         try:
             return Outcome(codec.decode(result, at), True, ref, attempts, marker)
         except CodecError as error:
@@ -263,12 +267,13 @@ class Engine:
                             # Subscribe, claim again, then wait: a settle in between is never missed.
                             seat = await self.bench.sit(call, verdict)
                         elif await seat.park(verdict):
-                            await seat.watch()
+                            await seat.watch_again()
+                        ask, verdict = await seat.ask(self.claim, ask)
                     case Unknown():
                         ask = await self._probe(call, ask, verdict)
+                        verdict = await self.claim(ask)
                     case refused:  # Mismatch or Expired
                         raise self._refusal(call, refused)
-                verdict = await self.claim(ask)
         finally:
             if type(verdict) is not Won:
                 self.debts.leave(ask, verdict)

@@ -60,11 +60,14 @@ class Facts(msgspec.Struct, frozen=True):
     survives_failover: bool = True
     """An acknowledged write survives a failover; True also where there is none."""
     coherent: bool = True
-    """Of two claims at once one is refused, and a read sees every write before it. Not so in a Galera cluster, even a healthy one."""
+    """Of two claims at once one is refused, and a read sees every write before it. Not so in a Galera cluster, even a healthy one,
+    nor where a restart of the server empties the table."""
     evicts: bool = False
     """The store may drop records by itself before they expire."""
     warnings: tuple[str, ...] = ()
     """What weakens the guarantee, each with the exact setting that would strengthen it."""
+    transactional: bool = True
+    """A record is rolled back with the transaction that it was written in."""
 
 
 class Guarantee(msgspec.Struct, frozen=True):
@@ -101,11 +104,16 @@ def grade(facts: Facts, *, enabled: bool = True) -> Guarantee:
     }
     warnings = facts.warnings if enabled else ("enabled=False: nothing is protected", *facts.warnings)
     absent = _ABSENT | (_IN_MEMORY if facts.store == "memory" else {})
+    if not facts.transactional:
+        absent |= _NO_ROLLBACK
     return Guarantee(facts.store, facts.version, rows, tuple(exposed), facts.settings, warnings, absent)
 
 
 _ABSENT: dict[str, str] = {Mode.TWO_PHASE.value: "comes with streams"}
 _IN_MEMORY: dict[str, str] = {Mode.TX.value: "memory has no transaction that an effect could join"}
+_NO_ROLLBACK: dict[str, str] = {
+    Mode.TX.value: "semel's tables are not transactional here: a record stays although its effect is rolled back"
+}
 
 
 # Where two callers may both be told that a key is theirs, only a peer that knows the key keeps it to one effect.

@@ -19,7 +19,7 @@ import msgspec
 
 from semel.errors import ConfigurationError, InvalidKey
 
-__all__ = ["PublicId", "mint", "parse", "public_id"]
+__all__ = ["PublicId", "is_kind", "mint", "parse", "public_id"]
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _BODY: Final = 26
@@ -132,8 +132,12 @@ def parse(text: str, kind: str | None = None) -> PublicId:
     return PublicId(own_kind, value.to_bytes(16, "big"), f"{own_kind}_{spelled}")
 
 
+def is_kind(kind: object) -> bool:
+    return isinstance(kind, str) and _KIND.fullmatch(kind) is not None
+
+
 def _check_kind(kind: object) -> None:
-    if not isinstance(kind, str) or not _KIND.fullmatch(kind):
+    if not is_kind(kind):
         raise ConfigurationError(
             f"the kind of a public id has 1 to 20 characters a-z and 0-9 and begins with a letter, such as 'ord': {kind!r}"
         )

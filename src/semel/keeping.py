@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -61,6 +61,8 @@ class Recovery(msgspec.Struct, frozen=True):
     probe: Callable[..., Any] | None
     resume: Callable[..., Any] | None
     masked: bool = False
+    options: Mapping[str, Any] = {}
+    """How what it settles is kept, where that is not as the face says."""
 
 
 class Reconciled(msgspec.Struct, frozen=True):
@@ -160,6 +162,7 @@ async def resolve(engine: Engine, call: Call, word: Word, actor: str, reason: st
     if not broken:
         _check_resolvable(call, record, now)
     data, marker = _told(call, word.value) if word.kind is Kind.DONE else (b"", "")
+    known = None if broken else _steps_of(record, word.kind)
     end = Settle(
         scope=call.scope,
         nonce=record.nonce if record is not None and not broken else b"",
@@ -169,7 +172,8 @@ async def resolve(engine: Engine, call: Call, word: Word, actor: str, reason: st
         result=data,
         marker=marker,
         error=None if word.error is None else failure_of(word.error),
-        steps=None if broken or word.kind is Kind.RELEASED else _steps_of(record),
+        steps=known,
+        noted=None if record is None or known is None else record.noted,
         new_nonce=engine.runtime.entropy(16),
         repair=broken,
         actor=_words("actor", actor, 1_000) or "anonymous",
@@ -196,9 +200,20 @@ def _words(name: str, text: Any, most: int) -> str:
     return cut(text, most)
 
 
-def _steps_of(record: Record | None) -> bytes | None:
-    """An outcome ends the run: of its steps names and times stay (R26)."""
-    return steps.summarize(steps.decode(record.steps)) if record is not None and record.steps else None
+def _steps_of(record: Record | None, kind: Kind) -> bytes | None:
+    """What a person's word leaves of the steps; None leaves them as they are.
+
+    An outcome ends the run: names and times stay (R26). A release says that what was begun may be done again: a step that
+    was only started would be held for ever otherwise. Those that are finished stay.
+    """
+    if record is None or not record.steps:
+        return None
+    try:
+        if kind is Kind.RELEASED:
+            return steps.finished(record.steps)
+        return steps.summarize(steps.decode(record.steps))
+    except CodecError:
+        return None  # sealed, and the keys are not here
 
 
 async def _look(engine: Engine, call: Call) -> tuple[Record | None, float, bool]:
@@ -354,7 +369,7 @@ async def _recover(engine: Engine, face: Semel | AsyncSemel, record: Record, rec
     scope = record.scope
     if scope is None:
         return "left"
-    given: dict[str, Any] = {"tenant": scope.tenant, "operation": scope.operation}
+    given: dict[str, Any] = {"tenant": scope.tenant, "operation": scope.operation, **recovery.options}
     if recovery.probe is not None:
         given["on_unknown"] = recovery.probe
     try:

@@ -27,6 +27,7 @@ __all__ = [
     "SecretRing",
     "check_fingerprint",
     "check_key",
+    "check_namespace",
     "check_operation",
     "check_ref",
     "check_tenant",
@@ -61,6 +62,11 @@ def check_key(key: object) -> str:
 def check_tenant(tenant: object) -> str:
     """As `check_key`."""
     return _check("tenant", tenant)
+
+
+def check_namespace(namespace: object) -> str:
+    """As `check_key`."""
+    return _check("namespace", namespace)
 
 
 def check_ref(ref: object) -> str:

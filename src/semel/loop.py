@@ -9,12 +9,12 @@ from asyncio import current_task
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
-from functools import partial
-from inspect import CO_COROUTINE, isawaitable, iscoroutinefunction
+from inspect import CO_COROUTINE, isawaitable
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from semel.coroutines import is_async
 from semel.errors import ConfigurationError
 from semel.run import run_or_none
 from semel.running import clock_of
@@ -33,21 +33,6 @@ def running_loop() -> asyncio.AbstractEventLoop:
             "AsyncSemel needs a running asyncio loop (asyncio or uvloop; trio is not supported): "
             "await it inside asyncio.run(...), or use Semel in plain code"
         ) from None
-
-
-def is_async(fn: Callable[..., Any]) -> bool:
-    """Whether calling `fn` gives a coroutine, seen through partials, methods and callable objects."""
-    code = getattr(fn, "__code__", None)
-    if (
-        code is not None and code.co_flags & CO_COROUTINE
-    ):  # the common case first: this is asked at every call
-        return True
-    while isinstance(fn, partial):
-        fn = fn.func
-    code = getattr(fn, "__code__", None)
-    if code is not None and code.co_flags & CO_COROUTINE:
-        return True
-    return iscoroutinefunction(fn) if code is not None else iscoroutinefunction(type(fn).__call__)
 
 
 _in_pool: ContextVar[bool] = ContextVar("semel_in_pool", default=False)

@@ -217,6 +217,9 @@ def _decide(record: Record, seen: State, end: Settle, now: float) -> tuple[Answe
         return Answer.OK, None
     if end.nonce and record.nonce != end.nonce:
         return Answer.LOST, None
+    if end.noted is not None and record.noted != end.noted:
+        # The late owner has noted another step since `end.steps` was read: it must not be lost.
+        return Answer.LOST, None
     if seen is State.RUNNING and now >= record.lease_until and not end.actor:
         # A probe was asked because its caller's policy is the stricter one: for it, a lapsed run under retry is unknown.
         seen = State.UNKNOWN
@@ -240,8 +243,7 @@ def _settled(record: Record, end: Settle, now: float) -> Record:
     if kind is Kind.UNKNOWN:
         expires = inf
     elif kind is Kind.RELEASED and steps:
-        # Steps are remembered for one retention after the last of them, however often the run is retried (R14).
-        expires = max(record.noted + end.retention, not_before)
+        expires = _kept_with_steps(record.noted, end.retention, max(now, not_before))
     else:
         expires = max(now + end.retention, not_before)
     buried = kind in (Kind.DONE, Kind.FAILED) and end.tombstone and expires != inf
@@ -261,6 +263,16 @@ def _settled(record: Record, end: Settle, now: float) -> Record:
         error=end.error,
         steps=steps,
     )
+
+
+def _kept_with_steps(noted: float, retention: float, free: float) -> float:
+    """Steps are remembered for one retention after the last of them, however often the run is retried (R14).
+
+    Where that is over by the time `free` at which the next one may try, he would make them again, although they survive a
+    release (R26): then for one retention from there.
+    """
+    kept = noted + retention
+    return kept if kept > free else free + retention
 
 
 def _won(record: Record) -> tuple[Verdict, Record | None]:

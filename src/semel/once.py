@@ -70,7 +70,7 @@ class Semel(Face):
     def _make_engine(self) -> Engine:
         with self._lock:  # of two first callers one makes it
             if self._made is None:
-                self._check_open()
+                self._door.check()
                 self._made = self._engine_for(ThreadRuntime())
             return self._made
 
@@ -167,7 +167,9 @@ class Semel(Face):
         """A person's word on an unknown or failed key: exactly one of value=, error=, release=True.
 
         Actor and reason are kept in the audit trail (`history`). Refused for a live run and for a second word.
-        `where`: tenant=, operation=, result_type=.
+        A release makes steps that were only started possible again; those that are finished stay. The outcome is kept for
+        this face's own retention and tombstone, which need not be those of the call: say them, if so.
+        `where`: tenant=, operation=, result_type=, retention=, tombstone=.
         """
         verdict = keeping.word(value, error, has_value=value is not _UNSET, release=release)
         run_sync(keeping.resolve(self._engine(), self._about(key, where), verdict, actor, reason))
@@ -187,7 +189,10 @@ class Semel(Face):
         return run_sync(keeping.purge(self._engine(), limit, batch))
 
     def reconcile(self, *, limit: int = 1_000) -> keeping.Reconciled:
-        """Find abandoned and unknown runs, and settle what registered probes and functions can settle."""
+        """Find abandoned and unknown runs, and settle what registered probes and functions can settle.
+
+        What is settled is kept for this face's own retention and tombstone, unless `recovery` was told others.
+        """
         return run_sync(keeping.reconcile(self._engine(), self, limit))
 
     def guarantee(self) -> Guarantee:
@@ -196,7 +201,7 @@ class Semel(Face):
 
     def close(self) -> None:
         """Stop heartbeats, finish background writes, close what was opened. May be called twice."""
-        self._closed = True
+        self._door.closed = True
         with self._closing:  # a second closer waits for the first
             engine, self._made = self._made, None
             if engine is not None:
@@ -239,13 +244,18 @@ class AsyncSemel(Face):
         if engine is None:
             engine = self._make_engine(loop)
         self._last = (weakref.ref(loop), engine)
+        if (
+            self._door.closed
+        ):  # looked at last: whoever closes it from here on forgets what is remembered here
+            self._last = None
+            self._door.check()
         return engine
 
     def _make_engine(self, loop: asyncio.AbstractEventLoop) -> Engine:
         with self._lock:
             for other in [other for other in self._engines if other.is_closed()]:
                 del self._engines[other]
-            self._check_open()
+            self._door.check()
             engine = self._engines[loop] = self._engine_for(LoopRuntime(loop, self._threadpool))
         return engine
 
@@ -357,7 +367,9 @@ class AsyncSemel(Face):
         """A person's word on an unknown or failed key: exactly one of value=, error=, release=True.
 
         Actor and reason are kept in the audit trail (`history`). Refused for a live run and for a second word.
-        `where`: tenant=, operation=, result_type=.
+        A release makes steps that were only started possible again; those that are finished stay. The outcome is kept for
+        this face's own retention and tombstone, which need not be those of the call: say them, if so.
+        `where`: tenant=, operation=, result_type=, retention=, tombstone=.
         """
         verdict = keeping.word(value, error, has_value=value is not _UNSET, release=release)
         await keeping.resolve(self._engine(), self._about(key, where), verdict, actor, reason)
@@ -377,7 +389,10 @@ class AsyncSemel(Face):
         return await keeping.purge(self._engine(), limit, batch)
 
     async def reconcile(self, *, limit: int = 1_000) -> keeping.Reconciled:
-        """Find abandoned and unknown runs, and settle what registered probes and functions can settle."""
+        """Find abandoned and unknown runs, and settle what registered probes and functions can settle.
+
+        What is settled is kept for this face's own retention and tombstone, unless `recovery` was told others.
+        """
         return await keeping.reconcile(self._engine(), self, limit)
 
     async def guarantee(self) -> Guarantee:
@@ -386,14 +401,14 @@ class AsyncSemel(Face):
 
     async def aclose(self) -> None:
         """Stop heartbeats, finish background writes, close what was opened. May be called twice."""
-        self._closed = True
+        self._door.closed = True
+        self._last = None  # of whichever loop: from now on every call looks at the door
         if self._close_task is None or self._close_task.get_loop() is not running_loop():
             self._close_task = running_loop().create_task(self._close())
         await asyncio.shield(self._close_task)  # a second closer waits for the first
 
     async def _close(self) -> None:
         engine = self._engines.pop(running_loop(), None)
-        self._last = None
         if engine is not None:
             await engine.close()
         if self._owns_store:

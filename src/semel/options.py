@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
+from functools import partial
 from math import inf, isnan
-from typing import Any, Literal
+from typing import Any, Literal, get_origin
 
 import msgspec
 
+from semel import ids
+from semel.coroutines import refuse_async
 from semel.errors import ConfigurationError
 from semel.model import Policy
 
@@ -27,6 +30,7 @@ __all__ = [
     "release_delay",
     "resolve",
     "seconds",
+    "switch",
 ]
 
 Duration = float | int | timedelta
@@ -133,21 +137,28 @@ def count(name: str, value: Any, *, least: int) -> int:
     return value
 
 
+def switch(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} must be True or False, not {value!r}")
+    return value
+
+
 def resolve(defaults: Options, given: Mapping[str, Any]) -> Options:
     """`defaults` with what a call gave; an unknown name or a bad value is refused by name."""
     changes: dict[str, Any] = {}
     for name, value in given.items():
         if name not in Options.__struct_fields__:
             raise _unknown_option(name)
-        changes[name] = _checked(name, value)
+        check = _CHECKS.get(name)
+        changes[name] = value if check is None else check(value)
     return msgspec.structs.replace(defaults, **changes)
 
 
-_OTHERS = ("request", "fields", "fingerprint", "kwargs", "labels", "readable")
+OF_A_CALL = ("request", "fields", "fingerprint", "kwargs", "labels", "readable")
 
 
 def _unknown_option(name: str) -> ConfigurationError:
-    known = (*Options.__struct_fields__, *_OTHERS)
+    known = (*Options.__struct_fields__, *OF_A_CALL)
     close = get_close_matches(name, known, 1)
     guess = f"did you mean {close[0]!r}? " if close else ""
     return ConfigurationError(
@@ -156,28 +167,25 @@ def _unknown_option(name: str) -> ConfigurationError:
     )
 
 
-def _checked(name: str, value: Any) -> Any:
-    match name:
-        case "retention":
-            return inf if value is None else seconds(name, value)
-        case "lease":
-            return _lease(value)
-        case "wait":
-            return seconds(name, value)
-        case "tombstone":
-            return _tombstone(value)
-        case "poll":
-            return _poll(value)
-        case "on_error":
-            return _on_error(value)
-        case "on_unknown":
-            return checked_policy(value)
-        case "max_result" | "max_waiters" | "compress_over":
-            return _count(name, value)
-        case "on_lease_lost" | "fingerprints":
-            return _word(name, value, _WORDS[name])
-        case _:
-            return value
+def _type(value: Any) -> Any:
+    """Whatever an annotation may be, but no text: nobody knows whose names are meant."""
+    if value is None or isinstance(value, type) or get_origin(value) is not None:
+        return value
+    kind = type(value)
+    if kind.__module__ in ("typing", "typing_extensions") or hasattr(value, "__get_pydantic_core_schema__"):
+        return value
+    raise ConfigurationError(
+        f"result_type must be a type, such as int, list[Order] or Order | None, not {value!r}: name the class itself, "
+        "not its text nor a value"
+    )
+
+
+def _kind(value: Any) -> str | None:
+    if value is None or (isinstance(value, str) and ids.is_kind(value)):
+        return value
+    raise ConfigurationError(
+        f'ref_type must be the type of a public id, as run.new_id("ord") gives it: a short lower-case word, not {value!r}'
+    )
 
 
 def _lease(value: Any) -> float:
@@ -207,7 +215,12 @@ def _poll(value: Any) -> tuple[float, float]:
 
 
 def _on_error(value: Any) -> Any:
-    if value is None or callable(value) or value in ("release", "hold", "replay"):
+    if callable(value):
+        refuse_async(
+            "on_error", value, "its answer is needed at once, nothing is awaited there; write a plain def"
+        )
+        return value
+    if value is None or value in ("release", "hold", "replay"):
         return value
     if isinstance(value, Release):
         return Release(release_delay(value))
@@ -226,9 +239,13 @@ def release_delay(release: Release) -> float:
     return after
 
 
-def checked_policy(value: Any) -> Any:
-    """An `on_unknown`, of a call or of a step."""
-    if callable(value) or value in ("retry", "hold"):
+def checked_policy(value: Any, *, plain: bool = False) -> Any:
+    """An `on_unknown`, of a call or of a step; in plain code nobody awaits a probe."""
+    if callable(value):
+        if plain:
+            refuse_async("the probe of a Semel", value, "write a plain def, or use AsyncSemel")
+        return value
+    if value in ("retry", "hold"):
         return value
     raise ConfigurationError(
         f'on_unknown must be "retry", "hold" or a probe function that answers Found(value), NOT_FOUND or '
@@ -250,3 +267,19 @@ def _word(name: str, value: Any, allowed: frozenset[Any]) -> Any:
             f"{name} must be one of {', '.join(sorted(map(repr, allowed)))}, not {value!r}"
         )
     return value
+
+
+_CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "retention": lambda value: inf if value is None else seconds("retention", value),
+    "lease": _lease,
+    "wait": partial(seconds, "wait"),
+    "tombstone": _tombstone,
+    "poll": _poll,
+    "on_error": _on_error,
+    "on_unknown": checked_policy,
+    "inline": partial(switch, "inline"),
+    "result_type": _type,
+    "ref_type": _kind,
+    **{name: partial(_count, name) for name in ("max_result", "max_waiters", "compress_over")},
+    **{name: partial(_word, name, allowed=allowed) for name, allowed in _WORDS.items()},
+}

@@ -147,6 +147,8 @@ class Settle(msgspec.Struct, frozen=True, gc=False):
     repair: bool = False
     actor: str = ""
     reason: str = ""
+    noted: float | None = None
+    """When the last note was taken that `steps`, a person's word, was made of: another one since then is not overwritten."""
 
 
 class Renewal(msgspec.Struct, frozen=True, gc=False):

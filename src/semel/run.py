@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, overload
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar, overload
 from weakref import ref
 
 import msgspec
@@ -15,12 +16,13 @@ from semel.keys import check_ref
 
 if TYPE_CHECKING:
     from semel.calls import Call
+    from semel.codec import Codec
     from semel.flow import Engine
     from semel.keys import Scope
     from semel.model import Ask, Record
     from semel.runtime import Interrupt, Parker
 
-__all__ = ["AsyncRun", "Outcome", "Run", "current_run", "run_or_none"]
+__all__ = ["CONSUMED", "AsyncRun", "Outcome", "Run", "current_run", "not_kept", "run_or_none"]
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -57,11 +59,19 @@ def current_run(default: Any = _NO_DEFAULT) -> Any:
     return run
 
 
+CONSUMED: Final = "it was consumed, and consume keeps none"
+
+
+def not_kept(codec: Codec | None) -> str:
+    """Why a record of a run that ended well holds nothing: `consume` made it. Who wants no result, or has none, misses none."""
+    return "" if codec is None or codec.result_type is NoneType else CONSUMED
+
+
 class Outcome(msgspec.Struct, Generic[T_co]):
     """What happened: the value, whether it was replayed, the ref, and the attempt that made it.
 
-    A result over `max_result` is known as done but was not kept: then `value` raises CodecError on a replay, and
-    `ref` is what is left to find it by.
+    A result over `max_result`, or of a key that was consumed, is known as done but was not kept: then `value` raises
+    CodecError on a replay, and `ref` is what is left to find it by.
     """
 
     _value: T_co
@@ -73,9 +83,14 @@ class Outcome(msgspec.Struct, Generic[T_co]):
     @property
     def value(self) -> T_co:
         if self.replayed and self.marker:
+            remedy = (
+                "Use `execute` for this key from the first time on"
+                if self.marker == CONSUMED
+                else "Raise `max_result`"
+            )
             raise CodecError(
                 f"the effect happened and is not run again, but its result was not kept ({self.marker}); "
-                f"ref={self.ref!r}. Raise `max_result`, or let the function set a ref with run.set_ref(...)"
+                f"ref={self.ref!r}. {remedy}, or let the function set a ref with run.set_ref(...)"
             )
         return self._value
 
@@ -91,6 +106,7 @@ class Run:
         "__weakref__",
         "_engine",
         "_known",
+        "_labels",
         "_raw_steps",
         "_started",
         "_threads",
@@ -135,6 +151,7 @@ class Run:
         self.due = 0.0
         self.won_at = engine.runtime.now()
         self._started = record.updated
+        self._labels = record.labels
         self._raw_steps = record.steps
         self._known: dict[str, steps.Step] | None = None
 
@@ -168,7 +185,8 @@ class Run:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        return self.ask.labels or {}
+        """Those of the record, which its first caller gave: whoever goes on with a run need not know them."""
+        return self._labels or self.ask.labels or {}
 
     @property
     def steps(self) -> dict[str, steps.Step]:
@@ -231,7 +249,8 @@ class Run:
     ) -> Any:
         """Run `fn` once for this scope, whatever happens to attempts; its result is remembered.
 
-        Await it in a coroutine. `hold` and a probe as `on_unknown` leave a mark before `fn` starts.
+        Await it in a coroutine. `hold` and a probe as `on_unknown` leave a mark before `fn` starts. Without one a step is
+        as its call, but a probe of the call knows nothing of its steps: under one they are held.
         """
         step = self._engine.stepper.step(self, name, fn, args, kwargs or {}, request, result_type, on_unknown)
         return self._engine.runtime.drive(step)
@@ -241,7 +260,8 @@ class Run:
 
         In a coroutine it is awaited, so its type is Any here; `current_async_run()` has the exact one.
         """
-        return self._engine.runtime.drive(self._engine.stepper.new_id(self, kind, name or kind))
+        minted = self._engine.stepper.new_id(self, kind, kind if name is None else name)
+        return self._engine.runtime.drive(minted)
 
     def __repr__(self) -> str:
         return f"<Run {self.scope!r} attempt {self.attempt}>"

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from inspect import signature
 from typing import Any
 
 from semel.calls import clean
+from semel.coroutines import refuse_async
 from semel.errors import ConfigurationError
+from semel.options import OF_A_CALL, Options
 from semel.store import Settings
 
 __all__ = [
+    "check_words",
     "checked_hooks",
     "checked_index",
     "checked_labels",
@@ -22,11 +27,31 @@ _REDIS_ONLY = {"acks": "a number of replicas to wait for", "index": "an index fo
 _MOST_LABELS = 64
 
 
+def check_words(given: Iterable[str], constructor: Callable[..., object], face: str) -> None:
+    """Refuse a word that the constructor does not know, with its own words as guesses."""
+    for name in given:
+        if name in Options.__struct_fields__:
+            continue
+        if name in OF_A_CALL:
+            raise ConfigurationError(f"{name!r} belongs to one call, not to {face}(...): give it to execute")
+        own = [
+            word for word, what in signature(constructor).parameters.items() if what.kind is what.KEYWORD_ONLY
+        ]
+        known = list(dict.fromkeys((*own, *Options.__struct_fields__)))
+        close = get_close_matches(name, known, 1)
+        guess = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigurationError(f"unknown setting {name!r}: {guess}{face}(...) takes {', '.join(known)}")
+
+
 def checked_hooks(hooks: Any) -> tuple[Callable[[object], object], ...]:
     given: tuple[Any, ...] = tuple(hooks) if isinstance(hooks, Iterable) else (None,)
     if not all(map(callable, given)):
         raise ConfigurationError(
             f"hooks must be a list of callables, such as hooks=[log_events], not {hooks!r}"
+        )
+    for hook in given:
+        refuse_async(
+            "a hook", hook, "hooks are called, not awaited; write a plain def that hands the event on"
         )
     return given
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from semel import ids, steps
@@ -27,6 +28,10 @@ from semel.runtime import Parker, Runtime
 from semel.store import Store
 
 __all__ = ["Stepper"]
+
+_TOO_LARGE = "too large"
+_inside: ContextVar[tuple[list[Parker], ...]] = ContextVar("semel_steps", default=())
+"""The steps that this code is a part of, each by the list of those who wait for it."""
 
 
 class Stepper:
@@ -54,32 +59,40 @@ class Stepper:
             )
         refuse_generator(fn)
         if on_unknown is not None:
-            checked_policy(on_unknown)
+            checked_policy(on_unknown, plain=self._runtime.colour == "sync")
         if name.startswith("id:"):
             raise ConfigurationError(
                 f"a step's name may not begin with 'id:', as {name!r} does: ids are kept there"
             )
         codec = codec_for(fn, result_type)
         wanted = "" if request is None else fingerprint(request)
-        await self._alone(run, name)
+        mine = await self._alone(run, name)
+        outer = _inside.set((*_inside.get(), mine))
         try:
             known = run.steps.get(name)
             if known is not None and wanted and known.fingerprint and wanted != known.fingerprint:
                 raise KeyMismatch(f"step {name!r} of {name_of(run.call)} was made with another request")
             if known is not None and known.phase == "done":
                 return self._remembered(run, known, codec)
-            policy = run.call.options.on_unknown if on_unknown is None else on_unknown
+            policy = _inherited(run) if on_unknown is None else on_unknown
             return await self._make(run, name, fn, args, kwargs, codec, wanted, policy, known)
         finally:
+            _inside.reset(outer)
             self._next(run, name)
 
-    async def _alone(self, run: Run, name: str) -> None:
+    async def _alone(self, run: Run, name: str) -> list[Parker]:
         """One name, one step, also for callers at the same time: the others wait for the first and get its result."""
         mine: list[Parker] = []
         while (waiting := run.in_flight.setdefault(name, mine)) is not mine:
+            if any(waiting is each for each in _inside.get()):
+                raise ConfigurationError(
+                    f"step {name!r} of {name_of(run.call)} is used inside of itself, and cannot wait for its own end: give "
+                    "the inner one another name"
+                )
             parker = self._runtime.parker()
             waiting.append(parker)
             await parker.park(1.0)
+        return mine
 
     @staticmethod
     def _next(run: Run, name: str) -> None:
@@ -89,8 +102,15 @@ class Stepper:
     @staticmethod
     def _remembered(run: Run, known: steps.Step, codec: Codec) -> Any:
         if not known.value:
+            why = (
+                f"too large: the steps of a run hold at most {steps.MAX_BYTES} bytes together"
+                if known.marker == _TOO_LARGE
+                else "one that cannot be encoded"
+            )
             raise CodecError(
-                f"step {known.name!r} of {name_of(run.call)} is done, but its result could not be encoded and was not kept"
+                f"step {known.name!r} of {name_of(run.call)} is done and is not made again, but its result was not kept: it "
+                f"was {why}. Catch this error and look the result up where the step has made it; let the step return a ref (an "
+                "id, a path) instead of its data"
             )
         return codec.decode(known.value)
 
@@ -123,13 +143,15 @@ class Stepper:
             raise not_run(run.call, value)
         reach("step.returned")
         problem: Exception | None = None
+        marker = ""
         try:
             data = codec.encode(value)
             self._check_room(run, name, len(data))
         except (CodecError, ConfigurationError) as error:
             # The effect has happened: remember that much, so that it is never made again.
             data, problem = b"", error
-        done = steps.Step(name, "done", run.clock(), data, wanted)
+            marker = _TOO_LARGE if isinstance(error, ConfigurationError) else ""
+        done = steps.Step(name, "done", run.clock(), data, wanted, marker)
         try:
             await self._keep(run, done)
         except Exception:
@@ -171,11 +193,15 @@ class Stepper:
             return None
         run.stuck = True
         raise OutcomeUnknown(
-            f"it is not known whether step {name!r} of {name_of(run.call)} happened: look it up, then resolve the key",
+            f"it is not known whether step {name!r} of {name_of(run.call)} happened: look it up. If it did not, call "
+            "resolve(key, release=True): the next caller makes it, and what is finished stays. If it did, end the run with "
+            "resolve(key, value=…) or resolve(key, error=…)",
             attempt=run.attempt,
         )
 
     async def new_id(self, run: Run, kind: str, name: str) -> str:
+        if name != kind:
+            check_key(name)
         label = f"id:{name}"
         await self._alone(run, label)
         try:
@@ -229,3 +255,9 @@ class Stepper:
             run.lease_lost = True
             raise LeaseLost(f"{name_of(run.call)} was taken over; step {step.name!r} was not accepted")
         run.steps[step.name] = step
+
+
+def _inherited(run: Run) -> Any:
+    """The policy of a step that names none. The call's probe is about the call: what it says of a step is no answer."""
+    policy = run.call.options.on_unknown
+    return "hold" if callable(policy) else policy

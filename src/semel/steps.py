@@ -11,7 +11,9 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["MAX_BYTES", "MAX_STEPS", "Step", "decode", "encode", "summarize"]
+from semel.errors import CodecError
+
+__all__ = ["MAX_BYTES", "MAX_STEPS", "Step", "decode", "encode", "finished", "summarize"]
 
 MAX_STEPS = 256
 MAX_BYTES = 1 << 20
@@ -25,6 +27,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     at: float
     value: bytes = b""
     fingerprint: str = ""
+    marker: str = ""
+    """Why the value of a step that is done was not kept."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -37,15 +41,27 @@ def encode(step: Step) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, Step]:
-    """Steps by name, ids under `id:<kind>`. Raises msgspec.DecodeError on bytes that were never written here."""
+    """Steps by name, ids under `id:<kind>`. Raises CodecError on bytes that were never written here."""
     steps: dict[str, Step] = {}
     at = 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 4], "big")
-        step = _decode(data[at + 4 : at + 4 + size])
+        try:
+            step = _decode(data[at + 4 : at + 4 + size])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise CodecError(
+                f"the stored steps are unreadable: {error}; they were damaged, encrypted, or written by a newer version of semel"
+            ) from error
         steps[step.name] = step
         at += 4 + size
     return steps
+
+
+def finished(data: bytes) -> bytes | None:
+    """The same without steps that were only started; None when there are none of those."""
+    steps = decode(data).values()
+    kept = [step for step in steps if step.phase != "started"]
+    return None if len(kept) == len(steps) else b"".join(map(encode, kept))
 
 
 def summarize(steps: Mapping[str, Step]) -> bytes:

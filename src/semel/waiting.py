@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Awaitable, Callable
+
+import msgspec
 
 from semel.calls import Call, in_progress
+from semel.errors import StoreUnavailable
 from semel.hooks import Contended, Emit
-from semel.model import Busy
+from semel.model import Ask, Busy, Verdict
 from semel.points import reach
 from semel.runtime import Parker, Runtime
 from semel.store import Store, Unwatch
@@ -18,6 +22,9 @@ _SAFETY_POLL = 1.0  # a lost wake-up costs at most this, or the lease if that is
 
 class Bench:
     """The waiters of one engine, counted per key so that their number stays bounded."""
+
+    asks_twice = True
+    """Whether a claim without an answer can be made once more, on another connection."""
 
     def __init__(self, store: Store, runtime: Runtime, emit: Emit | None) -> None:
         self.store = store
@@ -99,6 +106,34 @@ class Seat:
             unwatch, self.unwatch = self.unwatch, None
             await unwatch()
         self.unwatch = await self._bench.store.watch(self._scope, self.parker.wake)
+
+    async def watch_again(self) -> None:
+        """As `watch`; once more if nobody answered."""
+        try:
+            await self.watch()
+        except StoreUnavailable:
+            if not self._has_time:
+                raise
+            await self.watch()
+
+    async def ask(self, claim: Callable[[Ask], Awaitable[Verdict]], ask: Ask) -> tuple[Ask, Verdict]:
+        """The next claim of one who waits, and with which ask it was made.
+
+        A connection that has gone silent does not end a wait that has time left: by then it is given up, and the claim is made
+        once more, on another one.
+        """
+        try:
+            return ask, await claim(ask)
+        except StoreUnavailable:
+            if not self._has_time or not self._bench.asks_twice:
+                raise
+            # With another nonce: the claim that had no answer is released behind our back.
+            again = msgspec.structs.replace(ask, nonce=self._bench.runtime.entropy(16))
+            return again, await claim(again)
+
+    @property
+    def _has_time(self) -> bool:
+        return self._until > self._bench.runtime.now()
 
     async def park(self, busy: Busy) -> bool:
         """Wait for a wake-up, but not past what the caller, the lease or the polling allows; True when woken."""

@@ -333,6 +333,31 @@ def test_too_many_schedules_without_a_verdict_at_the_first_try_make_a_run_invali
     assert many.reach == ["41 of 2000 schedules had no verdict at the first try: 2% may"]
 
 
+def test_more_hangs_than_a_few_make_a_run_invalid_however_long_it_is() -> None:
+    name, rest = APPLICABLE[0].name, 20_000
+    hung = good(name, again=True, hung=True, first="TimeoutError: the heir did not end")
+    assert Report(results=[hung] * 40 + [good(name)] * (rest - 40)).valid
+    assert Report(results=[hung] * 24 + [good(name)] * 76).valid
+    many = Report(results=[hung] * 41 + [good(name)] * (rest - 41))
+    assert many.reach == ["in 41 of 20000 schedules somebody did not end at the first try: 0.2% may"]
+
+
+def test_what_was_played_once_more_is_listed_by_cell_with_what_was_wrong_at_the_first_try(
+    tmp_path: Path,
+) -> None:
+    name = APPLICABLE[0].name
+    late = good(name, again=True, hung=True, first="TimeoutError: the <heir> did not end\nTraceback")
+    mate = good(APPLICABLE[1].name, again=True)
+    page = write(Report(results=[late, late, mate]), CELLS, tmp_path, "semel chaos").read_text("utf-8")
+    text = (tmp_path / "matrix.md").read_text("utf-8")
+    assert f"| {name} | 2 | TimeoutError: the <heir> did not end |" in text
+    assert "TimeoutError: the &lt;heir&gt; did not end" in page
+    assert "3: in 2 somebody did not end in time" in page
+    listed = json.loads((tmp_path / "chaos.json").read_text("utf-8"))["again"]
+    assert [(each["cell"], each["times"]) for each in listed] == sorted([(name, 2), (mate.cell, 1)])
+    assert "beside another one of its batch" in {each["first"] for each in listed}
+
+
 def test_a_page_does_not_call_a_run_good_that_is_invalid(tmp_path: Path) -> None:
     lame = Report(results=[good(APPLICABLE[0].name, well=0)])
     page = write(lame, CELLS, tmp_path, "semel chaos").read_text("utf-8")
@@ -354,6 +379,42 @@ def test_no_common_fault_is_silent_in_any_mode_on_any_store() -> None:
         faults.setdefault((each.mode, each.store, each.colour), set()).add(each.fault)
     silent = {name: COMMON - found for name, found in faults.items() if "any" not in found and COMMON - found}
     assert not silent
+
+
+WIRE = {"reset-before", "reset-after", "stall"}
+LEAVES = {"claim.sent", "settle.sent", "renew.sent", "wait.parked"}
+"""Points of a call from which a request leaves; notes leave at step.returned, commits at commit.sent."""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_request_of_a_call_is_silent_on_the_wire_or_when_its_server_dies(mode: str) -> None:
+    """At each point from which one leaves each is a cell, or has a reason."""
+    leaves = LEAVES | {"tx": {"commit.sent"}, "steps": {"step.returned#1", "step.returned#2"}}.get(
+        mode, set()
+    )
+    stores = ("sqlite", "redis", "postgres", "mariadb", "cluster")
+    for store, colour, fault in product(stores, ("sync", "async"), WIRE | {"store-kill"}):
+        mine = {each.point for each in CELLS if each.name.startswith(f"{store}/{colour}/{mode}/{fault}@")}
+        assert leaves - {"commit.sent" if fault == "store-kill" else ""} <= mine, (store, colour, fault)
+
+
+@pytest.mark.parametrize("point", ["renew.sent", "wait.parked"])
+def test_a_heartbeat_and_one_who_waits_are_broken_on_every_kind_of_wire(point: str) -> None:
+    met = {
+        (each.store, each.colour, each.fault): each.expected
+        for each in APPLICABLE
+        if each.point == point and each.fault in WIRE
+    }
+    assert set(met) == set(product(("redis", "postgres", "mariadb"), ("sync", "async"), WIRE))
+    assert set(met.values()) == {Verdict.ONCE}
+
+
+def test_what_is_broken_in_no_mode_of_its_own_has_a_reason() -> None:
+    listed = {(each.mode, each.store, each.colour) for each in CELLS if each.mode in {"failing", "expiry"}}
+    stores = ("sqlite", "redis", "postgres", "mariadb", "cluster", "memory")
+    assert listed == set(product(("failing", "expiry"), stores, ("sync", "async")))
+    edge = {each.point for each in CELLS if (each.mode, each.fault) == ("http-tx", "reset-after")}
+    assert edge >= {"commit.sent", "settle.sent#1", "claim.sent#2"}
 
 
 def test_recoveries_that_are_late_or_were_not_measured_make_a_run_invalid() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,12 +11,18 @@ import pytest
 from semel.testing.chaos import driver
 from semel.testing.chaos.cells import Cell, Heir, Verdict, matrix
 from semel.testing.chaos.driver import Job
-from semel.testing.chaos.ledger import Answer
+from semel.testing.chaos.judging import STARVED, has_no_verdict, judged, starved
+from semel.testing.chaos.ledger import Answer, Ledger
 from semel.testing.chaos.verdicts import Result
 
 CELLS = {cell.name: cell for cell in matrix()}
 TWICE = CELLS["redis/sync/http-steps/zombie@http.admitted"]
 ONCE = CELLS["redis/sync/outbox/kill@settle.sent"]
+PLAIN = CELLS["redis/sync/retry/kill@claim.sent"]
+TX = CELLS["postgres/sync/tx/kill@commit.sent"]
+RELAY = CELLS["postgres/async/relay-redis/kill@relay.planned"]
+HUNG = "TimeoutError: the judge did not end"
+SPARED = "expected doubled, found exactly once"
 
 
 def _result(
@@ -30,16 +38,21 @@ BESIDE = "expected that the next caller runs it, found that it gets a replay"
     ("cell", "first", "plays"),
     [
         (TWICE, _result(TWICE, Verdict.DOUBLED), 1),
-        (TWICE, _result(TWICE, Verdict.ONCE, "expected doubled, found exactly once"), 2),
+        (TWICE, _result(TWICE, Verdict.ONCE, SPARED), 2),
+        (TWICE, _result(TWICE, Verdict.ONCE, f"{SPARED}; its heartbeat has not told the victim"), 1),
         (TWICE, _result(TWICE, Verdict.ONCE, "the fault did not strike: nothing came", bit=False), 1),
         (TWICE, _result(TWICE, Verdict.LOST, "expected doubled, found lost"), 1),
         (ONCE, _result(ONCE, Verdict.ONCE), 1),
         (ONCE, _result(ONCE, Verdict.DOUBLED, "expected exactly once, found doubled"), 1),
         (ONCE, _result(ONCE, Verdict.LOST, "expected exactly once, found lost"), 1),
         (ONCE, _result(ONCE, Verdict.STUCK, "TimeoutError: the heir did not end"), 2),
-        (ONCE, _result(ONCE, Verdict.DOUBLED, "TimeoutError: the judge did not end"), 1),
-        (ONCE, _result(ONCE, Verdict.STUCK, f"{driver._STARVED}: expected exactly once, found stuck"), 2),
-        (ONCE, _result(ONCE, Verdict.DOUBLED, f"{driver._STARVED}: expected exactly once, found doubled"), 1),
+        (ONCE, _result(ONCE, Verdict.DOUBLED, HUNG), 1),
+        (PLAIN, _result(PLAIN, Verdict.LOST, HUNG), 1),  # its effect is written down when it is made
+        (RELAY, _result(RELAY, Verdict.LOST, HUNG), 1),  # its messages are there before it begins
+        (TX, _result(TX, Verdict.LOST, HUNG), 2),  # its rows are read in the end
+        (ONCE, _result(ONCE, Verdict.LOST, f"{STARVED}: …"), 2),  # nobody was told that it is written
+        (ONCE, _result(ONCE, Verdict.STUCK, f"{STARVED}: expected exactly once, found stuck"), 2),
+        (ONCE, _result(ONCE, Verdict.DOUBLED, f"{STARVED}: expected exactly once, found doubled"), 1),
         (ONCE, _result(ONCE, Verdict.ONCE, BESIDE, heir=Heir.REPLAYED), 2),
         (ONCE, _result(ONCE, Verdict.ONCE, f"{BESIDE}; a late write was taken", heir=Heir.REPLAYED), 1),
         (
@@ -63,6 +76,99 @@ def test_only_what_has_no_verdict_or_a_better_one_is_played_once_more(
     assert (found.again, found.problem) == ((True, "the second") if plays == 2 else (False, first.problem))
 
 
+FIRST, SECOND = b"n" * 8, b"m" * 8
+
+
+def _overtaken(ledger: Ledger) -> None:
+    """The heir has run it while the victim slept."""
+    ledger.entered("victim", FIRST, 1)
+    ledger.struck("victim")
+    ledger.entered("heir", SECOND, 2)
+    ledger.effect("effect", "heir")
+    ledger.answer("heir", {"by": "heir"}, replayed=False, attempt=2)
+    ledger.woke("victim")
+
+
+def _looked(ledger: Ledger, nonce: bytes = SECOND) -> None:
+    ledger.answer("judge", {"by": "heir"}, replayed=True, attempt=2)
+    ledger.keep("done", nonce, 2)
+
+
+def _fine(ledger: Ledger) -> None:
+    _overtaken(ledger)
+    ledger.error("victim", "LeaseLost")
+    _looked(ledger)
+
+
+def _two_owners(ledger: Ledger) -> None:
+    _overtaken(ledger)
+    ledger.answer("victim", {"by": "heir"}, replayed=False, attempt=2)
+    _looked(ledger)
+
+
+def _wrong_nonce(ledger: Ledger) -> None:
+    _overtaken(ledger)
+    ledger.error("victim", "LeaseLost")
+    _looked(ledger, FIRST)
+
+
+def _noted(ledger: Ledger) -> None:
+    _overtaken(ledger)
+    ledger.note("victim")
+    ledger.error("victim", "LeaseLost")
+    _looked(ledger)
+
+
+def _away(ledger: Ledger) -> None:
+    _overtaken(ledger)
+    ledger.error("victim", "StoreUnavailable")
+    _looked(ledger)
+
+
+def _torn(ledger: Ledger) -> None:
+    ledger.effect("effect", "victim")
+    _overtaken(ledger)
+    ledger.answer("victim", {"by": "victim"}, replayed=False, attempt=1)
+
+
+def _told_nothing(ledger: Ledger) -> None:
+    ledger.struck("victim")
+    ledger.answer("heir", {"by": "heir"}, replayed=True, attempt=1)
+
+
+BEFORE, AFTER = "redis/sync/retry/zombie@run.started", "redis/sync/retry/zombie@run.returned"
+
+
+@pytest.mark.parametrize(
+    ("name", "story", "hung", "breach", "again"),
+    [
+        (BEFORE, _fine, "", "", True),
+        (BEFORE, _two_owners, "", "were told that they have run it", False),
+        (BEFORE, _wrong_nonce, "", "another's nonce", False),
+        (BEFORE, _noted, "", "its step's note was taken", False),
+        (BEFORE, _wrong_nonce, HUNG, "another's nonce", False),
+        (BEFORE, _away, "", "", True),  # a store that was away tells nobody LeaseLost
+        (AFTER, _torn, HUNG, "torn: the heir was told", False),
+        (AFTER, _overtaken, HUNG, "", True),
+        (PLAIN.name, _told_nothing, HUNG, "", False),  # lost
+    ],
+)
+def test_a_breach_is_in_the_result_whoever_hung_and_is_never_played_away(
+    name: str, story: Callable[[Ledger], None], hung: str, breach: str, again: bool, tmp_path: Path
+) -> None:
+    ledger = Ledger(str(tmp_path))
+    story(ledger)
+    job = Job(cell=CELLS[name], number=0, lease=0.1)
+    found = judged(job, ledger, bit=True, problem=hung, doubt="")
+    assert not found.agrees
+    assert found.problem.startswith(hung)
+    assert ("found lost" in found.problem) == (found.verdict is Verdict.LOST)
+    assert breach in found.problem
+    assert breach in found.breach
+    assert bool(found.breach) == bool(breach)
+    assert has_no_verdict(job.cell, found) is again
+
+
 def test_in_a_batch_that_is_played_again_a_worse_verdict_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = _result(ONCE, Verdict.DOUBLED, "expected exactly once, found doubled")
     late = _result(ONCE, Verdict.STUCK, "TimeoutError: the heir did not end")
@@ -78,10 +184,11 @@ def test_in_a_batch_that_is_played_again_a_worse_verdict_stays(monkeypatch: pyte
     assert [each.agrees for each in found] == [False, True, True]
     assert [each.again for each in found] == [False, True, True]
     assert found[1].first == "TimeoutError: the heir did not end"
+    assert [each.hung for each in found] == [False, True, False]
 
 
 @pytest.mark.parametrize(
-    ("verdict", "told", "starved"),
+    ("verdict", "told", "away"),
     [
         (Verdict.STUCK, ("StoreUnavailable",), True),
         (Verdict.STUCK, ("InProgress",), False),
@@ -91,7 +198,7 @@ def test_in_a_batch_that_is_played_again_a_worse_verdict_stays(monkeypatch: pyte
     ],
 )
 def test_a_store_that_was_away_excuses_no_loss_of_what_was_told(
-    verdict: Verdict, told: tuple[str, ...], starved: bool
+    verdict: Verdict, told: tuple[str, ...], away: bool
 ) -> None:
     answers = [Answer(by="heir", at=0.0, error=error) for error in told]
-    assert driver._starved(verdict, [*answers, Answer(by="judge", at=1.0)]) is starved
+    assert starved(verdict, [*answers, Answer(by="judge", at=1.0)]) is away

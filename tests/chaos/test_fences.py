@@ -109,6 +109,11 @@ OTHERS = {
         "redis/async/relay-redis/torn-log@acked.overtaken",
         "expected exactly once, found doubled",
     ),
+    "webhook-sink-drops-a-message": ("postgres/async/relay-webhook/kill@relay.published", "lost: b3"),
+    "waiter-gives-up-at-a-silence": (
+        "postgres/sync/retry/stall@wait.parked",
+        "had time left, was told StoreUnavailable",
+    ),
     "redis-everysec-is-always": ("redis/sync/hold/power-loss@acked.everysec", "this setting is not weak"),
 }
 NEEDS = {"redis": "redis", "cluster": "redis", "postgres": "postgres", "mariadb": "mariadb"}

@@ -8,10 +8,11 @@ import pytest
 
 from semel.testing.chaos import Cell, Heir, Verdict
 from semel.testing.chaos.ledger import Answer, Effect, Story
-from semel.testing.chaos.messaging_verdicts import ids_of, judged, wanted
+from semel.testing.chaos.messaging_verdicts import certain, ids_of, judged, wanted
 
 OVER = Answer("judge", 9.0, "all is over", replayed=True)
 SENT = ids_of()
+ROWS = [f"row {name}" for name in SENT]
 
 
 def cell(**changes: Any) -> Cell:
@@ -64,6 +65,8 @@ def test_messages_that_are_left_over_are_no_end() -> None:
         ({}, {"rows": [*(f"row {name}" for name in SENT), *SENT, "a1"]}, "the inbox has admitted a1"),
         ({}, {"rows": [*(f"row {name}" for name in SENT[1:]), *SENT]}, "the application's rows of a1"),
         ({}, {"arrived": [*SENT, "a9"]}, "what was rolled back"),
+        ({"expected": Verdict.DOUBLED}, {"arrived": [*SENT[:-1], "a1"]}, "lost: b3"),
+        ({"expected": Verdict.DOUBLED}, {"arrived": [*SENT, "a1"], "rows": ROWS}, "the inbox has admitted"),
         ({"fault": "zombie"}, {}, "the overtaken relay was not told"),
         ({"fault": "torn-log", "point": "acked.overtaken"}, {}, "the overtaken relay was not told"),
         ({"fault": "broker-kill"}, {}, "nobody has paused"),
@@ -73,8 +76,38 @@ def test_messages_that_are_left_over_are_no_end() -> None:
 def test_what_must_hold_besides_has_teeth(changes: dict[str, Any], facts: dict[str, Any], what: str) -> None:
     arrived = facts.pop("arrived", SENT)
     if changes.get("point", "").startswith("acked."):
-        facts["rows"] = [*(f"row {name}" for name in ids_of(count=4)), *SENT]
+        arrived = ids_of(count=4)
+        facts["rows"] = [*(f"row {name}" for name in arrived), *arrived]
     assert what in judged(cell(**changes), story(arrived, **facts))[1]
+
+
+def test_only_where_a_loss_is_expected_may_a_message_be_missing() -> None:
+    lost = cell(fault="torn-log", point="acked.gone", expected=Verdict.LOST)
+    rows = [f"row {name}" for name in ids_of(count=4)]
+    alarmed = Answer("heir", 5.0, {"alarms": ["lost-tail"]})
+    made = story(SENT, rows=[*rows, *SENT], answers=[alarmed, OVER])
+    assert judged(lost, made) == (Verdict.LOST, "")
+    assert "lost: a4 b4" in judged(cell(fault="torn-log", point="acked.gone"), made)[1]
+
+
+@pytest.mark.parametrize(
+    "changes, facts, what",
+    [
+        ({}, {"answers": []}, ""),  # nobody has looked: what is missing may be on its way
+        ({}, {"answers": [Answer("judge", 9.0, error="Left")]}, ""),
+        ({}, {}, "lost: b3"),
+        ({"mode": "outbox"}, {"arrived": [], "answers": [OVER]}, ""),  # nobody was told that it is written
+        ({"mode": "outbox"}, {"arrived": [], "answers": [Answer("heir", 5.0, "heir"), OVER]}, "lost: a1"),
+        ({}, {"arrived": [*SENT, "a9"], "answers": []}, "what was rolled back"),
+        ({}, {"arrived": ["a2", "a1"], "answers": []}, "reordered: a2 a1"),
+    ],
+)
+def test_what_is_certain_is_so_although_somebody_did_not_end(
+    changes: dict[str, Any], facts: dict[str, Any], what: str
+) -> None:
+    said = certain(cell(**changes), story(facts.pop("arrived", SENT[:-1]), **facts))
+    assert said.startswith(what)
+    assert bool(said) == bool(what)
 
 
 def test_a_copy_that_comes_later_is_doubled_and_not_reordered() -> None:

@@ -36,7 +36,7 @@ from semel.model import (
 from semel.runtime import run_sync
 from semel.store import Query, Store
 from semel.stores.memory import MemoryStore
-from tests.contract.sequences import DRIFT, NONCES, Step, Who
+from tests.contract.sequences import DRIFT, NONCES, SEEN, Step, Who
 
 TOLERANCE = 2.4
 TRIES = 5
@@ -99,7 +99,7 @@ class Pair:
                 self.both(lambda side: side.note(self.resolve(step)))
             case _:
                 ends = [self.resolve(part) for part in step.parts or (step,)]
-                self.both(lambda side: side.settle(ends))
+                self.both(lambda side: side.settle(self.seen_by(side, ends)))
         for number in sorted({part.scope for part in step.parts or (step,)}):
             self.compare_records(self.scopes[number])
 
@@ -137,6 +137,15 @@ class Pair:
                 return Settle(scope=scope, nonce=nonce, **chosen)
             case _:
                 return Settle(scope=scope, nonce=nonce or NONCES[0], **chosen)
+
+    def seen_by(self, side: Store, ends: Sequence[Settle]) -> list[Settle]:
+        """The time of a note is each side's own."""
+        run = run_sync if side is self.reference else self.run
+        found = [run(side.peek(end.scope))[0] if end.noted == SEEN else None for end in ends]
+        return [
+            end if record is None else msgspec.structs.replace(end, noted=record.noted)
+            for end, record in zip(ends, found, strict=True)
+        ]
 
     def has_steps(self, scope: Scope) -> bool:
         record = run_sync(self.reference.peek(scope))[0]

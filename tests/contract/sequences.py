@@ -20,6 +20,7 @@ CHAPTERS = 6  # of at most 5 jumps; each jump adds DRIFT, so nothing comes withi
 DRIFT = 0.2
 NONCES = [bytes([n]) * 16 for n in range(1, 4)]
 WORDS = [bytes([n]) * 16 for n in range(11, 14)]
+SEEN, UNSEEN = -1.0, -2.0  # for `noted` of a word: as the record says it, and another time
 Who = Literal["owner", "one", "two", "three", "nobody"]
 
 
@@ -108,6 +109,8 @@ def worded(
             repair=st.sampled_from(repair),
             actor=st.sampled_from(["ada", "bob", ""]),
             reason=st.sampled_from(["", "asked the bank"]),
+            steps=st.sampled_from([None, None, b"", b"short"]),
+            noted=st.sampled_from([None, None, SEEN, UNSEEN]),
             **outcome,
         ),
     )
@@ -162,6 +165,14 @@ stories = st.one_of(
         claims(("one",)), settles((Kind.RELEASED,)), jumps(0.0, 0.0, 30.0), claims(("two",)), settles()
     ),
     st.tuples(claims(("one",)), notes, settles((Kind.RELEASED,)), jumps(0.0, 10.0), claims(("two",)), notes),
+    st.tuples(
+        claims(("one",), STRICT),
+        notes,
+        jump,
+        settles((Kind.RELEASED,)),
+        jumps(0.0, 10.0, 20.0),
+        claims(("two",)),
+    ),
     # an outcome is unknown, people speak
     st.tuples(claims(("one",)), settles((Kind.UNKNOWN, Kind.FAILED)), words, words, claims(("two",))),
     st.tuples(claims(("one",)), settles((Kind.UNKNOWN,)), worded((Kind.FAILED,), (False,)), words),

@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from semel import ConfigurationError, Found, Semel, SemelError
+from semel import ConfigurationError, Found, Semel, SemelError, current_run
 from semel.cli import keys
 from semel.cli.commands import app
 from semel.cli.records import explained
@@ -117,6 +118,34 @@ def test_a_person_decides(desk: Desk) -> None:
     assert desk.about("forget", "never", code=1) == "never: there is no record\n"
     assert desk.once.execute("bad-1", lambda: "anew").value == "anew"
     assert desk.listed() == {}
+
+
+def test_a_decision_is_kept_as_long_as_the_program_would(desk: Desk) -> None:
+    desk.about("resolve", "lost-1", "--value", "1", "--retention", "2592000", "--tombstone", "7776000")
+    desk.about("resolve", "bad-1", "--error", "no", "--retention", "inf")
+    kept = {key: desk.once.peek(key) for key in ("lost-1", "bad-1")}
+    lost, bad = kept["lost-1"], kept["bad-1"]
+    assert lost is not None
+    assert lost.settled is not None
+    assert lost.expires == pytest.approx(lost.settled + 30 * 86_400, abs=0.01)
+    assert lost.tombstone == pytest.approx(lost.expires + 90 * 86_400, abs=0.01)
+    assert bad is not None
+    assert bad.expires == inf
+    with pytest.raises(ConfigurationError, match="retention must be at least 0"):
+        desk.about("resolve", "lost-1", "--value", "1", "--retention", "-1")
+
+
+def test_a_release_keeps_finished_steps_as_long_as_the_program_would(desk: Desk) -> None:
+    def stepped() -> None:
+        current_run().step("reserve", lambda: "reserved", on_unknown="retry")
+        raise RuntimeError("no answer from the bank")
+
+    with pytest.raises(RuntimeError):
+        desk.once.execute("lost-2", stepped, on_unknown="hold")
+    desk.about("release", "lost-2", "--retention", "2592000")
+    record = desk.once.peek("lost-2")
+    assert record is not None
+    assert record.expires == pytest.approx(record.noted + 30 * 86_400, abs=0.01)
 
 
 @pytest.mark.parametrize("desk", ["sqlite"], indirect=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import sqlite3
 import subprocess
 import sys
@@ -13,48 +11,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from typer.testing import CliRunner
 
-from semel import AsyncSemel, ConfigurationError, Semel, StoreUnavailable
-from semel.cli.commands import app
-from semel.doctor import Checkup, examine, examine_async, judge
+from semel import ConfigurationError, Semel, StoreUnavailable
+from semel.doctor import examine, judge
 from semel.doctor.advice import advice_for
-from semel.doctor.page import lines
 from semel.store import Facts, Settings
 from semel.stores.mysql.server import facts_of
 from semel.testing import services
-
-
-def doctor(*words: str, code: int) -> str:
-    """What the command prints."""
-    done = CliRunner().invoke(
-        app, ["doctor", *words], env={"COLUMNS": "110", "NO_COLOR": "1", "TERM": "dumb"}
-    )
-    assert done.exit_code == code, done.output
-    return done.output
-
-
-def doctor_data(*words: str, code: int) -> Any:
-    return json.loads(doctor(*words, "--json", code=code))
-
-
-def told(checkup: Checkup) -> str:
-    return "\n".join(lines(checkup, judge(checkup)))
-
-
-def agree(url: str) -> Checkup:
-    """The doctor, the sync and the async face say the same about one store."""
-    checkup = examine(url)
-    with Semel(url) as once:
-        assert once.guarantee() == checkup.guarantee
-
-    async def asked() -> None:
-        async with AsyncSemel(url) as once:
-            assert await once.guarantee() == checkup.guarantee
-        assert (await examine_async(url)).guarantee == checkup.guarantee
-
-    asyncio.run(asked())
-    return examine(url)
+from tests.ops.doctor_lab import agree, doctor, doctor_data, told
 
 
 # -------------------------------------------------------------------------------------------------- SQLite
@@ -85,10 +49,14 @@ def test_the_doctor_leaves_a_foreign_file_as_it_was(tmp_path: Path) -> None:
     checkup = examine(f"sqlite:///{path}")
     assert checkup.schema.state == "missing"
     assert judge(checkup).code == 0, "tables are made at the first use"
-    assert checkup.guarantee.settings["journal_mode"] == "delete"
-    assert any("switches the file to wal" in note for note in checkup.advice)
+    assert any("journal_mode of the file is delete: semel switches it" in note for note in checkup.advice)
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == ["shop.db"]
+    with Semel(f"sqlite:///{path}") as once:
+        assert once.guarantee() == checkup.guarantee, (
+            "the doctor says before the first use what a face says after it"
+        )
+    assert not any("journal_mode" in note for note in examine(f"sqlite:///{path}").advice)
 
 
 def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:

@@ -703,6 +703,27 @@ SAFE = {
             True,
             ("remote_write",),
         ),
+        (
+            {"standbys": "2", "standbys_not_waited_for": "1", "synchronous_standby_names": "*"},
+            True,
+            False,
+            ("'FIRST 2 (*)'",),
+        ),
+        (
+            {"standbys": "2", "standby_names": "a, b", "synchronous_standby_names": "any 1 (a,b)"},
+            True,
+            False,
+            ("waits for 1 of 2 standbys",),
+        ),
+        ({"standbys": "1", "synchronous_standby_names": 'a, "b"'}, True, False, ("1 of 2",)),
+        (
+            {"standbys": "1", "standbys_not_seen": "1", "synchronous_standby_names": "*"},
+            True,
+            False,
+            ("may not see",),
+        ),
+        ({"standbys": "2", "synchronous_standby_names": "2(*)"}, True, True, ()),
+        ({"unlogged_tables": "semel, semel_audit"}, False, True, ("ALTER TABLE semel_audit SET LOGGED",)),
         ({"in_recovery": "true"}, True, True, ("read-only",)),
         ({"default_transaction_read_only": "on"}, True, True, ("read-only",)),
         ({"default_transaction_isolation": "serializable"}, True, True, ("serializable",)),
@@ -716,6 +737,28 @@ def test_facts_name_the_setting_to_change(
     assert len(facts.warnings) == len(words)
     for word, warning in zip(words, facts.warnings, strict=True):
         assert word in warning
+
+
+@pytest.mark.parametrize(
+    "names, there, remedy",
+    [
+        ("", "walreceiver", 'FIRST 1 ("walreceiver")'),
+        ("*", "walreceiver, walreceiver", "FIRST 2 (*)"),
+        ("ANY 1 (a, b)", "a, b", 'FIRST 2 ("a", "b")'),
+        ("a", "a, b", 'FIRST 2 ("a", "b")'),
+        ('FIRST 1 ("a", c)', "a, b", 'FIRST 3 ("a", "c", "b")'),
+        ("a", "a, it's", "FIRST 2 (*)"),
+    ],
+)
+def test_facts_name_a_setting_that_waits_for_every_standby(names: str, there: str, remedy: str) -> None:
+    seen = {
+        "standbys": str(len(there.split(", "))),
+        "standbys_not_waited_for": "1",
+        "standby_names": there,
+        "synchronous_standby_names": names,
+    }
+    (warning,) = facts_of({**SAFE, **seen}, pooled=False).warnings
+    assert f"ALTER SYSTEM SET synchronous_standby_names = '{remedy}'" in warning
 
 
 def test_facts_say_that_a_pooler_is_in_between() -> None:

@@ -152,7 +152,9 @@ def test_a_held_outcome_is_told_as_unknown_and_never_doubles(pytester: pytest.Py
                 effects=lambda key: len(Path(key).read_text()) if Path(key).exists() else 0,
                 faults=["kill"],
             )
-            print(report)
+            errors = [line for line in str(report).splitlines() if line.startswith("  error: ")]
+            assert len(errors) == 1 and errors[0].startswith("  error: OutcomeUnknown: "), errors
+            assert errors[0].endswith(f" (in {len(report.failures)} tries)"), errors
             assert report.never_doubles and not report.holds
             assert report.verdict("run.started", "kill") == report.verdict("run.returned", "kill") == "unknown"
             assert report.verdict("claim.sent", "kill") == report.verdict("settle.stored", "kill") == "once"
@@ -308,10 +310,14 @@ def test_an_object_whose_call_is_a_coroutine_is_a_handler(tmp_path: Path) -> Non
     assert report.holds, str(report)
 
 
-def test_arguments_that_are_a_text_are_refused_by_name(tmp_path: Path) -> None:
+def test_arguments_that_are_no_tuple_are_refused_by_name(tmp_path: Path) -> None:
     handler = Handler(tmp_path)
-    with pytest.raises(RuntimeError, match=r"give a tuple of arguments, \(key,\)"):
+    with pytest.raises(ConfigurationError, match=r"gave the text 'try-.*arguments=lambda key: \(key,\)"):
         prove(handler, arguments=lambda key: key, effects=handler.count)
+    with pytest.raises(
+        ConfigurationError, match=r"gave 5: give a tuple of arguments, arguments=lambda key: \(key,\)"
+    ):
+        prove(handler, arguments=lambda _: 5, effects=handler.count)  # type: ignore[arg-type,return-value]
 
 
 def test_an_interrupt_in_a_thread_of_the_handlers_strikes_its_main_thread(tmp_path: Path) -> None:
@@ -341,6 +347,48 @@ def test_a_mark_without_effects_is_refused_with_the_remedy(pytester: pytest.Pyte
         """
     )
     run(pytester).stdout.fnmatch_lines(["*exactly_once needs effects=*"])
+
+
+def test_a_marked_test_must_take_its_key_itself(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+        from pathlib import Path
+
+        def count(key):
+            return Path(key).stat().st_size if Path(key).exists() else 0
+
+        @pytest.fixture
+        def order(once_key):
+            return f"order-{once_key}"
+
+        @pytest.mark.exactly_once(effects=count, faults=["kill"])
+        def test_through_a_fixture(order):
+            Path(order).write_text("x")
+
+        @pytest.mark.exactly_once(effects=count, faults=["kill"])
+        def test_without():
+            Path("one").write_text("x")
+
+        @pytest.mark.exactly_once(effects=count, faults=["kill"], arguments=lambda key: (key,))
+        def test_with_arguments(tmp_path):
+            Path(tmp_path).write_text("x")
+
+        @pytest.mark.exactly_once(
+            effects=lambda: count("two"), faults=["kill"], reset=lambda: Path("two").unlink(missing_ok=True)
+        )
+        def test_with_a_reset(tmp_path):
+            Path("two").write_text("x")
+        """
+    )
+    result = run(pytester)
+    result.assert_outcomes(failed=2, passed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "*a marked test must take once_key itself, def test_through_a_fixture(once_key, *",
+            "*a marked test must take once_key itself, def test_without(once_key, *",
+        ]
+    )
 
 
 def test_a_handler_that_hides_that_another_is_at_it_has_told_a_success_that_is_none(tmp_path: Path) -> None:

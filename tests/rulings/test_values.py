@@ -287,8 +287,6 @@ async def test_R26_only_request_is_compared(lab: Lab) -> None:
 
 async def test_R26_a_started_step_under_hold_is_unknown_and_a_probe_may_find_it(lab: Lab) -> None:
     dead = lab.face(lease=0.05)
-    claim = dead.claim("k")
-    await lab.do(claim.__enter__() if lab.colour == "sync" else claim.__aenter__())
 
     class Crash(BaseException):
         pass
@@ -296,10 +294,14 @@ async def test_R26_a_started_step_under_hold_is_unknown_and_a_probe_may_find_it(
     def crash() -> None:
         raise Crash
 
-    with pytest.raises(Crash):
-        await lab.do(claim.run.step("charge", lab.fn(crash), on_unknown="hold"))
+    for key in ("held", "probed"):
+        claim = dead.claim(key)
+        await lab.do(claim.__enter__() if lab.colour == "sync" else claim.__aenter__())
+        with pytest.raises(Crash):
+            await lab.do(claim.run.step("charge", lab.fn(crash), on_unknown="hold"))
     _stop_heart(dead, lab)
-    await lapsed(lab, dead, "k")
+    await lapsed(lab, dead, "held")
+    await lapsed(lab, dead, "probed")
     calls: list[Any] = []
 
     def charge() -> str:
@@ -319,11 +321,10 @@ async def test_R26_a_started_step_under_hold_is_unknown_and_a_probe_may_find_it(
 
     once = lab.face()
     with pytest.raises(OutcomeUnknown):
-        await lab.do(once.execute("k", work("hold")))
-    assert (await lab.do(once.peek("k"))).state == "unknown"
-    await lab.do(once.resolve("k", release=True, actor="ann"))
+        await lab.do(once.execute("held", work("hold")))
+    assert (await lab.do(once.peek("held"))).state == "unknown"
     found = lab.fn(lambda: Found("found it"))
-    assert (await lab.do(once.execute("k", work(found)))).value == "found it"
+    assert (await lab.do(once.execute("probed", work(found)))).value == "found it"
     assert calls == []
 
 

@@ -303,6 +303,33 @@ def test_R14_a_release_with_steps_ends_one_retention_after_the_last_note() -> No
     assert record.expires == NOW + 5 + RETENTION
 
 
+def test_R14_a_release_with_steps_that_comes_later_than_that_ends_one_retention_after_it() -> None:
+    late = NOW + 5 + RETENTION
+    first = noted(won(asked=ask(lease=500.0)), NOW + 5)
+    assert settled(Kind.RELEASED, late - 1, first).expires == late
+    for now in (late, late + 50):
+        assert settled(Kind.RELEASED, now, first).expires == now + RETENTION
+    held = settled(Kind.UNKNOWN, record=first)
+    for actor in ("ada", ""):
+        answer, changed = model.settle(held, word(Kind.RELEASED, actor=actor), late + 50)
+        assert answer is Answer.OK
+        assert changed is not None
+        assert (changed.steps, changed.expires) == (b"step", late + 50 + RETENTION)
+    assert settled(Kind.RELEASED, late, first, retention=0.0).expires == late
+    assert settled(Kind.RELEASED, late, first, retention=inf).expires == inf
+
+
+def test_R26_a_word_does_not_overwrite_a_step_that_was_noted_since_it_was_read() -> None:
+    first = noted(won(asked=ask(policy=Policy.HOLD)), NOW + 1)
+    release = word(Kind.RELEASED, steps=b"", noted=first.noted)
+    assert model.settle(noted(first, NOW + 20), release, NOW + 30) == (Answer.LOST, None)
+    answer, changed = model.settle(first, release, NOW + 30)
+    assert answer is Answer.OK
+    assert changed is not None
+    assert (changed.state, changed.steps) == (State.RELEASED, b"")
+    assert model.settle(changed, release, NOW + 31) == (Answer.OK, None)
+
+
 def test_R15_a_repair_overrules_any_settled_record_but_no_run() -> None:
     for kind in OWNERS_KINDS:
         answer, changed = model.settle(settled(kind), word(Kind.FAILED, repair=True), NOW)
@@ -382,11 +409,12 @@ def test_R7_forget_refuses_a_live_run_and_nothing_else() -> None:
 
 
 def test_R9_a_delay_outlasts_retention() -> None:
-    for record in (won(), noted(won())):
+    for record, attempts in ((won(), 1), (noted(won()), 2)):  # steps are there when it may be tried (R26)
         released = settled(Kind.RELEASED, record=record, after=RETENTION + 50)
         assert model.view(released, NOW + RETENTION + 49) is State.RELEASED
         assert verdict_of(released, ask(TWO), NOW + RETENTION + 49) == Busy(1.0, 1, delayed=True)
-        assert won(released, ask(TWO), NOW + RETENTION + 50).attempts == 1
+        taken = won(released, ask(TWO), NOW + RETENTION + 50)
+        assert (taken.attempts, taken.steps) == (attempts, record.steps)
 
 
 def test_R11_a_probe_that_found_nothing_leaves_a_stored_hold_unknown() -> None:

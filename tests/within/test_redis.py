@@ -437,8 +437,9 @@ def test_R28_a_cluster_needs_the_records_tag_in_every_key(redis_cluster: Any) ->
         pipe.set("balance", 1)
 
     assert once.tag("k2") not in "balance"
-    with pytest.raises(RedisError):
+    with pytest.raises(ConfigurationError, match=r"once\.tag\(key\)") as caught:
         once.within(pipe).execute("k2", elsewhere)
+    assert isinstance(caught.value.__cause__, RedisError)
     record = once.peek("k2")
     assert record is not None
     assert record.state == "released", "nothing was applied: a known failure"

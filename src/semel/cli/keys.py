@@ -35,6 +35,9 @@ Prefix = Annotated[str, typer.Option(help="The prefix= that the program uses.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print data instead of a page.")]
 Actor = Annotated[str | None, typer.Option(help="Who decides; your user name unless given.")]
 Reason = Annotated[str, typer.Option(help="Why; kept in the audit trail.")]
+Retention = Annotated[
+    float, typer.Option(help="Seconds to keep it: the retention= that the program uses. inf: for ever.")
+]
 
 _HASH: Final = 32
 _ENDED: Final = frozenset(State) - {State.RUNNING}
@@ -194,6 +197,10 @@ def resolve(
     operation: Operation = "default",
     actor: Actor = None,
     reason: Reason = "",
+    retention: Retention = 86_400.0,
+    tombstone: Annotated[
+        float, typer.Option(help="Seconds to refuse late retries after that: the program's tombstone=.")
+    ] = 0.0,
     table: Table = "semel",
     prefix: Prefix = "semel",
 ) -> None:
@@ -203,6 +210,7 @@ def resolve(
     word |= {"release": True} if release else {}
     if len(word) != 1:
         raise ConfigurationError("say exactly one of --value JSON, --error TEXT and --release")
+    word |= {"retention": retention, "tombstone": tombstone}
     with _opened(url, table, prefix, tenant, operation) as once:
         once.resolve(_name(once, key, by_scope=by_scope), actor=actor or _me(), reason=reason, **word)
     typer.echo(f"{key}: {'released' if release else 'failed' if error is not None else 'done'}")
@@ -233,12 +241,14 @@ def release(
     operation: Operation = "default",
     actor: Actor = None,
     reason: Reason = "",
+    retention: Retention = 86_400.0,
     table: Table = "semel",
     prefix: Prefix = "semel",
 ) -> None:
     """Let an unknown or failed key run again: the next caller does. Only if the effect did not happen."""
     with _opened(url, table, prefix, tenant, operation) as once:
-        once.resolve(_name(once, key, by_scope=by_scope), release=True, actor=actor or _me(), reason=reason)
+        name = _name(once, key, by_scope=by_scope)
+        once.resolve(name, release=True, actor=actor or _me(), reason=reason, retention=retention)
     typer.echo(f"{key}: released")
 
 

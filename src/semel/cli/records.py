@@ -106,12 +106,20 @@ def lines(record: Record, events: Sequence[Event]) -> list[tuple[str, str]]:
     data["labels"] = ", ".join(f"{name}={value}" for name, value in data["labels"].items())
     data["error"] = "" if record.error is None else f"{record.error.type}: {record.error.message}"
     shown = [(name, str(value)) for name, value in data.items() if value not in (None, "", False)]
-    for name, step in (steps.decode(record.steps) if record.steps else {}).items():
-        shown.append((f"step {name}", f"{step.phase}, {moment(step.at)}"))
+    shown += _steps(record)
     for event in events:
         who = f"{event.kind.value} by {event.actor}" + (f": {event.reason}" if event.reason else "")
         shown.append((f"{moment(event.at)}", who))
     return shown
+
+
+def _steps(record: Record) -> list[tuple[str, str]]:
+    """Names and times of the steps; not where they are encrypted."""
+    try:
+        known = steps.decode(record.steps) if record.steps else {}
+    except CodecError:
+        return [("steps", f"{len(record.steps)} bytes that cannot be read here: encrypted, or damaged")]
+    return [(f"step {name}", f"{step.phase}, {moment(step.at)}") for name, step in known.items()]
 
 
 def _value(record: Record) -> str:

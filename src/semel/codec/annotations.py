@@ -23,6 +23,7 @@ __all__ = ["check_encodable", "named_classes", "names_a_cell", "return_type"]
 _WRAPPERS = (typing.Annotated, typing.Required, typing.NotRequired, typing.Final, typing.ClassVar)
 _AWAITABLES = (abc.Awaitable, abc.Coroutine)
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+_WRITTEN = (str, types.GenericAlias, types.UnionType)
 _MAX_CACHED = 4096
 
 
@@ -158,7 +159,7 @@ def _storable(cls: type) -> bool:
 # ---------------------------------------------------------------------------------- functions' results
 
 
-_known: dict[int, tuple[types.CodeType, Any, Any]] = {}
+_known: dict[int, tuple[types.CodeType, Any, Any, Any]] = {}
 
 
 def return_type(fn: Callable[..., Any]) -> Any:
@@ -175,7 +176,7 @@ def return_type(fn: Callable[..., Any]) -> Any:
     if isinstance(fn, types.FunctionType):
         if fn.__code__.co_flags & _GENERATORS:  # whatever the annotation says, nothing of this can be stored
             return types.GeneratorType
-        if isinstance(hint, str):
+        if hint is not None and not isinstance(hint, type):
             hint = _evaluated(fn, hint)
     if hint is None:
         return types.NoneType
@@ -201,26 +202,52 @@ def _innermost(fn: Any) -> Any:
 
 
 def names_a_cell(fn: types.FunctionType, hint: Any) -> bool:
-    """Whether a postponed annotation names what the function's closure holds: another function of the same text may mean
-    another class by it."""
-    return isinstance(hint, str) and not set(re.findall(r"\w+", hint)).isdisjoint(fn.__code__.co_freevars)
+    """Whether what is text in an annotation names what the function's closure holds: another function of the same text may
+    mean another class by it."""
+    held = fn.__code__.co_freevars
+    return bool(held) and any(not set(re.findall(r"\w+", text)).isdisjoint(held) for text in _texts(hint))
 
 
-def _evaluated(fn: types.FunctionType, text: str) -> Any:
-    """A postponed annotation. Evaluating costs 5 µs, so it is kept per code object, unless it names what a closure holds."""
+def _texts(hint: Any) -> Iterator[str]:
+    """What of an annotation is text: the whole of it (postponed), or the forward references in it (`list["Order"]`)."""
+    if isinstance(hint, str):
+        yield hint
+    elif isinstance(hint, typing.ForwardRef):
+        yield hint.__forward_arg__
+    elif (origin := typing.get_origin(hint)) is not None and origin is not typing.Literal:
+        arguments = typing.get_args(hint)
+        for argument in arguments[:1] if origin is typing.Annotated else arguments:
+            yield from _texts(argument)
+
+
+def _evaluated(fn: types.FunctionType, hint: Any) -> Any:
+    """An annotation without text in it. Evaluating costs 5 µs, so it is kept per code object, unless it names what a closure
+    holds; functions of the same code may still be annotated with something else."""
     code = fn.__code__
     cached = _known.get(id(code))
-    if cached is not None and cached[0] is code and cached[1] is fn.__globals__:
-        return cached[2]
-    local = {}
-    for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
-        try:
-            local[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    hint = _resolved(text, fn.__globals__, local)
-    if not names_a_cell(fn, text):
+    if cached is not None and cached[0] is code and cached[1] is fn.__globals__ and _same(cached[2], hint):
+        return cached[3]
+    meant = hint
+    if next(_texts(hint), None) is not None:
+        meant = _resolved(hint, fn.__globals__, _held(fn))
+    if not names_a_cell(fn, hint):
         if len(_known) >= _MAX_CACHED:
             _known.clear()
-        _known[id(code)] = (code, fn.__globals__, hint)
-    return hint
+        _known[id(code)] = (code, fn.__globals__, hint, meant)
+    return meant
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Also what is written anew whenever a function is made in a function: text, `list["Order"]`, `list["Order"] | None`."""
+    return one is other or (isinstance(one, _WRITTEN) and type(one) is type(other) and bool(one == other))
+
+
+def _held(fn: types.FunctionType) -> dict[str, Any]:
+    """What the function's closure holds by now, by name."""
+    held = {}
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            held[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    return held

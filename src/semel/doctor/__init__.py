@@ -100,7 +100,8 @@ async def _asked(store: Store, found: Look, url: str) -> Checkup:
             ConfigurationError
         ) as error:  # what a face would hear as well: an eviction policy, an old version
             problems.append(str(error))
-    return _checkup(url, facts, schema, attention or Attention(read=False), problems)
+    checkup = _checkup(url, facts, schema, attention or Attention(read=False), problems)
+    return msgspec.structs.replace(checkup, advice=(*found.notes, *checkup.advice))
 
 
 def _checkup(url: str, facts: Facts, schema: Schema, attention: Attention, problems: list[str]) -> Checkup:

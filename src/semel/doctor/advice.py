@@ -34,8 +34,6 @@ def advice_for(facts: Facts) -> Iterator[str]:
             if settings.get("log_bin", "OFF").upper() in ("OFF", "0"):
                 yield "log_bin = OFF: no replica can follow and no point in time be restored; correct for a single server"
         case "sqlite":
-            if settings.get("journal_mode") != "wal":
-                yield f"journal_mode is {settings.get('journal_mode')}: semel switches the file to wal at its first use"
             yield (
                 "a within(connection) commits on your connection: keep its PRAGMA synchronous at FULL, Python's default"
             )
@@ -79,11 +77,21 @@ def unread(facts: Facts) -> Iterator[str]:
             yield "this user may not run INFO; allow +info"
         elif "appendfsync" not in facts.settings and facts.settings["aof-enabled"] == "1":
             yield "this user may not run CONFIG GET; allow +config|get"
+    if facts.store == "postgresql":
+        yield from (text for text in facts.warnings if text.startswith("this user may not see"))
 
 
 def hindrances(facts: Facts) -> Iterator[str]:
-    """Settings under which semel cannot write."""
+    """Settings under which semel cannot write, and tables that do not keep what is written."""
     settings = facts.settings
+    if settings.get("role") == "slave" and settings.get("topology") == "standalone":
+        yield "this server is a replica (role: slave): point the URL to the master"
+    if names := settings.get("unlogged_tables"):
+        mend = "; ".join(f"ALTER TABLE {name} SET LOGGED" for name in names.split(", "))
+        yield f"semel's tables are UNLOGGED, a crash of the server empties them: {mend}"
+    if found := settings.get("not_innodb"):
+        mend = "; ".join(f"ALTER TABLE `{one.partition('=')[0]}` ENGINE=InnoDB" for one in found.split(", "))
+        yield f"semel's tables are not InnoDB ({found}): {mend}"
     if settings.get("in_recovery") == "true" or settings.get("default_transaction_read_only") == "on":
         yield "the server is read-only: point the URL to the primary"
     if settings.get("read_only", "OFF").upper() in ("ON", "1"):

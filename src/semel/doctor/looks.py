@@ -71,6 +71,8 @@ class Look(msgspec.Struct, frozen=True):
     facts: Facts | None = None
     schema: Schema = Schema()
     attention: Attention | None = None
+    notes: tuple[str, ...] = ()
+    """What is so now, and will not be when a face has used the store."""
 
 
 async def look(url: str, settings: Settings, colour: Colour) -> Look:
@@ -143,9 +145,20 @@ def _read_sqlite(path: str, table: str) -> Look:
                 return records.scan(db, query)
 
             attention = run_sync(count(scan)) if schema.readable else Attention(read=False)
-            return Look(read_facts(db, path), schema, attention)
+            facts, notes = _as_used(read_facts(db, path))
+            return Look(facts, schema, attention, notes)
     except sqlite3.Error as error:
         raise explain(error, path) from error
+
+
+def _as_used(facts: Facts) -> tuple[Facts, tuple[str, ...]]:
+    """A face switches the file to the write-ahead log before anything else: that is what it promises with."""
+    mode = facts.settings["journal_mode"]
+    if mode == "wal":
+        return facts, ()
+    settings = {**facts.settings, "journal_mode": "wal"}
+    note = f"journal_mode of the file is {mode}: semel switches it to wal at its first use"
+    return msgspec.structs.replace(facts, settings=settings), (note,)
 
 
 def _sqlite_schema(db: sqlite3.Connection, table: str) -> Schema:
@@ -207,7 +220,7 @@ async def _look_mysql(url: str, settings: Settings, colour: Colour) -> Look:
         session = await pool.take(until, fresh=True)
         try:
             rows = await session.query(words["version"]) if await session.query(there, (name,)) else ()
-            facts = await read_facts(session)
+            facts = await read_facts(session, words)
         finally:
             await pool.give(session)
     except (Lost, TimeoutError) as error:

@@ -27,6 +27,8 @@ except ImportError as missing:  # pragma: no cover - the message is the product 
 __all__ = ["Encrypt", "Ring"]
 
 _MARK = b"\xe1"
+_NONCE = 12
+_LEAST = _NONCE + 16  # and a tag: more than that only if something was sealed
 _replace = msgspec.structs.replace
 
 
@@ -45,15 +47,23 @@ class Ring:
         self._seal_name = next(iter(self._open))
 
     def seal(self, data: bytes, scope: Scope) -> bytes:
-        nonce = os.urandom(12)
+        nonce = os.urandom(_NONCE)
         name = self._seal_name
         body = self._open[name].encrypt(nonce, data, scope.hash + name)
         return _MARK + bytes([len(name)]) + name + nonce + body
 
     def open(self, data: bytes, scope: Scope) -> bytes:
         if data[:1] != _MARK:
-            raise CodecError("the stored bytes are not encrypted, and an encrypted store reads nothing else")
-        end = 2 + data[1]
+            raise CodecError(
+                "the stored bytes are not encrypted, and an encrypted store reads nothing else: read the key without encrypt=, or "
+                "repair it with resolve(key, …), or forget(key)"
+            )
+        end = 2 + (data[1] if len(data) > 1 else 0)
+        if len(data) < end + _LEAST:
+            raise CodecError(
+                f"the stored bytes were cut short: {len(data)} are fewer than any sealed value has. Put the record back from a "
+                "copy, or look the effect up and repair the key with resolve(key, …), or forget(key)"
+            )
         name = data[2:end]
         cipher = self._open.get(name)
         if cipher is None:
@@ -61,9 +71,12 @@ class Ring:
                 f"the encryption key {name.decode('ascii', 'replace')!r} is not in the ring: put it back"
             )
         try:
-            return cipher.decrypt(data[end : end + 12], data[end + 12 :], scope.hash + name)
+            return cipher.decrypt(data[end : end + _NONCE], data[end + _NONCE :], scope.hash + name)
         except InvalidTag:
-            raise CodecError("the stored bytes were changed, or belong to another scope") from None
+            raise CodecError(
+                "the stored bytes were changed, or belong to another scope. Put the record back from a copy, or look the effect "
+                "up and repair the key with resolve(key, …), or forget(key)"
+            ) from None
 
 
 class Encrypt(Layer):
@@ -126,5 +139,14 @@ class Encrypt(Layer):
             raise OutcomeUnknown(f"the record cannot be read: {error}", unreadable=True) from error
 
     async def scan(self, query: Query) -> Page:
-        """Records as listed carry no bodies that can be read without their scope's key: results stay sealed."""
-        return await self.inner.scan(query)
+        page = await self.inner.scan(query)
+        return _replace(page, records=tuple(map(self._listed, page.records)))
+
+    def _listed(self, record: Record) -> Record:
+        """A list is not spoilt by one record that is damaged, or another program's: that one stays sealed."""
+        if record.scope is None:
+            return record
+        try:
+            return self._opened(record, record.scope)
+        except CodecError:
+            return record

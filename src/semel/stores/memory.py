@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 from semel import model
-from semel.errors import StoreUnavailable
+from semel.errors import ConfigurationError, StoreUnavailable
 from semel.forks import survive_fork
 from semel.keys import Scope
 from semel.model import Answer, Ask, Event, Kind, Note, Record, Renewal, Settle, State, Verdict
@@ -28,7 +28,12 @@ _shared_lock = threading.Lock()
 
 def open_url(url: str, settings: Settings, colour: Colour) -> MemoryStore:
     del colour  # memory serves both
-    name = urlsplit(url).netloc
+    parts = urlsplit(url)
+    if parts.path.strip("/") or parts.query or parts.fragment:
+        raise ConfigurationError(
+            f"{url!r} says more than a name: write memory://, or memory://name for a store that others in this process share"
+        )
+    name = parts.netloc
     if not name:
         return MemoryStore(capacity=settings.capacity)
     with _shared_lock:

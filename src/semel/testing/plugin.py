@@ -142,7 +142,13 @@ def _files(run: Callable[..., Any], also: Iterable[ModuleType | str]) -> Iterabl
 
 
 def _of_key(effects: Callable[..., int]) -> Callable[[str], int]:
-    return effects if inspect.signature(effects).parameters else lambda _: effects()
+    try:
+        takes_key = bool(inspect.signature(effects).parameters)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"exactly_once: {effects!r} does not say whether it takes a key: give a function, effects=lambda key: …"
+        ) from error
+    return effects if takes_key else lambda _: effects()
 
 
 def _faults(faults: Iterable[Fault]) -> tuple[Fault, ...]:
@@ -160,14 +166,31 @@ def _discovered(case: Case) -> Discovery:
 
     (answer,) = _in_lanes([lambda: [msgspec.to_builtins(discover(case))]])
     found = msgspec.convert(answer, Discovery)
+    if found.misuse:
+        raise ConfigurationError(f"exactly_once: {found.error}")
     if found.error:
         raise RuntimeError(f"the handler fails without any fault: {found.error}\n{found.story}")
     if found.effects != case.expected:
         raise ConfigurationError(
-            f"exactly_once: after one run without any fault effects() counts {found.effects}, expected={case.expected}. It "
-            "must count from a file, a database or a server: the handler ran in another process"
+            f"exactly_once: after one run without any fault effects() counts {found.effects}, expected={case.expected}. "
+            + _miscounted(case, found)
         )
     return found
+
+
+def _miscounted(case: Case, found: Discovery) -> str:
+    """What is most likely wrong."""
+    if found.effects > case.expected:
+        return "Does it count the effects of other keys as well, effects=lambda key: …? Or does one run have more, expected=n?"
+    if found.left:
+        return (
+            f"The handler returned while {' and '.join(found.left)} still ran. Its process ends when it returns (by os._exit), and "
+            "with it what is left to the background: make the effect before it returns, join the thread, await the task"
+        )
+    return (
+        "Did the handler make an effect for this key at all? And effects() must count from a file, a database or a server: the "
+        "handler ran in another process"
+    )
 
 
 def _tried(case: Case, plan: list[tuple[Window, Fault]], *, lanes: int) -> list[Try]:
@@ -260,6 +283,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
             "@pytest.mark.exactly_once(effects=count)"
         )
     names = tuple(inspect.signature(pyfuncitem.obj).parameters)
+    if "once_key" not in names and not {"arguments", "reset"} & marker.kwargs.keys():
+        raise ConfigurationError(
+            f"@pytest.mark.exactly_once: a marked test must take once_key itself, def {pyfuncitem.originalname}(once_key, …): it is another "
+            "one in every try, which a fixture, made once, cannot know"
+        )
     given = {name: pyfuncitem.funcargs[name] for name in names}
     report = prove(
         pyfuncitem.obj,

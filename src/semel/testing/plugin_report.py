@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -171,8 +171,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 yield f"  {_EVERY_TIME if verdict == 'doubled' and self._repeats else advice}"
         if self.failures and not self._asks:
             yield f"  {_NO_SEMEL}"
-        errors = dict.fromkeys(each.error for each in self.failures if each.error)
-        yield from (f"  error: {text}" for text in errors)
+        yield from _errors(each.error for each in self.failures if each.error)
+
+
+def _errors(texts: Iterable[str]) -> Iterator[str]:
+    """One line per kind, by its first text: the others differ in their key only."""
+    kinds: dict[str, list[str]] = {}
+    for text in texts:
+        kinds.setdefault(text.partition(":")[0], []).append(text)
+    for first, *more in kinds.values():
+        yield f"  error: {first}" + (f" (in {len(more) + 1} tries)" if more else "")
 
 
 def _named(window: Window) -> str:

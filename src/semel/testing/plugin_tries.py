@@ -14,10 +14,11 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 from typing import Any, Literal, NoReturn
 
@@ -26,9 +27,13 @@ import msgspec
 from semel.errors import OutcomeUnknown, PreviousFailure
 from semel.testing.plugin_windows import CALLED, RETURNED, Fault, Watch, Window, shorter_leases, striker
 
-__all__ = ["Case", "Child", "Discovery", "Try", "Words", "discover", "repeat", "try_window"]
+__all__ = ["Case", "Child", "Discovery", "Misuse", "Try", "Words", "discover", "repeat", "try_window"]
 
 _DIE_WITH_PARENT = 1
+
+
+class Misuse(Exception):
+    """What was given to `exactly_once` cannot be a handler or its arguments: no finding about a handler."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +66,7 @@ class Words(msgspec.Struct):
     """Calling again changes nothing: the key is unknown or failed for good."""
     value: Any = None
     story: str = ""
+    misuse: bool = False
 
 
 class Try(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +90,9 @@ class Discovery(msgspec.Struct, frozen=True):
     error: str = ""
     story: str = ""
     seconds: float = 0.0
+    left: tuple[str, ...] = ()
+    """Threads and tasks that still ran when the handler returned."""
+    misuse: bool = False
 
 
 class Child:
@@ -92,6 +101,7 @@ class Child:
     def __init__(self, work: Callable[[Child], Any]) -> None:
         self._said = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `end`
         self.ended = False
+        self._status = 0
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
@@ -110,7 +120,8 @@ class Child:
             words.ok = True
         except BaseException as error:  # noqa: BLE001 - it is the finding
             # Whatever it is: it is told to the parent, and a forked child must never return into the test runner.
-            words.error = f"{type(error).__name__}: {error}".rstrip(": ")
+            words.misuse = isinstance(error, Misuse)
+            words.error = str(error) if words.misuse else f"{type(error).__name__}: {error}".rstrip(": ")
             words.final = isinstance(error, OutcomeUnknown | PreviousFailure)
             words.story = traceback.format_exc()
         finally:
@@ -126,7 +137,7 @@ class Child:
             pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
             if pid and os.WIFSTOPPED(status):
                 return "stopped"
-            self.ended = pid != 0
+            self.ended, self._status = pid != 0, status
             if not self.ended:
                 if time.monotonic() >= deadline:
                     return "late"
@@ -144,7 +155,14 @@ class Child:
         text = os.pread(self._said.fileno(), 1 << 30, 0)
         self._said.close()
         struck, text = text.startswith(b"!"), text.lstrip(b"!")
-        return struck, msgspec.json.decode(text[1:], type=Words) if text else Words(error="killed")
+        return struck, msgspec.json.decode(text[1:], type=Words) if text else Words(error=self._silence())
+
+    def _silence(self) -> str:
+        """Why it said nothing."""
+        if os.WIFEXITED(self._status):
+            code = os.WEXITSTATUS(self._status)
+            return f"it ended its process itself (os._exit({code})): let it return, or raise an error"
+        return f"killed by {signal.Signals(os.WTERMSIG(self._status)).name}"
 
     def end(self) -> None:
         if not self.ended:
@@ -158,21 +176,35 @@ class Child:
 def _perform(case: Case, key: str, watch: Watch | None, fault: Fault | None, child: Child) -> None:
     """Call the handler once, as a worker would."""
     shorter_leases(case.lease)
-    given = case.arguments(key)
-    if isinstance(given, str | bytes):
-        raise TypeError(f"arguments= gave the text {given!r}: give a tuple of arguments, (key,)")
-    arguments = tuple(given)
+    arguments = _arguments(case, key)
     if inspect.iscoroutinefunction(inspect.unwrap(case.run)) or inspect.iscoroutinefunction(
         getattr(case.run, "__call__", None)  # noqa: B004 - an object whose call is a coroutine function
     ):
         asyncio.run(_perform_async(case, arguments, watch, fault, child))
         return
     with _watched(watch, fault, child, None):
-        value = case.run(*arguments)
-        if inspect.isawaitable(value):
-            raise TypeError(
-                "the handler returned something to await: make it an `async def`, or await it inside"
-            )
+        _finished(case.run(*arguments))
+
+
+def _arguments(case: Case, key: str) -> tuple[Any, ...]:
+    given: Any = case.arguments(key)
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        what = "the text " if isinstance(given, str | bytes) else ""
+        raise Misuse(
+            f"arguments= gave {what}{given!r}: give a tuple of arguments, arguments=lambda key: (key,)"
+        )
+    return tuple(given)
+
+
+def _finished(value: Any) -> None:
+    """A call that only promises to work has done nothing yet."""
+    if inspect.isawaitable(value):
+        raise Misuse("the handler returned something to await: make it an `async def`, or await it inside")
+    if inspect.isgenerator(value) or inspect.isasyncgen(value):
+        raise Misuse(
+            f"the handler {value.__qualname__} is a generator, whose body does not run when it is called: take `yield` out, or "
+            "give a function that goes through it, lambda key: list(handler(key))"
+        )
 
 
 async def _perform_async(
@@ -191,10 +223,26 @@ def _watched(
         return
     if fault is not None:
         watch.arm(striker(fault, child.say_struck, task))
+    before = set(threading.enumerate())
     with watch.watching():
         watch.reach(CALLED)
         yield
         watch.reach(RETURNED)
+    watch.left = (*_threads_since(before), *(() if task is None else _tasks_beside(task)))
+
+
+def _threads_since(before: set[threading.Thread]) -> Iterator[str]:
+    for thread in threading.enumerate():
+        # asyncio ends its own (`to_thread`) itself, when they have done their work.
+        if thread not in before and not thread.name.startswith(("semel-", "asyncio_")):
+            yield f"the thread {thread.name!r}"
+
+
+def _tasks_beside(task: asyncio.Task[Any]) -> Iterator[str]:
+    for other in asyncio.all_tasks() - {task}:
+        frame = getattr(other.get_coro(), "cr_frame", None)
+        if frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] != "semel":
+            yield f"the task {frame.f_code.co_name!r}"
 
 
 # -------------------------------------------------------------------------------------- in a process that forks
@@ -241,13 +289,14 @@ def discover(case: Case) -> Discovery:
 
     def work(child: Child) -> Any:
         _perform(case, key, watch, None, child)
-        return msgspec.to_builtins(watch.seen)
+        return msgspec.to_builtins((watch.seen, watch.left))
 
     started = time.monotonic()
     words = Child(work).words(started + case.patience)[1]
     took = time.monotonic() - started
-    windows = msgspec.convert(words.value or [], tuple[Window, ...])
-    return Discovery(windows, _count(case, key) if words.ok else 0, words.error, words.story, took)
+    windows, left = msgspec.convert(words.value or ((), ()), tuple[tuple[Window, ...], tuple[str, ...]])
+    effects = _count(case, key) if words.ok else 0
+    return Discovery(windows, effects, words.error, words.story, took, left, words.misuse)
 
 
 def repeat(case: Case) -> Try:

@@ -71,6 +71,8 @@ class Watch:
 
     def __init__(self, files: frozenset[str], target: Window | None = None) -> None:
         self.seen: list[Window] = []
+        self.left: tuple[str, ...] = ()
+        """Threads and tasks that the handler had started and that still ran when it returned."""
         self._files = files
         self._passes: dict[str, int] = {}
         self._target = target

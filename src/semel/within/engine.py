@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -20,7 +21,7 @@ import msgspec
 
 from semel import model
 from semel.calls import LAZY, Call, failure_of, not_run
-from semel.errors import ConfigurationError, SemelError, StoreUnavailable
+from semel.errors import ConfigurationError, OutcomeUnknown, SemelError, StoreUnavailable
 from semel.flow import Engine, done_of
 from semel.hooks import Executed, Failed, TakenOver
 from semel.model import Answer, Ask, Busy, Kind, Policy, Record, Replay, Settle, Unknown, Verdict, Won
@@ -148,6 +149,8 @@ class TxEngine(Engine):
         self._until = self.runtime.now() + patience
         self._looks = dialect != "postgresql"
         ask = self._ask(call)
+        if not self.outer.knows_tables and not self._looks:
+            await self._know_tables(ask)
         if self._looks or not self._bare:
             return ask, await self.claim(ask)
         # As `claim`, without a coroutine more around what nearly every call is.
@@ -160,6 +163,12 @@ class TxEngine(Engine):
             verdict = await bound.claim_one(ask)
         self._looks = type(verdict) is Busy
         return ask, verdict
+
+    async def _know_tables(self, ask: Ask) -> None:
+        """PostgreSQL, once per face: a look on its own connection, which refuses tables of a newer semel; others look anyway."""
+        with suppress(StoreUnavailable, OutcomeUnknown):  # the caller's own connection decides
+            await self.outer.store.peek(ask.scope)
+        self.outer.knows_tables = True
 
     async def _check_file(self, file: str) -> None:
         """SQLite: the transaction is in the store's own file, which it must be for a replay as well (R27)."""
@@ -289,6 +298,8 @@ class TxEngine(Engine):
 
 class _TxBench(Bench):
     """The bench of the face's own store: leased runs are settled there, and its wake-ups come from there."""
+
+    asks_twice = False  # on the caller's connection: there is no other one
 
     def __init__(self, outer: Bench, until: float) -> None:
         super().__init__(outer.store, outer.runtime, outer._emit)  # noqa: SLF001 - our own parent

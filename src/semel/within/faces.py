@@ -54,6 +54,7 @@ class _Bound:
         return self._face._engine(), self._face._unprotected(call)  # noqa: SLF001 - our own face
 
     def _run(self, call: Call) -> Coroutine[Any, Any, Outcome[Any]]:
+        self._tx.door.check()
         if self._face.enabled:
             return self._tx.execute(call)
         engine, owned = self._owner(call)

@@ -118,7 +118,7 @@ class PipelineEngine(Engine):
             await self.runtime.protect(self._commit(run, end))
         except _NothingApplied as refused:
             await self.fail(run, refused.error)
-            raise refused.error from None
+            raise refused.error from refused.error.__cause__
         if self.emit is not None:
             self.emit(Executed(run.scope, run.attempt, self.runtime.now() - run.won_at))
         if problem is not None:
@@ -184,7 +184,7 @@ class PipelineEngine(Engine):
         except (Lost, Late):
             raise
         except RedisError as error:
-            raise _NothingApplied(error) from error
+            raise _NothingApplied(_as_told(error, self._queue.slot(keys[0]))) from error
         reach("settle.stored")
         told(commands)
         await self._check(run, end, replies)
@@ -268,6 +268,21 @@ class _NothingApplied(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+def _as_told(error: Exception, slot: int | None) -> Exception:
+    """A cluster's refusal of a key in another slot, with the remedy; `slot` is the record's."""
+    from redis.exceptions import ClusterCrossSlotError, MovedError
+
+    crosses = isinstance(error, ClusterCrossSlotError)
+    if slot is None or not (crosses or (isinstance(error, MovedError) and error.slot_id != slot)):
+        return error
+    told = ConfigurationError(
+        "a command on the pipeline is for a key in another slot of the Redis Cluster than the record; nothing was applied. Put "
+        "the record's hash tag into the keys of this call: f'order:{once.tag(key)}'"
+    )
+    told.__cause__ = error
+    return told
 
 
 def _lost() -> type[Exception]:

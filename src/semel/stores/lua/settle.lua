@@ -3,9 +3,10 @@
 -- KEYS  1 record   2 tombstone   3 index of open runs   4 index of failures   5 counters   6 audit trail (with an actor)
 --       (one hash tag; the ref index, if wanted, is derived from it: <tag>:i:<SHA-1 of the ref>)
 -- ARGV  1 the end, packed: retention, tombstone, after, skew (doubles) | kind (as the states; 7: forgotten),
---         policy (255: as it is), options (1 repair, 2 new steps, 4 index the ref), lengths of nonce and new nonce |
+--         policy (255: as it is), options (1 repair, 2 new steps, 4 index the ref, 8 noted), lengths of nonce and new nonce |
 --         lengths of marker, ref (65535: none), tenant, operation, key, actor | lengths of error, steps, reason |
---         nonce, new nonce, marker, ref, error, steps, tenant, operation, key, actor, reason
+--         nonce, new nonce, marker, ref, error, steps, tenant, operation, key, actor, reason |
+--         with the option 8: when the last note was taken that the steps were made of (a double)
 --       2 the result
 -- reply 8 bytes of the scope hash, the sender's nonce (the new one, if there is one), one letter:
 --       O ok   L lost   G gone   R refused   X unreadable
@@ -24,7 +25,8 @@ local end_error_at = end_ref == NO_REF and end_ref_at or end_ref_at + end_ref
 local end_steps_at = end_error_at + end_error
 local end_names_at = end_steps_at + end_steps
 local end_actor_at = end_names_at + end_tenant + end_operation + end_key
-if not result or #ending ~= end_actor_at - 1 + end_actor + end_reason
+local end_noted_at = end_actor_at + end_actor + end_reason
+if not result or #ending ~= end_noted_at - 1 + (band(options, 8) ~= 0 and 8 or 0)
   or kind < DONE or kind > FORGOTTEN or kind == EXPIRED or (new_policy > HOLD and new_policy ~= 255)
   or not (retention >= 0 and keep_known >= 0 and after >= 0 and after < huge) or (end_actor > 0 and not KEYS[6]) then
   return redis.error_reply('ERR semel: the end is malformed')
@@ -58,6 +60,8 @@ elseif new_nonce then
   -- A person or a probe speaks: only on unknown or failed records, and only once (R13).
   if nonce == new_nonce then return echo .. 'O' end
   if end_nonce_size > 0 and nonce ~= end_nonce then return echo .. 'L' end
+  -- The late owner has noted another step since the new steps were made: it must not be lost.
+  if band(options, 8) ~= 0 and unpack('<d', ending, end_noted_at) ~= noted then return echo .. 'L' end
   -- A probe was asked because its caller's policy is the stricter one: for it, a lapsed run under retry is unknown.
   if seen == RUNNING and now >= lease_until and end_actor == 0 then seen = UNKNOWN end
   local repairs = band(options, 1) ~= 0 and seen ~= RUNNING
@@ -77,7 +81,7 @@ if end_actor > 0 then
   -- A line: until when it is kept, when, kind, viewed state (0: none), attempt, lengths of actor and reason, both.
   local lived, kept = redis.call('PTTL', KEYS[6]), now + retention
   redis.call('RPUSH', KEYS[6], pack('<ddBBI4HI4', kept, now, kind, seen or 0, attempts, end_actor, end_reason)
-    .. sub(ending, end_actor_at))
+    .. sub(ending, end_actor_at, end_noted_at - 1))
   -- Readers go by `kept` of the youngest line. The list lives a minute longer: as in the other stores, a line that
   -- has just ended is told again when the next one comes.
   local milliseconds = ceil((kept - now + real + 60) * 1000)
@@ -116,7 +120,10 @@ else
   end
   local not_until, gone, known = after > 0 and now + after or 0, huge, 0
   if kind == RELEASED and end_steps > 0 then
-    gone = max(noted + retention, not_until) -- steps live one retention after the last of them (R14)
+    -- model._kept_with_steps: one retention after the last of them (R14), or after the next one may try.
+    local free = max(now, not_until)
+    gone = noted + retention
+    if gone <= free then gone = free + retention end
   elseif kind ~= UNKNOWN then
     gone = max(now + retention, not_until)
   end

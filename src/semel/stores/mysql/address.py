@@ -20,7 +20,7 @@ Driver = Literal["asyncmy", "pymysql"]
 _COLOUR_OF: Final[Mapping[str, Literal["sync", "async"]]] = {"asyncmy": "async", "pymysql": "sync"}
 _PARAMETERS: Final = frozenset({"unix_socket", "pool", "ssl", "ssl_ca", "ssl_cert", "ssl_key", "ssl_verify"})
 _POOL: Final = {"asyncmy": 10, "pymysql": 32}  # async calls travel in batches; each sync thread needs its own
-_EXAMPLE: Final = "mysql+asyncmy://user:password@host:3306/database"
+_EXAMPLE: Final = "mysql://user:password@host:3306/database"
 
 
 class Address(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import Final
 
 from semel.errors import CodecError, ConfigurationError, SemelError, StoreUnavailable
 
-__all__ = ["Duplicate", "Locked", "Lost", "too_large", "translate", "unreachable"]
+__all__ = ["Duplicate", "Locked", "Lost", "lacks_tables", "too_large", "translate", "unreachable"]
 
 
 class Lost(Exception):
@@ -82,6 +82,11 @@ def _number_of(error: BaseException) -> int:
     """The server's or the driver's error number; -1 when there is none: the driver lost its way, or the network did."""
     first = error.args[0] if error.args else None
     return first if isinstance(first, int) and not isinstance(error, OSError) else -1
+
+
+def lacks_tables(error: BaseException) -> bool:
+    """A table of ours, or a column of it, is not there: somebody has to make it, waiting does not."""
+    return _number_of(error) in {1054, 1146}
 
 
 def translate(error: Exception, where: str) -> Exception:

@@ -87,13 +87,26 @@ async def _version(session: Session, words: Statements) -> int | None:
     return int(rows[0][0]) if rows else None
 
 
-async def read_facts(session: Session) -> Facts:
-    """The live settings, read from the server."""
+async def read_facts(session: Session, words: Statements) -> Facts:
+    """The live settings, read from the server, and what semel's tables are made of, if they are there."""
     marks = ", ".join(["%s"] * len(_VARIABLES))
     rows = await session.query(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", _VARIABLES)
     settings = {str(name).lower(): str(value) for name, value in rows}
     settings["replicas"] = str(await _replicas(session))
+    if engines := await _engines(session, words):
+        settings["not_innodb"] = engines
     return facts_of(settings, "mariadb" if session.wire.mariadb else "mysql")
+
+
+async def _engines(session: Session, words: Statements) -> str:
+    """Semel's tables that somebody moved to another engine, as `name=engine, …`."""
+    names = [words[f"create_{table}"].split("`", 2)[1] for table in ("records", "audit", "schema")]
+    rows = await session.query(
+        "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name IN "
+        "(%s, %s, %s) AND engine <> 'InnoDB' ORDER BY table_name",
+        names,
+    )
+    return ", ".join(f"{name}={engine}" for name, engine in rows)
 
 
 async def _replicas(session: Session) -> int:
@@ -110,14 +123,16 @@ async def _replicas(session: Session) -> int:
 def facts_of(settings: Mapping[str, str], store: str) -> Facts:
     """What settings (by lower-case name) are worth."""
     galera = _galera(settings)
+    tables = not _tables(settings)
     return Facts(
         store=store,
         version=settings.get("version", ""),
         settings=settings,
-        durable_writes=not galera and not _durability(settings),
+        durable_writes=tables and not galera and not _durability(settings),
         survives_failover=not galera and not _failover(settings),
-        coherent=not galera,
+        coherent=tables and not galera,
         warnings=tuple(_warnings(settings)),
+        transactional=tables,
     )
 
 
@@ -127,6 +142,16 @@ def _on(settings: Mapping[str, str], *names: str) -> bool:
 
 def _galera(settings: Mapping[str, str]) -> bool:
     return _on(settings, "wsrep_on") and settings.get("wsrep_provider", "none") not in ("none", "")
+
+
+def _tables(settings: Mapping[str, str]) -> list[str]:
+    found = settings.get("not_innodb", "")
+    if not found:
+        return []
+    mend = "; ".join(f"ALTER TABLE `{one.partition('=')[0]}` ENGINE=InnoDB" for one in found.split(", "))
+    return [
+        f"{found}, not InnoDB: nothing is rolled back there, and what its log keeps is not what InnoDB's settings say; {mend}"
+    ]
 
 
 def _durability(settings: Mapping[str, str]) -> list[str]:
@@ -188,7 +213,7 @@ def _semi_sync(settings: Mapping[str, str]) -> list[str]:
 
 
 def _warnings(settings: Mapping[str, str]) -> Sequence[str]:
-    found = [*_durability(settings), *_failover(settings)]
+    found = [*_tables(settings), *_durability(settings), *_failover(settings)]
     if _galera(settings):
         found.insert(
             0,

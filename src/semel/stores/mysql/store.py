@@ -26,7 +26,7 @@ from semel.model import Answer, Ask, Note, Record, Renewal, Settle, State, Verdi
 from semel.store import Capabilities, Colour, Facts, Page, Query, Settings, Unwatch
 from semel.stores.mysql import verbs as verbs
 from semel.stores.mysql.address import parse
-from semel.stores.mysql.errors import Duplicate, Locked, Lost
+from semel.stores.mysql.errors import Duplicate, Locked, Lost, lacks_tables
 from semel.stores.mysql.pools import AdoptedPool, Crowded, LoopPool, Pool, ThreadPool
 from semel.stores.mysql.rows import Statements, event_from, placeholder, seconds, statements
 from semel.stores.mysql.server import prepare, read_facts, schema_sql
@@ -184,7 +184,7 @@ class MysqlStore:
         return Page(events=tuple(event_from(line[:-1]) for line in lines) if kept else (), now=now)
 
     async def facts(self) -> Facts:
-        return await self._run(lambda table: read_facts(table.session))
+        return await self._run(lambda table: read_facts(table.session, table.words))
 
     # ---------------------------------------------------------------------------------------------- purging
     async def purge(self, limit: int) -> int:
@@ -258,7 +258,7 @@ class MysqlStore:
         try:
             return await self._pool.bounded(self._on_a_session(work, until, fresh=fresh), until)
         except ConfigurationError as error:
-            if self._proven and error.__cause__ is not None:
+            if self._proven and error.__cause__ is not None and not lacks_tables(error.__cause__):
                 # It worked before: a login or a right was taken away. The caller may wait for it to come back.
                 raise StoreUnavailable(str(error)) from error
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from semel.store import Facts
+from semel.stores.postgres.standbys import left_out, wait_for_all
 
 __all__ = ["facts_of"]
 
@@ -20,17 +21,21 @@ _WAITS_FOR_STANDBY = frozenset({"on", "remote_apply", "remote_write"})
 
 def facts_of(settings: Mapping[str, str], *, pooled: bool) -> Facts:
     """Pure: `settings` as read by the statement `facts`."""
-    warnings = [*_durability(settings), *_failover(settings), *_use(settings)]
+    warnings = [*_tables(settings), *_durability(settings), *_failover(settings), *_use(settings)]
     if pooled:
         warnings.append("a pooler sits in between: waiters poll, because notifications do not pass it")
     commit = settings["synchronous_commit"]
-    durable = settings["fsync"] == "on" and settings["full_page_writes"] == "on" and commit != "off"
+    logged = not settings.get("unlogged_tables")
+    durable = (
+        logged and settings["fsync"] == "on" and settings["full_page_writes"] == "on" and commit != "off"
+    )
     return Facts(
         store="postgresql",
         version=settings["server_version"],
         settings=settings,
         durable_writes=durable,
-        survives_failover=settings["standbys"] == "0" or _replicates(settings),
+        survives_failover=settings["standbys"] == "0" or (_replicates(settings) and not left_out(settings)),
+        coherent=logged,  # the rows of a caller's transaction outlive a crash, semel's would not
         warnings=tuple(warnings),
     )
 
@@ -39,6 +44,16 @@ def _replicates(settings: Mapping[str, str]) -> bool:
     return (
         bool(settings["synchronous_standby_names"]) and settings["synchronous_commit"] in _WAITS_FOR_STANDBY
     )
+
+
+def _tables(settings: Mapping[str, str]) -> list[str]:
+    names = [name for name in settings.get("unlogged_tables", "").split(", ") if name]
+    if not names:
+        return []
+    mend = "; ".join(f"ALTER TABLE {name} SET LOGGED" for name in names)
+    return [
+        f"{', '.join(names)} UNLOGGED: a crash of the server empties the table, no standby has it, and every key runs again; {mend}"
+    ]
 
 
 def _durability(settings: Mapping[str, str]) -> list[str]:
@@ -72,7 +87,7 @@ def _failover(settings: Mapping[str, str]) -> list[str]:
         return [
             (
                 "a standby follows asynchronously: a failover loses the last acknowledged writes; "
-                "set synchronous_standby_names"
+                f"{wait_for_all(settings)}"
             )
         ]
     if not _replicates(settings):
@@ -82,14 +97,13 @@ def _failover(settings: Mapping[str, str]) -> list[str]:
                 "set synchronous_commit = on"
             )
         ]
+    found = [missing] if (missing := left_out(settings)) else []
     if settings["synchronous_commit"] == "remote_write":
-        return [
-            (
-                "synchronous_commit = remote_write: the standby may lose writes when its machine dies together with the "
-                "primary; set synchronous_commit = on"
-            )
-        ]
-    return []
+        found.append(
+            "synchronous_commit = remote_write: the standby may lose writes when its machine dies together with the "
+            "primary; set synchronous_commit = on"
+        )
+    return found
 
 
 def _use(settings: Mapping[str, str]) -> list[str]:

@@ -40,6 +40,14 @@ _KEPT: Final = frozenset(
 )
 _SCHEMES: Final = "redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// (rediss+… for TLS)"
 
+_EXAMPLES: Final = {
+    "redis": "redis://localhost:6379/0",
+    "rediss": "rediss://localhost:6379/0",
+    "unix": "unix:///run/redis.sock?db=0",
+    "sentinel": "redis+sentinel://host:26379/service/0",
+    "cluster": "redis+cluster://host:6379,host:6380",
+}
+
 
 class Endpoint(NamedTuple):
     """One server's address: host and port, or the path of a Unix socket."""
@@ -123,8 +131,10 @@ def _no_retry(colour: Colour) -> Any:
 def _from_url(url: str) -> Target:
     scheme, _, rest = url.partition("://")
     base, _, family = scheme.partition("+")
-    if base not in {"redis", "rediss", "unix"} or family not in {"", "sentinel", "cluster"} or not rest:
+    if base not in {"redis", "rediss", "unix"} or family not in {"", "sentinel", "cluster"}:
         raise ConfigurationError(f"this is no Redis URL (scheme {scheme!r}): use one of {_SCHEMES}")
+    if not rest:
+        raise ConfigurationError(f"the Redis URL names no server: {_EXAMPLES[family or base]}")
     if base == "unix":
         return _plain(url, tls=False)
     if not family:
@@ -208,10 +218,10 @@ def _from_client(source: Any, colour: Colour) -> Target:
 def _same_colour(source: Any, is_async: bool, colour: Colour) -> None:
     if is_async == (colour == "async"):
         return
-    given, wanted = ("async", "sync") if is_async else ("sync", "async")
-    module = "redis" if wanted == "sync" else "redis.asyncio"
+    given, wanted = ("an async", "a sync") if is_async else ("a sync", "an async")
+    module = "redis" if is_async else "redis.asyncio"
     raise ConfigurationError(
-        f"{type(source).__name__} is an {given} client under a {wanted} face: pass a client of `{module}`, or a URL"
+        f"{type(source).__name__} is {given} client under {wanted} face: pass a client of `{module}`, or a URL"
     )
 
 

@@ -271,7 +271,8 @@ class Courier(abc.ABC):
                     "the call may have run"
                 ) from trouble.cause
         else:
-            told, final = unreachable(parcel.where, trouble.cause, proven=self._topology.proven)
+            tls, proven = self._target.tls, self._topology.proven
+            told, final = unreachable(parcel.where, trouble.cause, proven=proven, tls=tls)
             parcel.told = told
             if final:
                 raise told from trouble.cause

@@ -60,6 +60,9 @@ class NotSent(Exception):
         self.cause = cause
 
 
+_TLS = " Does it speak TLS on this port? Write redis:// instead of rediss:// if it does not"
+
+
 class Lost(NotSent):
     """The call was written and its answer will not come: it may have run.
 
@@ -91,7 +94,9 @@ def _is_a(error: BaseException, *kinds: type[BaseException]) -> bool:
     return any(isinstance(link, kinds) for link in _chain(error))
 
 
-def unreachable(where: str, cause: BaseException, *, proven: bool) -> tuple[SemelError, bool]:
+def unreachable(
+    where: str, cause: BaseException, *, proven: bool, tls: bool = False
+) -> tuple[SemelError, bool]:
     """The error for a connection that could not be made, and whether trying again is pointless.
 
     Before the first success (`proven` false) a refusal is most likely a wrong address, so the caller hears of
@@ -108,6 +113,11 @@ def unreachable(where: str, cause: BaseException, *, proven: bool) -> tuple[Seme
             f"the host name of Redis at {where} cannot be resolved: check the URL and DNS"
         ), not proven
     if _is_a(cause, driver.ResponseError):
+        if "unknown command" in _last(cause) and "SENTINEL" in _last(cause):
+            return ConfigurationError(
+                f"Redis at {where} is no Sentinel: name the Sentinels in redis+sentinel:// (their port is 26379 as a rule), or "
+                "write redis:// for a server without them"
+            ), True
         text = (
             f"Redis at {where} refused the connection's settings ({_last(cause)}): check the URL's database"
         )
@@ -116,9 +126,10 @@ def unreachable(where: str, cause: BaseException, *, proven: bool) -> tuple[Seme
         return StoreUnavailable(f"Redis at {where} is still loading its data: wait for it"), False
     if _is_a(cause, driver.TimeoutError, TimeoutError):
         return StoreUnavailable(
-            f"Redis at {where} does not answer: is it running, stopped or behind a firewall?"
+            f"Redis at {where} does not answer: is it running, stopped or behind a firewall?{_TLS if tls else ''}"
         ), False
     text = f"cannot reach Redis at {where} ({_last(cause)}): is the server running, and is the URL right?"
+    text += _TLS if tls else ""
     return StoreUnavailable(text), not proven
 
 

@@ -51,6 +51,13 @@ async def facts(link: Link, *, acks: int) -> Facts:
         warnings.append("this user may not run CONFIG GET: appendfsync is unknown; allow +config|get")
     for info in infos.values():
         warnings += _warn_about(info)
+    # Sentinel and Cluster name masters; one that is being demoted is left by the next call.
+    replica = link.topology == "standalone" and any(info.get("role") == "slave" for info in infos.values())
+    if replica:
+        warnings.append(
+            "role is slave, this server is a replica: it refuses writes or, with replica-read-only no, forgets them when it "
+            "next synchronises with its master; point the URL to the master"
+        )
     fsync = {value for one in settings.values() if (value := one.get("appendfsync"))}
     durable = bool(infos) and all(info.get("aof_enabled") == "1" for info in infos.values())
     if durable and settings and fsync != {"always"}:
@@ -83,7 +90,7 @@ async def facts(link: Link, *, acks: int) -> Facts:
         store="valkey" if some.get("server_name") == "valkey" else "redis",
         version=some.get("valkey_version") or _version(some),
         settings=_told(link, some, next(iter(settings.values()), {}), acks),
-        durable_writes=durable and fsync == {"always"} and not pausing,
+        durable_writes=durable and fsync == {"always"} and not pausing and not replica,
         survives_failover=not replicated or 0 < acks >= followers,
         evicts=any(map(_evicts, infos.values())),
         warnings=tuple(dict.fromkeys(warnings)),
@@ -92,7 +99,7 @@ async def facts(link: Link, *, acks: int) -> Facts:
 
 def _told(link: Link, info: Mapping[str, str], settings: Mapping[str, str], acks: int) -> dict[str, str]:
     told = {"topology": link.topology, "acks": str(acks)}
-    names = ("maxmemory", "maxmemory_policy", "aof_enabled", "connected_slaves", "cluster_enabled")
+    names = ("role", "maxmemory", "maxmemory_policy", "aof_enabled", "connected_slaves", "cluster_enabled")
     told |= {name.replace("_", "-"): info[name] for name in names if name in info}
     return told | {name: settings[name] for name in _SETTINGS if name in settings}
 

@@ -135,7 +135,7 @@ _RESOLVED, _HAS_WIDE, _BURIED = 4, 8, 16
 _UNUSUAL: Final = _RESOLVED | _BURIED
 _NO_REF: Final = 0xFFFF
 _AS_IT_IS: Final = 0xFF
-_REPAIR, _NEW_STEPS, _INDEX_REF = 1, 2, 4
+_REPAIR, _NEW_STEPS, _INDEX_REF, _NOTED = 1, 2, 4, 8
 _ECHO: Final = 8
 _REPLAY: Final = ord("P")
 
@@ -189,8 +189,9 @@ def pack_end(end: Settle, skew: float, *, index_ref: bool = False) -> bytes:
         return b"".join((head, nonce, marker, ref, error, steps or b""))
     tenant, operation, key = end.scope.tenant.encode(), end.scope.operation.encode(), end.scope.key.encode()
     actor, reason = end.actor.encode(), end.reason.encode()
+    options |= (_REPAIR if end.repair else 0) | (0 if end.noted is None else _NOTED)
     head = _END.pack(
-        *times, _KIND_CODE[end.kind], policy, options | (_REPAIR if end.repair else 0), len(nonce), len(end.new_nonce),
+        *times, _KIND_CODE[end.kind], policy, options, len(nonce), len(end.new_nonce),
         len(marker), ref_size, len(tenant), len(operation), len(key), len(actor),
         len(error), len(steps or b""), len(reason),
     )  # fmt: skip
@@ -207,6 +208,7 @@ def pack_end(end: Settle, skew: float, *, index_ref: bool = False) -> bytes:
         key,
         actor,
         reason,
+        b"" if end.noted is None else _TIME.pack(end.noted),
     )
     return b"".join(parts)
 

@@ -231,7 +231,8 @@ class Watcher(abc.ABC):
 
     def _refused(self, topic: _Topic, node: Endpoint | None, error: NotSent) -> None:
         where = str(node or ", ".join(map(str, self._topology.target.seeds)))
-        told, final = unreachable(where, error.cause, proven=self._topology.proven)
+        tls, proven = self._topology.target.tls, self._topology.proven
+        told, final = unreachable(where, error.cause, proven=proven, tls=tls)
         told.__cause__ = error.cause
         self._topology.suspect()
         if final:

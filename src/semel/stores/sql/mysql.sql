@@ -48,7 +48,8 @@ SET r.`state` = %(state)s,
     r.`updated` = {now},
     r.`settled` = {now},
     r.`lease_until` = {now},
-    r.`expires` = IF(%(state)s = 'released' AND r.`steps` IS NOT NULL, r.`noted`, {now})
+    r.`expires` = IF(%(state)s = 'released' AND r.`steps` IS NOT NULL
+                     AND r.`noted` + INTERVAL %(retention)s MICROSECOND > {now}, r.`noted`, {now})
                   + INTERVAL %(retention)s MICROSECOND,
     r.`tombstone` = {now} + INTERVAL %(tombstone)s MICROSECOND,
     r.`not_before` = NULL,

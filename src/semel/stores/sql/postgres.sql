@@ -481,13 +481,27 @@ select pg_backend_pid(), to_regclass('{schema}') is not null
 select version from {schema}
 
 -- name: facts
--- The live settings that decide the guarantee, as name and value.
+-- The live settings that decide the guarantee, as name and value. A logical subscriber and a running backup are no standbys:
+-- nobody fails over to them. Without pg_read_all_stats a standby is a row without a name and without a state.
+with standby as (
+    select application_name, sync_state from pg_stat_replication r
+    where state is distinct from 'backup'
+      and not exists (select from pg_replication_slots s where s.active_pid = r.pid and s.slot_type = 'logical')
+)
 select name, setting from pg_settings
 where name in ('server_version', 'fsync', 'synchronous_commit', 'full_page_writes', 'synchronous_standby_names',
                'max_prepared_transactions', 'default_transaction_isolation', 'default_transaction_read_only',
                'data_checksums')
 union all select 'in_recovery', pg_is_in_recovery()::text
-union all select 'standbys', count(*)::text from pg_stat_replication
+union all select 'standbys', count(*)::text from standby
+union all select 'standbys_not_waited_for', count(*)::text from standby where sync_state not in ('sync', 'quorum')
+having count(*) > 0
+union all select 'standbys_not_seen', count(*)::text from standby where sync_state is null having count(*) > 0
+union all select 'standby_names', string_agg(application_name, ', ' order by application_name) from standby
+having count(application_name) > 0
+union all select 'unlogged_tables', string_agg(oid::regclass::text, ', ' order by relname) from pg_class
+where oid in (to_regclass('{records}'), to_regclass('{audit}'), to_regclass('{schema}')) and relpersistence <> 'p'
+having count(*) > 0
 union all select 'synchronous_commit_source', source from pg_settings where name = 'synchronous_commit'
 
 -- name: barrier

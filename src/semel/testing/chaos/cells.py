@@ -130,6 +130,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """The names of the effects that each key of a cell must have, each of them once."""
     judged: Callable[[Cell, Story], tuple[Verdict, str]] | None = None
     """The verdict, and what is wrong besides, of a part whose ledger says other things than that callers were told results."""
+    certain: Callable[[Cell, Story], str] | None = None
+    """Of what is wrong besides, that which holds of a story without an end, too: with `judged`."""
     schedules: dict[str, Callable[..., Any]] = {}
     """By fault: a function of a `driver.Stage`, for another order of events than victim, heir, judge; of a list of them for
     cells that are played in a batch."""

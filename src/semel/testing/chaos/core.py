@@ -55,21 +55,21 @@ _END = ("run.returned", "settle.sent", "settle.stored")
 _STEPS = tuple(
     f"{point}#{number}" for number in (1, 2) for point in ("step.started", "step.returned", "step.stored")
 )
+_BESIDE = ("renew.sent", "wait.parked")
 POINTS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("retry", "hold", "keyed", "probe"), (*_RUN, "effect.made", *_END, "renew.sent", "wait.parked")
-    ),
-    "steps": (*_RUN, *_STEPS, *_END),
-    "tx": (*_RUN, "effect.made", *_END, "commit.sent", "commit.done", "wait.parked"),
+    **dict.fromkeys(("retry", "hold", "keyed", "probe"), (*_RUN, "effect.made", *_END, *_BESIDE)),
+    "steps": (*_RUN, *_STEPS, *_END, *_BESIDE),
+    "tx": (*_RUN, "effect.made", *_END, "commit.sent", "commit.done", *_BESIDE),
 }
+# The next request is broken: these are the points that one leaves from. After any other it is that of one of these.
 WIRE_POINTS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("retry", "hold", "keyed", "probe"), ("claim.sent", "settle.sent")),
-    "steps": ("claim.sent", "step.returned#1", "settle.sent"),
-    "tx": ("claim.sent", "settle.sent", "commit.sent"),
+    **dict.fromkeys(("retry", "hold", "keyed", "probe"), ("claim.sent", "settle.sent", *_BESIDE)),
+    "steps": ("claim.sent", "step.returned#1", "step.returned#2", "settle.sent", *_BESIDE),
+    "tx": ("claim.sent", "settle.sent", "commit.sent", *_BESIDE),
 }
 WIRE_FAULTS = ("reset-before", "reset-after", "stall")
 _WARM = {*WIRE_FAULTS, "store-kill", "disk-full"}
-STORE_POINTS = ("run.returned", *AWAY)
+STORE_POINTS = ("run.returned", *AWAY, *_BESIDE)
 LASTING = "renew.sent#4"
 """The fourth heartbeat since its effect: more than a lease after its claim."""
 _HEARTBEATS = 20
@@ -80,17 +80,39 @@ _OWED = 20.0
 _SYNCHRONOUS = {"acked.full": "FULL", "acked.normal": "NORMAL", "acked.off": "OFF"}
 
 
+# What a call can come to, or its record, that is no mode of its own here.
+_SHOWN_ELSEWHERE = {
+    "failing": "a function that fails is settled by the same write, with the same nonce and the same patience, as one that returns "
+    "(settle.sent); what on_error makes of it is tried by the simulator (R9) and in tests/rulings/test_failure.py",
+    "expiry": "a record ends by its server's clock (clock-forward, clock-back), and a purge deletes only what is over: one that dies "
+    "has left the rest to the next; tried by the simulator (I11, I14) and in tests/ops/test_purge_is_careful.py",
+}
+
+
 def core_cells() -> Iterator[Cell]:
     for store in STORES:
         for colour in COLOURS:
             for mode in MODES:
                 yield from _cells(store, colour, mode)
+    for mode, reason in _SHOWN_ELSEWHERE.items():
+        for store in (*STORES, "memory"):
+            for colour in COLOURS:
+                yield Cell(
+                    part="core",
+                    store=store,
+                    colour=colour,
+                    mode=mode,
+                    fault="any",
+                    point="any",
+                    reason=reason,
+                )
 
 
 def _cells(store: str, colour: str, mode: str) -> Iterator[Cell]:
     faults = [(fault, point) for fault in traps.INSIDE for point in points_of(mode, fault)]
     faults += [(fault, point) for fault in WIRE_FAULTS for point in WIRE_POINTS[mode]]
-    faults += [("store-kill", point) for point in STORE_POINTS]
+    notes = ("step.returned#1", "step.returned#2") if mode == "steps" else ()
+    faults += [("store-kill", point) for point in (*STORE_POINTS, *notes)]
     faults += [("slow", LASTING)]
     for fault, point in faults:
         reason = expectations.not_applicable(store, colour, mode, fault, point)
@@ -393,8 +415,11 @@ class Worker:
         self.ledger.effect(what, self.by, peer)
 
     def _may_end(self) -> bool:
-        """An owner, and a victim that is slow, runs until it is told to end; a victim of its own heartbeat until it has risen again."""
-        if self.by == "owner" or (self.by == "victim" and self.cell.fault == "slow"):
+        """An owner, and a victim that outlasts its lease, runs until it is told to end; a victim of its own heartbeat until it has risen again."""
+        lasts = self.cell.fault == "slow" or (
+            self.cell.fault in WIRE_FAULTS and self.cell.point == "renew.sent"
+        )
+        if self.by == "owner" or (self.by == "victim" and lasts):
             return Path(self.plan.folder, "end").exists()
         if self.by != "victim" or self.cell.point != "renew.sent":
             return True

@@ -17,37 +17,18 @@ from typing import Any, Final
 
 import msgspec
 
-from semel.testing.chaos.cells import Cell, Heir, Plan, Verdict, part_of
+from semel.testing.chaos.cells import Cell, Plan, part_of
 from semel.testing.chaos.expectations import AWAY
-from semel.testing.chaos.fences import breach
-from semel.testing.chaos.harness import GONE, KILLED, PARKED, QUIET, QUIETER, SLOW, WIRE
-from semel.testing.chaos.ledger import Answer, Ledger, Story
+from semel.testing.chaos.harness import BEATEN, GONE, KILLED, PARKED, QUIET, QUIETER, SLOW, WIRE
+from semel.testing.chaos.judging import Job, has_no_verdict, is_unsaid, judged
+from semel.testing.chaos.ledger import Ledger
 from semel.testing.chaos.places import Places, Private
 from semel.testing.chaos.signals import GO, Line
-from semel.testing.chaos.verdicts import Result, compare, counts, heir_of, judge, recovery, settled
+from semel.testing.chaos.verdicts import Result
 from semel.testing.chaos.wires import ProxiedCluster, Wire
 from semel.testing.chaos.workers import PATIENCE, Errand, Forked, Helper, Worker
 
 __all__ = ["PATIENCE", "Job", "Stage", "Worker", "run"]
-
-
-# SQLite has one lock for all: whoever is stopped while it holds it (a checkpoint, a clean-up) stops everybody.
-_LOCKED: Final = "database is locked"
-# Faults that leave the store and the way to it alone. A store that does not answer in time all the same was starved by the machine.
-_ELSEWHERE: Final = {
-    "kill", "zombie", "overlap", "overruled", "cancel", "interrupt", "slow", "poison", "rollback", "late-copy",
-}  # fmt: skip
-_STARVED: Final = "the store did not answer in time, though nothing befell it"
-
-
-class Job(msgspec.Struct, kw_only=True):
-    """What the runner asks a driver for."""
-
-    cell: Cell
-    number: int
-    lease: float
-    timed: bool = False
-    """Its time of recovery counts: it runs when the machine is not kept busy by other schedules."""
 
 
 # Whose worker goes on afterwards: it may be the victim of the next schedule, as a service's worker lives on.
@@ -259,24 +240,57 @@ def _until(condition: Callable[[], bool], worker: Worker) -> bool:
 
 def _on_the_wire(stage: Stage) -> None:
     """Reset or stall: the victim stands still at its point while the proxy learns which request to break: the next one."""
-    if stage.cell.store == "cluster":
-        place: ProxiedCluster = stage.places.hold(stage.cell.lane, ProxiedCluster)
-        stage.url = place.url
-        _broken(stage, place.wire)
-    else:
-        name, address = stage.cell.store, stage.places.address(stage.cell)
-        wire: Wire = stage.places.hold(f"wire to {name}", lambda: Wire(address, speaks=name))
-        _broken(stage, wire, url=stage.places.through(stage.cell, wire.ports[0]))
+    wire = _stood(stage, **WIRE.plan)
+    stage.finish()
+    stage.bit = wire.fired()
     stage.send("heir", last=True).wait()
 
 
-def _broken(stage: Stage, wire: Wire, **changes: Any) -> None:
-    stage.stand(**WIRE.plan, **changes)
+def _stood(stage: Stage, **changes: Any) -> Wire:
+    """The victim goes by a proxy, stands at its point, and goes on when the proxy is ready to break its next request."""
+    if stage.cell.store == "cluster":
+        place: ProxiedCluster = stage.places.hold(stage.cell.lane, ProxiedCluster)
+        stage.url, wire = place.url, place.wire
+        stage.stand(**changes)
+    else:
+        name, address = stage.cell.store, stage.places.address(stage.cell)
+        wire = stage.places.hold(f"wire to {name}", lambda: Wire(address, speaks=name))
+        stage.stand(**changes, url=stage.places.through(stage.cell, wire.ports[0]))
     if stage.bit:
         wire.arm(stage.cell.fault)
     stage.reply()
+    return wire
+
+
+def _beaten(stage: Stage) -> None:
+    """A heartbeat is broken on its way. Its function runs on for more than a lease while the next caller asks: the next heartbeat
+    keeps that one out."""
+    wire = _stood(stage, **BEATEN.plan | {"settings": WIRE.plan["settings"]})
+    heir = stage.send("heir", **BEATEN.plan)
+    until = time.monotonic() + BEATEN.options["lease"]
+    while time.monotonic() < until and not heir.ended():
+        time.sleep(0.01)
+    (stage.folder / "end").touch()
+    stage.finish()
+    heir.wait()
+    stage.bit = wire.fired()
+    stage.send("judge").wait()
+
+
+def _waited_in_vain(stage: Stage) -> None:
+    """The next request of one who waits is broken on its way: it has time left, and gets the outcome all the same."""
+    owner = stage.send("owner", **PARKED.plan)
+    _until(lambda: bool(stage.ledger.effects()), owner)
+    wire = _stood(stage, **PARKED.plan | {"settings": WIRE.plan["settings"]})
+    (stage.folder / "end").touch()
+    owner.wait()
     stage.finish()
     stage.bit = wire.fired()
+    told = [each for each in stage.ledger.answers() if each.by == "victim"]
+    if not told or told[-1].error:
+        stage.doubt = f"one who waited, and had time left, was told {told[-1].error if told else 'nothing'}"
+    stage.send("heir").wait()
+    stage.send("judge").wait()
 
 
 def _store_killed(stages: Sequence[Stage]) -> None:
@@ -324,11 +338,16 @@ ORDERS: dict[str, Callable[..., None]] = {
 }
 
 
+_ON_THE_WIRE: Final = {"renew.sent": _beaten, "wait.parked": _waited_in_vain}
+"""Where it is not the call's own request that is broken."""
+
+
 def _order_of(cell: Cell) -> Callable[..., None]:
     own = part_of(cell).schedules.get(cell.fault)
     if own is not None:
         return own
-    return _waited if cell.point == "wait.parked" else ORDERS[cell.fault]
+    elsewhere = _ON_THE_WIRE if ORDERS[cell.fault] is _on_the_wire else {"wait.parked": _waited}
+    return elsewhere.get(cell.point, ORDERS[cell.fault])
 
 
 # ---------------------------------------------------------------------------------------------------- one job
@@ -341,36 +360,20 @@ def run(jobs: Sequence[Job], places: Places) -> list[Result]:
     So is one that ended better than its cell promises: an anomaly must be seen, and a race inside of the victim may spare it.
     So is one that ended as it must, and was struck a moment beside the one that its cell names: the next caller has run what he
     was to get as a replay, or the other way round.
-    A verdict that is worse is never asked for twice: in a batch that is played again it stays as it was.
+    A verdict that is worse, or a breach that is certain whoever did not end, is never asked for twice: in a batch that is
+    played again it stays as it was.
     """
     results = _played(jobs, places)
-    if not any(_no_verdict(job.cell, each) for job, each in zip(jobs, results, strict=True)):
+    if not any(has_no_verdict(job.cell, each) for job, each in zip(jobs, results, strict=True)):
         return results
     kept = []
     for job, first, then in zip(jobs, results, _played(jobs, places), strict=True):
-        if first.agrees or _no_verdict(job.cell, first):
-            then.again, then.first = True, first.problem
+        if first.agrees or has_no_verdict(job.cell, first):
+            then.again, then.first, then.hung = True, first.problem, is_unsaid(first)
             kept.append(then)
         else:
             kept.append(first)
     return kept
-
-
-_ENDED_WELL: Final = {Heir.RAN, Heir.REPLAYED}
-_WORSE: Final = {Verdict.DOUBLED, Verdict.TORN, Verdict.REORDERED}
-
-
-def _no_verdict(cell: Cell, result: Result) -> bool:
-    if result.verdict in _WORSE and result.verdict is not cell.expected:
-        return False
-    spared = (
-        result.bit and result.verdict is Verdict.ONCE and cell.expected in {Verdict.DOUBLED, Verdict.LOST}
-    )
-    as_it_must = result.bit and result.verdict is cell.expected
-    only = compare(cell, result.verdict, result.heir, bit=result.bit)
-    beside = as_it_must and {result.heir, cell.heir} == _ENDED_WELL and result.problem == only
-    unsaid = result.problem.startswith(("TimeoutError", _STARVED)) or _LOCKED in result.problem
-    return spared or beside or unsaid
 
 
 def _played(jobs: Sequence[Job], places: Places) -> list[Result]:
@@ -392,85 +395,9 @@ def _played(jobs: Sequence[Job], places: Places) -> list[Result]:
     results = []
     for at, (job, folder) in enumerate(zip(jobs, folders, strict=True)):
         bit, doubt = (stages[at].bit, stages[at].doubt) if at < len(stages) else (False, "")
-        result = _judged(job, Ledger(str(folder)), bit=bit, problem=problem, doubt=doubt)
+        result = judged(job, Ledger(str(folder)), bit=bit, problem=problem, doubt=doubt)
         result.seconds = (time.monotonic() - began) / len(jobs)
         result.together = len(jobs)
         results.append(result)
         shutil.rmtree(folder)
     return results
-
-
-def _judged(job: Job, ledger: Ledger, *, bit: bool, problem: str, doubt: str) -> Result:
-    cell = job.cell
-    story = ledger.story()
-    effects, answers = story.effects, story.answers
-    wanted = part_of(cell).wanted(cell)
-    verdict, breached = _found(cell, story)
-    heir = heir_of(answers)
-    odd = next((each for each in answers if each.error in {"Crashed", "Unexpected"}), None)
-    problem = problem or (
-        f"the {odd.by} ended with {odd.text}"
-        if odd
-        else "; ".join(filter(None, (compare(cell, verdict, heir, bit=bit), breached))) or doubt
-    )
-    if problem and cell.fault in _ELSEWHERE and _starved(verdict, answers):
-        problem = f"{_STARVED}: {problem}"
-    after, well = settled(cell, answers)
-    return Result(
-        cell=cell.name,
-        verdict=verdict,
-        heir=heir,
-        agrees=not problem,
-        problem=problem,
-        effects=sum(counts(cell, effects, wanted).values()),
-        calls=len(effects),
-        after=after,
-        well=well,
-        bit=bit,
-        recovery=recovery(effects, ledger.faults()) if job.timed else None,
-        lease=job.lease,
-        store=cell.store,
-        number=job.number,
-        story=_lines(story) if problem else [],
-    )
-
-
-def _starved(verdict: Verdict, answers: Sequence[Answer]) -> bool:
-    """Somebody was told that the store is away. What a caller was told, and is not there, is lost all the same."""
-    callers = [each for each in answers if each.by != "judge"]
-    away = any(each.error == "StoreUnavailable" for each in callers)
-    return away and (verdict is not Verdict.LOST or all(each.error for each in callers))
-
-
-def _found(cell: Cell, story: Story) -> tuple[Verdict, str]:
-    """The verdict, and what is wrong besides."""
-    part = part_of(cell)
-    if part.judged is not None:
-        return part.judged(cell, story)
-    survived = story.survived[-1] if story.survived else None
-    verdict = judge(cell, story.effects, story.answers, part.wanted(cell), survived=survived)
-    return verdict, breach(cell, story, verdict)
-
-
-def _lines(story: Story) -> list[str]:
-    """Everything in the order it happened, and the record as it was in the end."""
-    lines = [(each.at, f"{each.by} makes {each.what} {each.peer[:8]}") for each in story.effects]
-    lines += [(each.at, f"{each.by} meets the fault") for each in story.faults]
-    lines += [
-        (each.at, f"{each.by} enters: attempt {each.attempt}, nonce {each.nonce[:8]}")
-        for each in story.owners
-    ]
-    lines += [(each.at, f"{each.by} goes on") for each in story.woken]
-    lines += [(each.at, f"{each.by} hears from its heartbeat that it was overtaken") for each in story.warned]
-    lines += [(each.at, f"{each.attempt} rows are left") for each in story.survived]
-    lines += [
-        (
-            each.at,
-            f"{each.by} is told {each.error + ': ' + each.text if each.error else str(each.value)[:200]} replayed={each.replayed}",
-        )
-        for each in story.answers
-    ]
-    first = min((at for at, _ in lines), default=0.0)
-    return [f"{at - first:8.3f} s  {text}" for at, text in sorted(lines)] + [
-        f"the record: {each.state}, attempt {each.attempts}, nonce {each.nonce[:8]}" for each in story.records
-    ]

@@ -222,15 +222,48 @@ def not_applicable(store: str, colour: str, mode: str, fault: str, point: str) -
     """Why a cell cannot be; empty when it can."""
     redis = store in {"redis", "cluster"}
     reasons = (
+        _beside(mode, point, redis=redis),
         _neutral(mode, fault, point),
         _nobody_inside(mode, fault, point, redis=redis) if fault in {"overlap", "overruled"} else "",
         _not_stopped(colour, mode, fault, point, redis=redis),
         _no_transaction(store, colour, fault, point, redis=redis) if mode == "tx" else "",
-        "SQLite has no network" if fault in _WIRE and store == "sqlite" else "",
+        _not_cut(store, mode, point) if fault in _WIRE else "",
         _not_killed(store, mode, point) if fault == "store-kill" else "",
         _not_slow(mode) if fault == "slow" else "",
     )
     return next(filter(None, reasons), "")
+
+
+_BESIDE: Final = {"renew.sent", "wait.parked"}
+"""A heartbeat, and one who waits: beside the call that is under way."""
+
+
+def _beside(mode: str, point: str, *, redis: bool) -> str:
+    """Why a heartbeat or one who waits is no matter of this mode."""
+    if mode == "steps" and point in _BESIDE:
+        return "a heartbeat and one who waits know nothing of steps: as in mode retry"
+    if mode == "tx" and point == "renew.sent":
+        return (
+            "a pipeline's run is renewed by the same heartbeat: as in mode retry"
+            if redis
+            else "an SQL transaction has no lease, and no heartbeat"
+        )
+    return ""
+
+
+def _not_cut(store: str, mode: str, point: str) -> str:
+    """Why no connection is broken there."""
+    if store == "sqlite":
+        return "SQLite has no network"
+    if point in _BESIDE and mode != "retry":
+        return (
+            "a heartbeat and one who waits meet a broken connection alike whatever the mode: as in mode retry"
+        )
+    if point in _BESIDE and store == "cluster":
+        return "each node is a redis: a heartbeat's connection and a waiter's are broken there"
+    return (
+        "its note is written as that of the first step: step.returned#1" if point == "step.returned#2" else ""
+    )
 
 
 def _neutral(mode: str, fault: str, point: str) -> str:
@@ -255,6 +288,13 @@ def _not_killed(store: str, mode: str, point: str) -> str:
         return "its connection has ended, and that is told by its own driver: run.returned"
     if point in AWAY and mode != "retry":
         return "a server that is away takes no claim and no outcome, whatever the mode: as in mode retry"
+    if point in _BESIDE:
+        return (
+            "it meets a connection that was reset, and then a server that is away: reset-before, reset-after there, "
+            "and store-kill at claim.sent"
+        )
+    if point.startswith("step.returned"):
+        return "a note is offered as long as an outcome is: run.returned; its lost connection is reset-before, reset-after"
     return ""
 
 

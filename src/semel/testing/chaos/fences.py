@@ -13,7 +13,7 @@ from semel.testing.chaos.cells import Cell, Verdict
 from semel.testing.chaos.expectations import kind_of
 from semel.testing.chaos.ledger import Answer, Story
 
-__all__ = ["OVERTAKEN", "breach"]
+__all__ = ["OVERTAKEN", "breach", "certain"]
 
 OVERTAKEN: Final = ("zombie", "overlap", "overruled", "clock-forward")
 """Faults after which a live owner finds somebody else's nonce in its record."""
@@ -26,6 +26,16 @@ def breach(cell: Cell, story: Story, verdict: Verdict) -> str:
     if kind_of(cell) == "loss":
         return ""  # a store that forgets a record forgets its fence: whoever comes next is the first
     return next(filter(None, (rule(cell, story) for rule in _RULES)), "") or _unknown(story, verdict)
+
+
+def certain(cell: Cell, story: Story) -> str:
+    """How it did not hold though somebody did not end, or was starved: nothing that could still have come would make it right.
+
+    What was to be heard and was not is no such thing: a heartbeat that had no time, an owner whose store was away.
+    """
+    if kind_of(cell) == "loss":
+        return ""
+    return next(filter(None, (rule(cell, story) for rule in _CERTAIN)), "")
 
 
 def _told(story: Story) -> list[Answer]:
@@ -78,13 +88,28 @@ def _record(_: Cell, story: Story) -> str:
 
 def _overtaken(cell: Cell, story: Story) -> str:
     """Who entered and does not own the record in the end was told LeaseLost, and nothing else."""
+    told = next((each for each in _late(cell, story) if each.error != "LeaseLost"), None)
+    return _not_told(told)
+
+
+def _overtaken_for_certain(cell: Cell, story: Story) -> str:
+    """The same, when it was told something that no store that was away explains."""
+    excused = {"LeaseLost", "StoreUnavailable", "NotRecorded"}
+    return _not_told(next((each for each in _late(cell, story) if each.error not in excused), None))
+
+
+def _late(cell: Cell, story: Story) -> list[Answer]:
+    """What those were told who have entered and do not own the record in the end."""
     if not story.records or cell.fault not in OVERTAKEN:
-        return ""
+        return []
     late = {each.by for each in story.owners if each.nonce != story.records[-1].nonce}
-    for each in story.answers:
-        if each.by in late and each.error != "LeaseLost":
-            return f"the {each.by} was overtaken and was told {each.error or each.value}, not LeaseLost"
-    return ""
+    return [each for each in story.answers if each.by in late]
+
+
+def _not_told(told: Answer | None) -> str:
+    if told is None:
+        return ""
+    return f"the {told.by} was overtaken and was told {told.error or told.value}, not LeaseLost"
 
 
 def _no_more(cell: Cell, story: Story) -> str:
@@ -120,6 +145,14 @@ _RULES: Final[tuple[Callable[[Cell, Story], str], ...]] = (
     _overtaken,
     _no_more,
     _warned,
+)
+_CERTAIN: Final[tuple[Callable[[Cell, Story], str], ...]] = (
+    _one_result,
+    _one_owner,
+    _own_nonces,
+    _record,
+    _overtaken_for_certain,
+    _no_more,
 )
 
 

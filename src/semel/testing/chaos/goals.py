@@ -12,6 +12,7 @@ from semel.testing.chaos.verdicts import Result, quantile
 
 __all__ = [
     "AGAIN",
+    "HUNG",
     "LONG_REPEAT",
     "WELL",
     "Figure",
@@ -27,7 +28,10 @@ WELL: Final = 0.9
 """The share of calls that must end well once the faults are over. A run in which nothing works proves nothing."""
 LONG_REPEAT: Final = 20
 AGAIN: Final = 0.02
-"""The share of schedules that may have had no verdict at the first try. More of them would hide what hangs now and then."""
+"""The share of schedules that may have had no verdict at the first try."""
+HUNG: Final = 0.002
+"""The share of those in which somebody did not end in time. More of them would hide what hangs now and then; it is far below
+`AGAIN`, which is for races that spare an anomaly."""
 _FAULTS: Final = {"zombie": 1_000, "store-kill": 100, "power-loss": 40, "failover": 20}
 _SCHEDULES: Final = 10_000
 _LATE: Final = 1.0

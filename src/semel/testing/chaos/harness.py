@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 __all__ = [
     "BACK",
+    "BEATEN",
     "CUT_OFF",
     "EVERY",
     "FORWARD",
@@ -72,6 +73,11 @@ WIRE: Final = Setting(
     {"lease": 9.0, "timeout": 2.0},
     "the default time limit is the one that a stall must outlast",
 )
+BEATEN: Final = Setting(
+    "victims of reset-before, reset-after, stall at renew.sent, and the next caller",
+    {"lease": 7.5, "wait": 25.0},
+    "there is time for another heartbeat after a time limit of 2 s, on a busy machine, too",
+)
 STILL: Final = Setting(
     "zombies that are relays or consumers",
     {"lease": 3.0},
@@ -116,6 +122,7 @@ SETTINGS: Final = (
     PARKED,
     SLOW,
     WIRE,
+    BEATEN,
     STILL,
     RELAYED,
     NOTED,

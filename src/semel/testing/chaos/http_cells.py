@@ -52,6 +52,7 @@ POINTS: Final[dict[str, tuple[str, ...]]] = {
     "http-tx": (*_BEGIN, *_TX, "run.returned#2", "settle.sent#2", "settle.stored#2", "http.sent"),
 }
 _WIRE: Final = ("claim.sent", "settle.sent")
+_WIRE_TX: Final = ("claim.sent#2", "settle.sent#1", "commit.sent")
 # Where a server can be overtaken by one that goes inside of its handler.
 _OVERLAPPED: Final[dict[str, tuple[str, ...]]] = {
     "http-db": ("run.started", "effect.made", "run.returned", "settle.sent"),
@@ -95,6 +96,7 @@ _BETWEEN: Final = (
     "nothing is waited for between http.admitted and run.started but a task's turn: as in http-db"
 )
 _CORE: Final = "a heartbeat and one who waits are the core's own, the same for every caller: as in mode retry"
+_HANDLERS: Final = "the transaction's connection is its handler's, and so is what it hears: as in mode tx at claim.sent, settle.sent, commit.sent"
 _NO_COMMIT: Final = "a Redis pipeline has no commit of the caller's: semel sends the EXEC (settle.sent)"
 
 
@@ -123,6 +125,10 @@ def _cells(store: str, colour: str, mode: str) -> Iterator[Cell]:
     for fault in ("reset-before", "reset-after"):
         for point in _WIRE:
             yield _cell(store, colour, mode, fault, point, _reason_of_wire(store, mode))
+        for point in ("renew.sent", "wait.parked"):
+            yield _cell(store, colour, mode, fault, point, _CORE)
+        for point in _WIRE_TX if mode == "http-tx" else ():
+            yield _cell(store, colour, mode, fault, point, _HANDLERS)
     for fault, reason in _NEVER.items():
         yield _cell(store, colour, mode, fault, "any", reason)
 

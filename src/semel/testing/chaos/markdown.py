@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from semel.testing.chaos.annexes import as_markdown
 from semel.testing.chaos.cells import Cell
 from semel.testing.chaos.peers import Peer
-from semel.testing.chaos.report import Document, Row, beside, recovered, together
+from semel.testing.chaos.report import Document, Row, beside, recovered, replayed, together
 
 __all__ = ["markdown"]
 
@@ -45,11 +45,11 @@ def _lines(found: Document, cells: Sequence[Cell]) -> Iterator[str]:
     for reason in summary.invalid:
         yield f"* **invalid**: {reason}"
     if summary.again:
-        yield f"* played once more, because somebody did not end in time or it ended better than its field says: {summary.again}"
+        yield f"* played once more (listed [below](#played-once-more)): {replayed(summary)}"
     yield f"* recovery after a kill: {recovered(summary)}"
     yield "* a field is run again by `semel chaos --cell 'store/colour/mode/fault@point'`; points are places, so there is no seed"
     rows = {row.cell: row for row in found.cells}
-    for mode in dict.fromkeys(cell.mode for cell in cells):
+    for mode in dict.fromkeys(cell.mode for cell in cells if cell.applies):
         yield ""
         yield from _table(mode, [cell for cell in cells if cell.mode == mode], rows)
     for peer in found.peers:
@@ -58,6 +58,9 @@ def _lines(found: Document, cells: Sequence[Cell]) -> Iterator[str]:
     for annex in found.annexes:
         yield ""
         yield from as_markdown(annex)
+    if found.again:
+        yield ""
+        yield from _again(found)
     yield ""
     yield from _settings(found)
     for title, chosen in (
@@ -66,6 +69,17 @@ def _lines(found: Document, cells: Sequence[Cell]) -> Iterator[str]:
     ):
         yield ""
         yield from _reasons(title, chosen)
+
+
+def _again(found: Document) -> Iterator[str]:
+    yield "## Played once more"
+    yield ""
+    yield "Nothing that is worse than its field says is ever played again, nor any breach of a fence."
+    yield ""
+    yield "| field | times | at the first try |"
+    yield "|---|---|---|"
+    for each in found.again:
+        yield f"| {each.cell} | {each.times} | {_escaped(each.first)} |"
 
 
 def _settings(found: Document) -> Iterator[str]:
@@ -145,4 +159,8 @@ def _reasons(title: str, cells: Sequence[Cell]) -> Iterator[str]:
     yield "| cells | why |"
     yield "|---|---|"
     for reason, number in sorted(count.items(), key=lambda item: -item[1]):
-        yield f"| {number} | {reason.replace('|', chr(92) + '|')} |"
+        yield f"| {number} | {_escaped(reason)} |"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")

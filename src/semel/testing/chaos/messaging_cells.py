@@ -21,7 +21,7 @@ from semel.testing.chaos import core, expectations
 from semel.testing.chaos.cells import Cell, Heir, Part, Verdict, register
 from semel.testing.chaos.messaging_orders import ORDERS
 from semel.testing.chaos.messaging_sinks import BROKERS, LOOSE, SINKS
-from semel.testing.chaos.messaging_verdicts import OVERTAKEN, judged, wanted
+from semel.testing.chaos.messaging_verdicts import OVERTAKEN, certain, judged, wanted
 from semel.testing.chaos.messaging_work import attempt
 
 __all__ = ["DATABASES", "REDIS", "WINDOWS", "messaging_cells"]
@@ -421,5 +421,6 @@ register(
         helped=True,
         schedules=dict(ORDERS),
         judged=judged,
+        certain=certain,
     )
 )

@@ -15,7 +15,7 @@ from semel.testing.chaos.cells import Cell, Verdict
 from semel.testing.chaos.ledger import Answer, Story
 from semel.testing.chaos.messaging_sinks import ARRIVED
 
-__all__ = ["FOLLOWED", "GHOST", "OVERTAKEN", "PAUSED", "ids_of", "judged", "wanted"]
+__all__ = ["FOLLOWED", "GHOST", "OVERTAKEN", "PAUSED", "certain", "ids_of", "judged", "wanted"]
 
 GHOST: Final = "a9"
 """The id of a message whose transaction or savepoint was rolled back."""
@@ -44,20 +44,36 @@ def wanted(cell: Cell) -> tuple[str, ...]:
 
 def judged(cell: Cell, story: Story) -> tuple[Verdict, str]:
     """The verdict, and what is wrong besides; empty when nothing is."""
-    found = [each.what for each in story.effects if each.by == ARRIVED]
-    rows = [each.what for each in story.effects if each.by == "database"]
-    if cell.mode.startswith("inbox"):
-        found = [name for name in rows if not name.startswith("row ")]
+    found, rows = _seen(cell, story)
     problem = next(filter(None, (rule(cell, story, found, rows) for rule in _RULES)), "")
     return _verdict(cell, story, found), problem
 
 
-def _verdict(cell: Cell, story: Story, found: Sequence[str]) -> Verdict:
+def certain(cell: Cell, story: Story) -> str:
+    """What is wrong though somebody did not end, or was starved: nothing that could still have come would make it right."""
+    found, rows = _seen(cell, story)
+    return next(filter(None, (rule(cell, story, found, rows) for rule in _CERTAIN)), "")
+
+
+def _seen(cell: Cell, story: Story) -> tuple[list[str], list[str]]:
+    """What has arrived, or was handled under `inbox`; and what the database has."""
+    rows = [each.what for each in story.effects if each.by == "database"]
+    if cell.mode.startswith("inbox"):
+        return [name for name in rows if not name.startswith("row ")], rows
+    return [each.what for each in story.effects if each.by == ARRIVED], rows
+
+
+def _is_over(story: Story) -> bool:
+    """Somebody has looked at the end, and found nothing left to do."""
     last = next((each for each in reversed(story.answers) if each.by == "judge"), None)
-    if last is None or last.error:
+    return last is not None and not last.error
+
+
+def _verdict(cell: Cell, story: Story, found: Sequence[str]) -> Verdict:
+    if not _is_over(story):
         return Verdict.STUCK
     times = Counter(found)
-    # First: who loses may do so where that is expected, and double nowhere.
+    # First: who loses may do so where that is expected, and double nowhere. What is lost besides is a rule's affair.
     if any(times[name] > 1 for name in times):
         return Verdict.DOUBLED
     if any(not times[name] for name in wanted(cell)):
@@ -76,13 +92,30 @@ def _ordered(names: Sequence[str]) -> bool:
     return True
 
 
-def _in_order(cell: Cell, _: Story, found: Sequence[str], __: Sequence[str]) -> str:
+def _in_order(cell: Cell, story: Story, found: Sequence[str], rows: Sequence[str]) -> str:
     """What comes twice may come late; for the first time everything comes in order, and no key waits for another's poison."""
-    first = list(dict.fromkeys(found))
-    if not cell.mode.startswith("inbox") and not _ordered(first):
-        return f"reordered: {' '.join(found)}"
-    stuck = cell.fault == "poison" and first[-1][0] != "a"
-    return f"a poisoned key has held up another one: {' '.join(found)}" if stuck else ""
+    stuck = cell.fault == "poison" and bool(found) and list(dict.fromkeys(found))[-1][0] != "a"
+    late = f"a poisoned key has held up another one: {' '.join(found)}" if stuck else ""
+    return _first_in_order(cell, story, found, rows) or late
+
+
+def _first_in_order(cell: Cell, _: Story, found: Sequence[str], __: Sequence[str]) -> str:
+    ordered = cell.mode.startswith("inbox") or _ordered(list(dict.fromkeys(found)))
+    return "" if ordered else f"reordered: {' '.join(found)}"
+
+
+def _none_lost(cell: Cell, story: Story, found: Sequence[str], _: Sequence[str]) -> str:
+    """Who may double loses nothing: a verdict has one word, and a message that is there twice hides none that is missing."""
+    if cell.expected is Verdict.LOST or not _is_over(story):
+        return ""
+    missing = [name for name in wanted(cell) if name not in found]
+    return f"lost: {' '.join(missing)}" if missing else ""
+
+
+def _told_and_lost(cell: Cell, story: Story, found: Sequence[str], rows: Sequence[str]) -> str:
+    """A relay's messages are written before it begins; an application's or a consumer's may be nobody's, while nobody is told."""
+    told = any(not each.error for each in story.answers if each.by != "judge")
+    return _none_lost(cell, story, found, rows) if told or cell.mode.startswith("relay") else ""
 
 
 def _no_ghost(_: Cell, __: Story, found: Sequence[str], rows: Sequence[str]) -> str:
@@ -110,7 +143,8 @@ def _handled_once(cell: Cell, _: Story, found: Sequence[str], rows: Sequence[str
     if not cell.mode.startswith("relay") or cell.store == "redis":
         return ""  # an inbox is in an SQL database
     handled = Counter(name for name in rows if not name.startswith("row "))
-    odd = sorted(name for name in set(found) if handled[name] != 1)
+    due = {*found} if cell.expected is Verdict.LOST else {*found, *wanted(cell)}
+    odd = sorted(name for name in due if handled[name] != 1)
     return f"the inbox has admitted {' '.join(odd)} more or less than once" if odd else ""
 
 
@@ -142,4 +176,5 @@ def _alarms(story: Story, by: str) -> list[str]:
     return [alarm for each in answers for alarm in each.value["alarms"]]
 
 
-_RULES: Final = (_no_ghost, _in_order, _together, _handled_once, _overtaken, _told)
+_RULES: Final = (_no_ghost, _in_order, _none_lost, _together, _handled_once, _overtaken, _told)
+_CERTAIN: Final = (_no_ghost, _first_in_order, _told_and_lost)

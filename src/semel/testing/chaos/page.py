@@ -15,7 +15,7 @@ from semel.testing.chaos.cells import Cell, Verdict
 from semel.testing.chaos.markdown import markdown
 from semel.testing.chaos.peers import Peer
 from semel.testing.chaos.plots import recovery_plot
-from semel.testing.chaos.report import Document, Row, beside, document, recovered, together
+from semel.testing.chaos.report import Document, Row, beside, document, recovered, replayed, together
 from semel.testing.chaos.runner import Report
 
 __all__ = ["write"]
@@ -55,7 +55,7 @@ def write(
 
 def _page(found: Document, report: Report, cells: Sequence[Cell]) -> Iterator[str]:
     rows = {row.cell: row for row in found.cells}
-    modes = list(dict.fromkeys(cell.mode for cell in cells))
+    modes = list(dict.fromkeys(cell.mode for cell in cells if cell.applies))
     style = Path(__file__).with_name("page.css").read_text("utf-8")
     yield '<!doctype html><html lang="en"><head><meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width"><title>semel: crash matrix</title>'
@@ -72,6 +72,7 @@ def _page(found: Document, report: Report, cells: Sequence[Cell]) -> Iterator[st
     yield _recovery(found)
     yield from (_peer(peer, found) for peer in found.peers)
     yield from (as_html(annex) for annex in found.annexes)
+    yield _again(found)
     yield _settings(found)
     yield _reasons("unbuilt", "Cells that are not built yet", [cell for cell in cells if cell.unbuilt])
     yield _reasons(
@@ -104,7 +105,7 @@ def _head(found: Document) -> str:
         "reach": f"{summary.windows} windows were hit, {len(summary.unreached)} were not; "
         f"{summary.well:,} of {summary.after:,} calls ended well after the faults were over",
         "recovery": recovered(summary),
-        "played once more": f"{summary.again}, because somebody did not end in time or it ended better than its field says",
+        "played once more": f'<a href="#again">{replayed(summary)}</a>' if summary.again else "none",
         **({"invalid": escape("; ".join(summary.invalid))} if summary.invalid else {}),
     }
     key = "".join(
@@ -240,6 +241,21 @@ def _failures(found: Document) -> str:
     return "\n".join(parts)
 
 
+def _again(found: Document) -> str:
+    if not found.again:
+        return ""
+    lines = "".join(
+        f"<tr><th scope=row><code>{escape(each.cell)}</code></th><td>{each.times}</td><td>{escape(each.first)}</td></tr>"
+        for each in found.again
+    )
+    head = "".join(f"<th scope=col>{name}</th>" for name in ("field", "times", "at the first try"))
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    return (
+        '<h2 id="again">Played once more</h2><p>Nothing that is worse than its field says is ever played again, nor any breach '
+        f"of a fence.</p>{_region('what was played once more', table)}"
+    )
+
+
 def _settings(found: Document) -> str:
     lines = "".join(
         f"<tr><th scope=row>{escape(where)}</th><td>{escape(text)}</td></tr>"
@@ -252,11 +268,21 @@ def _settings(found: Document) -> str:
 
 
 def _reasons(name: str, title: str, cells: Sequence[Cell]) -> str:
-    by_reason: dict[str, list[str]] = defaultdict(list)
+    by_reason: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
-        by_reason[cell.reason].append(cell.name)
+        by_reason[cell.reason].append(cell)
     items = "".join(
-        f"<details><summary>{len(names)}: {escape(reason)}</summary><p><code>{escape(', '.join(names))}</code></p></details>"
-        for reason, names in sorted(by_reason.items(), key=lambda item: -len(item[1]))
+        f"<details><summary>{len(mine)}: {escape(reason)}</summary><p><code>{escape('; '.join(_where(mine)))}</code></p></details>"
+        for reason, mine in sorted(by_reason.items(), key=lambda item: -len(item[1]))
     )
     return f'<h2 id="{name}">{title}</h2>{items or "<p>None.</p>"}'
+
+
+def _where(cells: Sequence[Cell]) -> Iterator[str]:
+    """Each fault at a point once, with the stores; a store's colour where it is only one."""
+    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for cell in cells:
+        found[f"{cell.mode}/{cell.fault}@{cell.point}"][cell.store].append(cell.colour)
+    for what, stores in found.items():
+        names = (store if len(colours) > 1 else f"{store}/{colours[0]}" for store, colours in stores.items())
+        yield f"{what}: {', '.join(names)}"

@@ -16,6 +16,8 @@ from semel.testing.mutants.plant import Patch
 
 __all__ = ["FENCES", "plant"]
 
+_DROPPED: Final = "b3"
+
 
 def _broken(text: str, predicate: str, instead: str) -> str:
     found, count = re.subn(predicate, instead, text)
@@ -108,6 +110,26 @@ def _unfenced_sink() -> Sequence[Patch]:
     return [(redis, "_SCRIPT", script), (redis, "_SHA", sha)]
 
 
+def _dropping_sink() -> Sequence[Patch]:
+    """A webhook sink says that it has delivered a message which it never sends; what it doubles hides nothing of that."""
+    from semel.messaging.sinks.webhook import WebhookSink
+
+    real = vars(WebhookSink)["publish"]
+
+    async def publish(self: Any, part: int, epoch: int, batch: int, rows: Sequence[Any]) -> int | None:
+        sent = [row for row in rows if not row.id.endswith(_DROPPED)]
+        return await real(self, part, epoch, batch, sent) if sent else None
+
+    return [(WebhookSink, "publish", publish)]
+
+
+def _waiting_once() -> Sequence[Patch]:
+    """One who waits is told that the store is away when his one connection is silent."""
+    from semel.waiting import Bench, Seat
+
+    return [(Bench, "asks_twice", False), (Seat, "watch_again", Seat.watch)]
+
+
 def _strong() -> Sequence[Patch]:
     """Not a bug of the product's but of the matrix: a server that is called weak and is not."""
     from semel.testing.chaos import losses
@@ -125,6 +147,8 @@ _OWN: Final[dict[str, Callable[[], Sequence[Patch]]]] = {
     "sqlite-unsynced": _unsynced,
     "inbox-acks-before-its-commit": _acknowledging_first,
     "redis-sink-without-its-epoch": _unfenced_sink,
+    "webhook-sink-drops-a-message": _dropping_sink,
+    "waiter-gives-up-at-a-silence": _waiting_once,
     "redis-everysec-is-always": _strong,
 }
 _REDIS: Final = tuple(

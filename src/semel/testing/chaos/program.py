@@ -15,7 +15,7 @@ from semel.testing.chaos.cells import Cell, matrix
 from semel.testing.chaos.goals import LONG_REPEAT, campaign
 from semel.testing.chaos.page import write
 from semel.testing.chaos.peers import cells_beside, run_peer
-from semel.testing.chaos.report import recovered, summarize, together
+from semel.testing.chaos.report import first_problem, recovered, replayed, summarize, together
 from semel.testing.chaos.runner import DRIVERS, Report, explore, jobs_for, recovery_jobs
 from semel.testing.chaos.verdicts import Result
 
@@ -127,11 +127,9 @@ def _tell(report: Report, chosen: Sequence[Cell], command: str, *, verbose: bool
     )
     print("faults: " + ", ".join(f"{count} {name}" for name, count in sorted(summary.faults.items())))
     if summary.again:
-        print(
-            f"played once more, because somebody did not end in time or it ended better than its cell says: {summary.again}"
-        )
+        print(f"played once more: {replayed(summary)}")
         for each in [each for each in report.results if each.again][:20]:
-            print(f"    {each.cell}: {each.first.partition(chr(10))[0] or 'beside another one of its batch'}")
+            print(f"    {each.cell}: {first_problem(each)}")
     if shared := together(summary):
         print(f"in batches: {shared}")
     print("verdicts: " + ", ".join(f"{count} {name}" for name, count in sorted(summary.verdicts.items())))

@@ -21,6 +21,7 @@ from semel.testing.chaos.runner import Report
 from semel.testing.chaos.verdicts import Result, quantile
 
 __all__ = [
+    "Again",
     "Document",
     "Recovery",
     "Row",
@@ -28,7 +29,9 @@ __all__ = [
     "beside",
     "digest",
     "document",
+    "first_problem",
     "recovered",
+    "replayed",
     "summarize",
     "together",
 ]
@@ -83,6 +86,8 @@ class Summary(msgspec.Struct, kw_only=True):
     """Why the run proves nothing, whatever its cells say: a window that was not hit, calls that did not end well, late recoveries."""
     again: int
     """Schedules that were played once more: at the first try somebody did not end in time, or it ended better than its cell says."""
+    hung: int
+    """Those of them in which somebody did not end in time."""
 
 
 def summarize(report: Report, cells: Sequence[Cell], command: str) -> Summary:
@@ -123,6 +128,7 @@ def summarize(report: Report, cells: Sequence[Cell], command: str) -> Summary:
         after=calls,
         invalid=report.reach,
         again=sum(each.again for each in report.results),
+        hung=sum(each.hung for each in report.results),
     )
 
 
@@ -162,6 +168,14 @@ class Recovery(msgspec.Struct, kw_only=True):
     worst: float
 
 
+class Again(msgspec.Struct, kw_only=True):
+    """Schedules of one cell that were played once more for the same reason: what was wrong at the first try."""
+
+    cell: str
+    times: int
+    first: str
+
+
 class Document(msgspec.Struct, kw_only=True):
     """What a report shows, in each of its forms."""
 
@@ -169,6 +183,7 @@ class Document(msgspec.Struct, kw_only=True):
     cells: list[Row]
     recovery: list[Recovery]
     wrong: list[Result]
+    again: list[Again] = []
     peers: list[Peer] = []
     apart: dict[str, str]
     harness: dict[str, str]
@@ -187,6 +202,7 @@ def document(
         cells=_rows(report, cells),
         recovery=_recovery(report.results),
         wrong=report.disagreeing,
+        again=_again(report.results),
         peers=list(peers),
         apart=APART,
         harness={each.where: f"{each.text} ({each.why})" for each in SETTINGS},
@@ -200,6 +216,24 @@ def beside(found: Document, finding: Finding) -> str:
     if row is None or not row.schedules:
         return "not run"
     return row.expected if row.agreed == row.schedules else "disagrees"
+
+
+def _again(results: Sequence[Result]) -> list[Again]:
+    found = Counter((each.cell, first_problem(each)) for each in results if each.again)
+    return [Again(cell=cell, times=times, first=first) for (cell, first), times in sorted(found.items())]
+
+
+def first_problem(result: Result) -> str:
+    """Why a schedule was played once more, in a line."""
+    return result.first.partition("\n")[0] or "beside another one of its batch"
+
+
+def replayed(summary: Summary) -> str:
+    """How many schedules were played once more, in words."""
+    return (
+        f"{summary.again}: in {summary.hung} somebody did not end in time, the others ended better than their fields say, "
+        "or beside them"
+    )
 
 
 def _recovery(results: Sequence[Result]) -> list[Recovery]:

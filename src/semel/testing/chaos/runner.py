@@ -17,7 +17,7 @@ import msgspec
 from semel.testing.chaos.cells import PARTS, Cell
 from semel.testing.chaos.driver import Job
 from semel.testing.chaos.frames import receive, send
-from semel.testing.chaos.goals import AGAIN, WELL, late, unreached, well
+from semel.testing.chaos.goals import AGAIN, HUNG, WELL, late, unreached, well
 from semel.testing.chaos.harness import EVERY
 from semel.testing.chaos.homes import Homes, estimate
 from semel.testing.chaos.places import Addresses, shared_servers
@@ -70,15 +70,25 @@ class Report(msgspec.Struct, kw_only=True):
             found.append(
                 f"only {good} of {calls} calls ended well after the faults were over: {WELL:.0%} must"
             )
-        again = sum(each.again for each in self.results)
-        if again > max(_FEW, AGAIN * len(self.results)):
-            found.append(
-                f"{again} of {len(self.results)} schedules had no verdict at the first try: {AGAIN:.0%} may"
-            )
+        found += self._played_too_often
         if slow := late(self.lateness):
             found.append(slow)
         if self.timed and not self.lateness:
             found.append("no recovery was measured")
+        return found
+
+    @property
+    def _played_too_often(self) -> list[str]:
+        total = len(self.results)
+        again = sum(each.again for each in self.results)
+        hung = sum(each.hung for each in self.results)
+        found = []
+        if again > max(_FEW, AGAIN * total):
+            found.append(f"{again} of {total} schedules had no verdict at the first try: {AGAIN:.0%} may")
+        if hung > max(_FEW, HUNG * total):
+            found.append(
+                f"in {hung} of {total} schedules somebody did not end at the first try: {HUNG:.1%} may"
+            )
         return found
 
     @property

@@ -24,6 +24,8 @@ class Result(msgspec.Struct, kw_only=True):
     heir: Heir
     agrees: bool
     problem: str = ""
+    breach: str = ""
+    """What is wrong besides its verdict for certain, whoever did not end: it is never played again."""
     effects: int = 0
     calls: int = 0
     after: int = 0
@@ -42,6 +44,8 @@ class Result(msgspec.Struct, kw_only=True):
     """At the first try somebody did not end in time, or it ended better than its cell says: it was played once more."""
     first: str = ""
     """What was wrong at the first try, then."""
+    hung: bool = False
+    """It was that somebody did not end in time."""
     story: list[str] = []
     """What happened, for a schedule that disagrees."""
 

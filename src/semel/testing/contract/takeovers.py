@@ -254,6 +254,29 @@ class ReleaseClauses:
         assert await bench.peek(ask.scope) is None
 
     @clause
+    async def test_R14_a_release_with_steps_that_comes_later_than_that_keeps_them_for_one_retention(
+        self, bench: Bench
+    ) -> None:
+        ask = await bench.win(lease=3 * RETENTION)
+        assert await bench.note(ask, b"step") is Answer.OK
+        await bench.wait(RETENTION + 10)
+        await bench.finish(ask, Kind.RELEASED)
+        await bench.wait(RETENTION - 10)
+        verdict = await bench.claim(bench.ask())
+        assert isinstance(verdict, Won)
+        assert (verdict.record.attempts, verdict.record.steps) == (2, step(b"step"))
+
+    @clause
+    async def test_R14_a_delay_that_outlasts_retention_does_not_outlast_the_steps(self, bench: Bench) -> None:
+        ask = await bench.win()
+        assert await bench.note(ask, b"step") is Answer.OK
+        await bench.finish(ask, Kind.RELEASED, after=(RETENTION + 10) * bench.unit)
+        await bench.wait(RETENTION + 14)
+        verdict = await bench.claim(bench.ask())
+        assert isinstance(verdict, Won)
+        assert (verdict.record.attempts, verdict.record.steps) == (2, step(b"step"))
+
+    @clause
     async def test_R24_a_key_tried_again_after_a_release_keeps_its_secret(self, bench: Bench) -> None:
         for key, entry in (("bare", b""), ("with steps", b"step")):
             ask = await bench.win(bench.scope(key), secret_id="old")

@@ -7,7 +7,7 @@ from __future__ import annotations
 from semel.errors import OutcomeUnknown
 from semel.keys import Scope
 from semel.model import Answer, Event, Kind, Policy, Replay, State, Unknown, Won
-from semel.testing.contract.bench import FAILURE, LEASE, RETENTION, Bench, clause
+from semel.testing.contract.bench import FAILURE, LEASE, RETENTION, Bench, clause, step
 
 __all__ = ["AuditClauses", "ResolveClauses", "UnreadableClauses"]
 
@@ -120,6 +120,33 @@ class ResolveClauses:
         second = await bench.settled(Kind.UNKNOWN)
         assert not (await bench.record(second.scope)).resolved
         assert await bench.settle(bench.word(second, Kind.DONE)) is Answer.OK
+
+    @clause
+    async def test_R26_steps_survive_a_word_that_releases_late(self, bench: Bench) -> None:
+        ask = await bench.win(policy=Policy.HOLD)
+        assert await bench.note(ask, b"step") is Answer.OK
+        await bench.wait(2 * RETENTION)
+        assert await bench.settle(bench.word(ask, Kind.RELEASED)) is Answer.OK
+        await bench.wait(RETENTION - 10)
+        assert (await bench.record(ask.scope)).steps == step(b"step")
+
+    @clause
+    async def test_R26_a_word_about_steps_is_lost_when_another_was_noted_since(self, bench: Bench) -> None:
+        ask = await bench.win(policy=Policy.HOLD)
+        assert await bench.note(ask, b"begun") is Answer.OK
+        seen = await bench.record(ask.scope)
+        await bench.wait(LEASE + 2)
+        assert await bench.note(ask, b"late") is Answer.OK
+        before = await bench.record(ask.scope)
+        stale = bench.word(ask, Kind.RELEASED, steps=b"", noted=seen.noted)
+        assert await bench.settle(stale) is Answer.LOST
+        assert await bench.record(ask.scope) == before
+        assert not await bench.history(ask.scope)
+        word = bench.word(ask, Kind.RELEASED, steps=step(b"late"), noted=before.noted)
+        assert await bench.settle(word) is Answer.OK
+        assert (await bench.record(ask.scope)).steps == step(b"late")
+        assert await bench.settle(word) is Answer.OK
+        assert len(await bench.history(ask.scope)) == 1
 
     @clause
     async def test_R15_a_repair_overrules_a_settled_record_but_never_a_live_run(self, bench: Bench) -> None:

@@ -47,6 +47,26 @@ def _redis_quick_settle_unfenced() -> Sequence[Patch]:
 
 
 @mutant(
+    "redis-late-release-forgets-steps",
+    check="test_R14_a_release_with_steps_that_comes_later_than_that_keeps_them_for_one_retention",
+    store="redis",
+)
+def _redis_late_release_forgets_steps() -> Sequence[Patch]:
+    """settle.lua gives a release that comes late an end in the past, and the steps are gone."""
+    return _lua("SETTLE", ("if gone <= free then gone = free + retention end", ""))
+
+
+@mutant(
+    "redis-word-overwrites-a-step",
+    check="test_R26_a_word_about_steps_is_lost_when_another_was_noted_since",
+    store="redis",
+)
+def _redis_word_overwrites_a_step() -> Sequence[Patch]:
+    """settle.lua does not look whether a step was noted since a person's word was made."""
+    return _lua("SETTLE", ("if band(options, 8) ~= 0 and unpack", "if false and unpack"))
+
+
+@mutant(
     "redis-claim-forgets-its-sender",
     check="test_a_claim_sent_again_wins_again_as_the_same_attempt",
     store="redis",

@@ -313,15 +313,25 @@ class Auditor:
         grant.policy = end.policy or grant.policy
         grant.ref = end.ref if end.ref is not None else grant.ref
         grant.not_before = now + end.after if end.after else 0.0
-        # With steps: after the last of them, not after the release (R14).
-        kept_from = grant.noted_at if end.kind is Kind.RELEASED and grant.keeps else now
-        grant.known_until = (
-            inf if end.kind is Kind.UNKNOWN else max(kept_from + end.retention, grant.not_before)
-        )
+        if end.actor and end.kind is Kind.RELEASED:
+            self._lets_go(end, grant)
+        free = max(now, grant.not_before)
+        grant.known_until = inf if end.kind is Kind.UNKNOWN else max(now + end.retention, grant.not_before)
+        if end.kind is Kind.RELEASED and grant.keeps:
+            # After the last of the steps, not after the release (R14), but never before the next one may try (R26).
+            kept = grant.noted_at + end.retention
+            grant.known_until = kept if kept > free else free + end.retention
         outcome = end.kind in (Kind.DONE, Kind.FAILED) and grant.known_until != inf
         grant.buried_until = grant.known_until + end.tombstone if outcome else 0.0
         if outcome and end.tombstone:
             self.over_at[name] = min(grant.known_until, self.over_at.get(name, inf))
+
+    def _lets_go(self, end: Settle, grant: Grant) -> None:
+        """A person's release: what was only begun may be made again, what is finished is remembered (R26)."""
+        key = end.scope.hash
+        for begun in [begun for begun in self.begun if begun[0] == key]:
+            del self.begun[begun]
+        grant.keeps = grant.keeps and bool(self.noted.get(key) or key in self.ids)
 
     def _forgot(self, end: Settle, before: Record, now: float) -> None:
         grant = self.grants.pop(end.scope.hash, None)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
+from semel.errors import CodecError
 from semel.options import NOT_FOUND, UNDECIDED, Found
-from semel.run import Run, current_run
+from semel.run import CONSUMED, Run, current_run
 from semel.testing.simulation.auditor import name_of
 from semel.testing.simulation.failures import on_error_of, will_fail
 from semel.testing.simulation.plans import (
@@ -61,7 +63,8 @@ def _request(world: World, op: Op) -> dict[str, Any]:
 
 async def _execute(world: World, face: Any, op: Op, answered: Answered) -> None:
     outcome = await _each(face.execute(op.key, _function(world, op), **_given(world, op)))
-    answered.value, answered.replayed, answered.ref = outcome.value, outcome.replayed, outcome.ref
+    answered.value = None if outcome.replayed and outcome.marker == CONSUMED else outcome.value
+    answered.replayed, answered.ref = outcome.replayed, outcome.ref
 
 
 async def _consume(world: World, face: Any, op: Op, answered: Answered) -> None:
@@ -79,7 +82,9 @@ async def _claim(world: World, face: Any, op: Op, answered: Answered) -> None:
 
 async def _inside(world: World, claim: Any, op: Op, answered: Answered) -> None:
     if claim.replayed:
-        answered.value, answered.replayed = claim.value, True
+        answered.replayed = True
+        with suppress(CodecError):  # it was consumed
+            answered.value = claim.value
         return
     value = await _each(_function(world, op)())
     await _each(claim.complete(value))

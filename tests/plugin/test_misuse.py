@@ -1,0 +1,148 @@
+"""What cannot be proved is refused with its own cause."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel import ConfigurationError
+from semel.testing.plugin import prove
+from semel.testing.plugin_report import Report
+from semel.testing.plugin_tries import Try
+from semel.testing.plugin_windows import Window
+
+
+class Book:
+    """Effects of a key, one byte each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, key: str) -> None:
+        with (self.folder / key).open("a") as page:
+            page.write("x")
+
+    def count(self, key: str) -> int:
+        return (self.folder / key).stat().st_size if (self.folder / key).exists() else 0
+
+    def total(self) -> int:
+        return sum(page.stat().st_size for page in self.folder.iterdir())
+
+    def prove(self, handler: Callable[[str], Any], effects: Callable[..., int] | None = None) -> Report:
+        return prove(handler, arguments=lambda key: (key,), effects=effects or self.count, faults=["kill"])
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Book:
+    return Book(tmp_path)
+
+
+def test_an_effect_that_is_left_to_a_thread_is_told_by_the_threads_name(book: Book) -> None:
+    def late(key: str) -> None:
+        time.sleep(60)
+        book.write(key)
+
+    def handle(key: str) -> None:
+        threading.Thread(target=late, args=(key,)).start()
+
+    with pytest.raises(
+        ConfigurationError, match=r"returned while the thread 'Thread-\d+ \(late\)' still ran.*os\._exit"
+    ):
+        book.prove(handle)
+
+
+def test_an_effect_that_is_left_to_a_task_is_told_by_the_tasks_name(book: Book) -> None:
+    running = set()
+
+    async def late(key: str) -> None:
+        await asyncio.sleep(60)
+        book.write(key)
+
+    async def handle(key: str) -> None:
+        running.add(asyncio.create_task(late(key)))
+
+    with pytest.raises(ConfigurationError, match=r"while the task 'late' still ran.*await the task"):
+        book.prove(handle)
+
+
+def test_a_handler_without_an_effect_is_asked_for_one(book: Book) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"counts 0, expected=1. Did the handler make an effect"
+    ) as raised:
+        book.prove(lambda key: None)
+    assert "still ran" not in str(raised.value)
+
+
+def test_a_count_over_all_keys_is_told_as_such(book: Book) -> None:
+    book.write("another")
+    with pytest.raises(
+        ConfigurationError, match=r"counts 2, expected=1. Does it count the effects of other keys"
+    ):
+        book.prove(book.write, effects=book.total)
+
+
+def test_a_generator_is_no_handler(book: Book) -> None:
+    def generator(key: str) -> Iterator[int]:
+        book.write(key)
+        yield 1
+
+    async def asynchronous(key: str) -> AsyncIterator[int]:
+        book.write(key)
+        yield 1
+
+    for handler in (generator, asynchronous):
+        with pytest.raises(
+            ConfigurationError, match=f"{handler.__name__} is a generator, whose body does not run"
+        ):
+            book.prove(handler)
+
+
+def test_something_to_await_is_refused_as_a_misuse(book: Book) -> None:
+    async def handle(key: str) -> None:
+        book.write(key)
+
+    with pytest.raises(ConfigurationError, match="returned something to await"):
+        book.prove(lambda key: handle(key))
+
+
+def test_effects_without_a_signature_are_refused_with_the_remedy(book: Book) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"<class 'int'> does not say whether it takes a key.*effects=lambda key"
+    ):
+        book.prove(book.write, effects=int)
+
+
+def test_a_handler_that_ends_its_process_was_not_killed(book: Book) -> None:
+    def leave(key: str) -> None:
+        book.write(key)
+        os._exit(3)
+
+    with pytest.raises(
+        RuntimeError,
+        match=r"without any fault: it ended its process itself \(os\._exit\(3\)\): let it return",
+    ):
+        book.prove(leave)
+
+
+def test_a_handler_that_is_killed_by_somebody_else_is_told_by_what(book: Book) -> None:
+    with pytest.raises(RuntimeError, match="without any fault: killed by SIGTERM"):
+        book.prove(lambda key: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def test_errors_that_differ_in_their_key_are_one_line() -> None:
+    errors = ["OutcomeUnknown: key a", "OutcomeUnknown: key b", "StoreUnavailable: away"]
+    tries = tuple(
+        Try(window=Window(f"w{at}"), fault="kill", effects=1, verdict="unknown", error=error)
+        for at, error in enumerate(errors)
+    )
+    report = Report(handler="h", expected=1, tries=tries, faults=("kill",), seconds=0.0)
+    told = [line for line in str(report).splitlines() if "error" in line]
+    assert told == ["  error: OutcomeUnknown: key a (in 2 tries)", "  error: StoreUnavailable: away"]
