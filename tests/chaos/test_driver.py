@@ -17,6 +17,7 @@ from semel.testing.chaos.verdicts import Result
 
 CELLS = {cell.name: cell for cell in matrix()}
 TWICE = CELLS["redis/sync/http-steps/zombie@http.admitted"]
+QUEUE = CELLS["postgres/async/relay-rabbit-queue/broker-kill@relay.published"]
 ONCE = CELLS["redis/sync/outbox/kill@settle.sent"]
 PLAIN = CELLS["redis/sync/retry/kill@claim.sent"]
 TX = CELLS["postgres/sync/tx/kill@commit.sent"]
@@ -53,6 +54,12 @@ BESIDE = "expected that the next caller runs it, found that it gets a replay"
         (ONCE, _result(ONCE, Verdict.LOST, f"{STARVED}: …"), 2),  # nobody was told that it is written
         (ONCE, _result(ONCE, Verdict.STUCK, f"{STARVED}: expected exactly once, found stuck"), 2),
         (ONCE, _result(ONCE, Verdict.DOUBLED, f"{STARVED}: expected exactly once, found doubled"), 1),
+        (
+            QUEUE,
+            _result(QUEUE, Verdict.DOUBLED, "expected exactly once, found doubled", heir=Heir.RAN),
+            2,
+        ),  # it may
+        (QUEUE, _result(QUEUE, Verdict.LOST, "expected exactly once, found lost", heir=Heir.RAN), 1),
         (ONCE, _result(ONCE, Verdict.ONCE, BESIDE, heir=Heir.REPLAYED), 2),
         (ONCE, _result(ONCE, Verdict.ONCE, f"{BESIDE}; a late write was taken", heir=Heir.REPLAYED), 1),
         (
