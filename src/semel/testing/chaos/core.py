@@ -235,7 +235,7 @@ class Worker:
         until = time.monotonic() + 20
         while self.cell.fault in _WARM or (self.cell.fault, self.cell.point) == ("failover", "run.returned"):
             try:
-                await wait(once.execute(f"{self.plan.key}-warm-{time.monotonic()}", work))
+                await wait(once.execute(f"{self.plan.key}-warm-{time.monotonic()}", work, wait=10))
                 return
             except (StoreUnavailable, NotRecorded):  # a busy machine may need longer for the first connection
                 if time.monotonic() > until:
