@@ -79,7 +79,7 @@ def test_a_transaction_that_was_bound_before_the_face_was_closed_is_refused(tmp_
 
 
 def test_what_runs_while_the_face_is_closed_in_another_loop_is_still_recorded(tmp_path: Path) -> None:
-    once = AsyncSemel("memory://closing")
+    once = AsyncSemel("memory://closed-late")
 
     async def main() -> None:
         began, goes_on = asyncio.Event(), asyncio.Event()
@@ -96,4 +96,4 @@ def test_what_runs_while_the_face_is_closed_in_another_loop_is_still_recorded(tm
         assert (await running).value == "done"
 
     asyncio.run(main())
-    assert Semel("memory://closing").execute("k", str).value == "done"
+    assert Semel("memory://closed-late").execute("k", str).value == "done"
