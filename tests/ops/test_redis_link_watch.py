@@ -241,11 +241,32 @@ def test_a_subscription_that_is_not_confirmed_ends_on_time(proxy: Proxy, face: F
     async def body() -> None:
         link = open_face(url_of(proxy), face, timeout=0.3)
         await link.command("PING", timeout=20)
-        proxy.stall(match=lambda request: b"SUBSCRIBE" in request)
+        for number in range(1, 9):  # whichever connection it is asked for on
+            proxy.stall(at=number, match=lambda request: b"SUBSCRIBE" in request)
         start = time.monotonic()
         with pytest.raises(StoreUnavailable, match=r"subscription within 0\.3 s"):
             await link.watch(fresh("channel"), Bell(face))
         assert time.monotonic() - start < 20
+        await link.aclose()
+
+    run(face, body())
+
+
+@pytest.mark.parametrize("face", COLOURS)
+def test_a_subscription_that_is_not_answered_is_asked_for_on_another_connection(
+    proxy: Proxy, face: Face
+) -> None:
+    channel = fresh("channel")
+
+    async def body() -> None:
+        link = open_face(url_of(proxy), face, timeout=6)
+        await link.command("PING", timeout=20)
+        stalled = proxy.stall(match=lambda request: b"SUBSCRIBE" in request)
+        bell = Bell(face)
+        await link.watch(channel, bell)  # within its timeout
+        assert stalled.fired.is_set()
+        assert await ring(link, channel) >= 1
+        await bell.until(1)
         await link.aclose()
 
     run(face, body())

@@ -116,7 +116,9 @@ class Line(abc.ABC):
         self.node = node
         self.feed = Feed()
         self.heard = now
-        self.pinged: float | None = None
+        self.asked: float | None = None
+        """When it was last sent something that must be answered: a subscription or a ping; and `patience`, how long that may take."""
+        self.patience = 0.0
 
     @abc.abstractmethod
     def write(self, data: bytes) -> None: ...
@@ -226,7 +228,8 @@ class Watcher(abc.ABC):
             self._fail(topic, error)
             return self._now() + 1.0
         topic.line = line
-        self._write(line, line.feed.subscribe(channel, sharded=self._sharded))
+        # Half of the time that its caller has: the other half is for another connection.
+        self._ask(line, line.feed.subscribe(channel, sharded=self._sharded), self._timeout / 2)
         return math.inf
 
     def _refused(self, topic: _Topic, node: Endpoint | None, error: NotSent) -> None:
@@ -250,17 +253,21 @@ class Watcher(abc.ABC):
         except OSError as error:
             self.lost(line, error)
 
+    def _ask(self, line: Line, question: bytes, patience: float) -> None:
+        if line.asked is None or line.heard >= line.asked:
+            line.asked, line.patience = self._now(), patience
+        self._write(line, question)
+
     def _keep_alive(self, line: Line, now: float) -> float:
-        if line.pinged is not None and line.heard < line.pinged:
-            if now - line.pinged >= self._timeout:
+        if line.asked is not None and line.heard < line.asked:
+            if now - line.asked >= line.patience:
                 self.lost(line, driver.TimeoutError("the subscriber connection is silent"))
                 return now
-            return line.pinged + self._timeout
+            return line.asked + line.patience
         due = line.heard + self._ping_every
         if due > now:
             return due
-        line.pinged = now
-        self._write(line, _PING)
+        self._ask(line, _PING, self._timeout)
         return now + self._timeout
 
     def received(self, line: Line, data: bytes) -> None:
