@@ -44,7 +44,7 @@ def apart(url: str) -> SplitResult:
     scheme, slashes, rest = url.partition("://")
     if not slashes:
         return _split(url, scheme)
-    netloc = _HOSTS.match(rest)[0]  # type: ignore[index] # it matches nothing, too
+    netloc = _HOSTS.match(rest)[0]  # type: ignore[index]  # it matches nothing, too
     return _split(f"{scheme}://{rest[len(netloc) :]}", scheme)._replace(netloc=netloc)
 
 

@@ -344,7 +344,7 @@ class _Link:
         try:
             await self.client.close()
         finally:  # whatever its farewell came to
-            if connection is not None and (writer := connection._writer) is not None:  # noqa: SLF001  # its own close waits
+            if connection is not None and (writer := connection._writer) is not None:  # noqa: SLF001 - its own close waits
                 writer.close()
                 with contextlib.suppress(OSError):
                     await writer.wait_closed()

@@ -35,7 +35,7 @@ class Transaction(abc.ABC):
     async def rows(self, key: str) -> list[Effect]:
         """The effects that were made."""
 
-    async def begin(self) -> None:  # noqa: B027 (most begin by themselves)
+    async def begin(self) -> None:  # noqa: B027 - most begin by themselves
         """Where a transaction does not begin by itself."""
 
     async def commit(self) -> None:
