@@ -66,6 +66,8 @@ PROOF = {
 }  # fmt: skip
 PROOFS = re.compile(r"crash|strike|storm|race")  # and such files elsewhere
 FEW = 3
+PATIENCE = 15 * 60  # of one part; pytest ends every single test long before
+INTERRUPTED = 2  # as pytest says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +260,7 @@ def _pytest(parts: list[str], options: argparse.Namespace, *, measured: bool) ->
     if options.aside:
         command += ["--timeout=900"]  # it comes to it when the others wait
     start = time.monotonic()
-    code = subprocess.run(command, check=False, env=_environment(parts)).returncode
+    code = _played(command, _environment(parts), None if options.long or options.aside else PATIENCE)
     passed, failed, skipped = _counts(report)
     unsteady: tuple[str, ...] = ()
     if code == 1 and not (options.part or options.k or options.aside):
@@ -270,6 +272,22 @@ def _pytest(parts: list[str], options: argparse.Namespace, *, measured: bool) ->
     ok = (code == 0 and passed > 0) or (code == 0 and skipped > 0 and not _strict()) or nothing
     note = "nothing selected" if code == 5 else "" if code in {0, 1} else f"pytest ended with {code}"
     return Row(name, ok, time.monotonic() - start, passed, failed, skipped, note, unsteady)
+
+
+def _played(command: list[str], environment: dict[str, str], patience: float | None) -> int:
+    """The exit code. A part that does not end is interrupted, so that its servers are stopped: pytest-xdist waits for ever when a
+    process dies behind its last test."""
+    with subprocess.Popen(command, env=environment) as process:
+        try:
+            return process.wait(patience)
+        except subprocess.TimeoutExpired:
+            print(f"==== not ended after {patience:.0f} s: interrupted", flush=True)
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+            return INTERRUPTED
+        finally:
+            process.kill()  # also when this program is told to end; nothing happens when it has ended
 
 
 def _passed_later(

@@ -38,7 +38,7 @@ def cell(**changes: object) -> Cell:
         "fault": "kill",
         "point": "run.returned",
     }
-    return Cell(**{**facts, "expected": Verdict.DOUBLED, "heir": Heir.RAN, **changes})  # type: ignore[arg-type]
+    return Cell(**{**facts, "expected": Verdict.DOUBLED, "heir": Heir.RAN, **changes})  # type: ignore[arg-type]  # any field by its name
 
 
 def test_the_matrix_is_large_and_every_name_is_its_own() -> None:
@@ -287,7 +287,7 @@ def test_the_page_shows_what_disagrees_what_did_not_run_and_what_does_not_apply(
 
 def good(name: str, **changes: object) -> Result:
     facts = {"verdict": Verdict.ONCE, "heir": Heir.RAN, "agrees": True, "bit": True, "after": 2, "well": 2}
-    return Result(cell=name, **{**facts, **changes})  # type: ignore[arg-type]
+    return Result(cell=name, **{**facts, **changes})  # type: ignore[arg-type]  # any field by its name
 
 
 def test_a_run_in_which_too_few_calls_end_well_is_invalid() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from semel.testing.chaos import driver
@@ -21,9 +22,11 @@ QUEUE = CELLS["postgres/async/relay-rabbit-queue/broker-kill@relay.published"]
 ONCE = CELLS["redis/sync/outbox/kill@settle.sent"]
 PLAIN = CELLS["redis/sync/retry/kill@claim.sent"]
 TX = CELLS["postgres/sync/tx/kill@commit.sent"]
+FULL = CELLS["postgres/sync/retry/disk-full@run.returned"]
 RELAY = CELLS["postgres/async/relay-redis/kill@relay.planned"]
 HUNG = "TimeoutError: the judge did not end"
 SPARED = "expected doubled, found exactly once"
+MISSED = "the fault did not strike: nothing reached run.returned"
 
 
 def _result(
@@ -42,6 +45,9 @@ BESIDE = "expected that the next caller runs it, found that it gets a replay"
         (TWICE, _result(TWICE, Verdict.ONCE, SPARED), 2),
         (TWICE, _result(TWICE, Verdict.ONCE, f"{SPARED}; its heartbeat has not told the victim"), 1),
         (TWICE, _result(TWICE, Verdict.ONCE, "the fault did not strike: nothing came", bit=False), 1),
+        (FULL, _result(FULL, Verdict.ONCE, MISSED, bit=False), 2),  # the server has made room
+        (FULL, _result(FULL, Verdict.ONCE, f"{MISSED}; a late write was taken", bit=False), 1),
+        (FULL, _result(FULL, Verdict.DOUBLED, MISSED, bit=False), 1),
         (TWICE, _result(TWICE, Verdict.LOST, "expected doubled, found lost"), 1),
         (ONCE, _result(ONCE, Verdict.ONCE), 1),
         (ONCE, _result(ONCE, Verdict.DOUBLED, "expected exactly once, found doubled"), 1),
@@ -209,3 +215,28 @@ def test_a_store_that_was_away_excuses_no_loss_of_what_was_told(
 ) -> None:
     answers = [Answer(by="heir", at=0.0, error=error) for error in told]
     assert starved(verdict, [*answers, Answer(by="judge", at=1.0)]) is away
+
+
+def test_an_error_whose_text_json_cannot_carry_is_in_the_ledger_and_in_the_result(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path))
+    ledger.error("victim", "Unexpected", "no file caf\udce9")
+    (told,) = ledger.answers()
+    assert told.text == r"no file caf\udce9"
+
+
+def test_a_schedule_that_fails_with_such_a_text_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Nowhere:
+        folder = str(tmp_path)
+
+        def url(self, _: Cell) -> str:
+            return ""
+
+    def fails(_: object) -> None:
+        raise OSError("no file caf\udce9")
+
+    monkeypatch.setitem(driver.ORDERS, "kill", fails)
+    (found,) = driver.run([Job(cell=PLAIN, number=0, lease=1.0)], Nowhere())  # type: ignore[arg-type]  # nobody is asked
+    assert r"OSError: no file caf\udce9" in found.problem
+    assert msgspec.json.encode(found)

@@ -116,6 +116,12 @@ OTHERS = {
     ),
     "redis-everysec-is-always": ("redis/sync/hold/power-loss@acked.everysec", "this setting is not weak"),
 }
+SILENCES = [
+    f"{store}/{colour}/retry/stall@renew.sent"
+    for store in ("redis", "postgres", "mariadb")
+    for colour in ("sync", "async")
+]
+"""One heartbeat is not answered. SQLite has no connection: tests/rulings/test_silent_heartbeats.py locks its file."""
 NEEDS = {"redis": "redis", "cluster": "redis", "postgres": "postgres", "mariadb": "mariadb"}
 
 
@@ -144,6 +150,12 @@ def others() -> Report:
     return planted([name for name, _ in OTHERS.values()], list(OTHERS))
 
 
+@pytest.fixture(scope="module")
+def silenced() -> Report:
+    """Apart from those, too: one of them renews nothing, with the same end."""
+    return planted(SILENCES, ["heart-stops-after-an-error"])
+
+
 def problem(report: Report, name: str) -> str:
     if why := lacking(name):
         raise services.ServerMissing(why)
@@ -168,3 +180,12 @@ def test_other_planted_bugs_are_seen_on_real_stores_and_so_is_a_weak_setting_tha
 ) -> None:
     name, what = OTHERS[mutant]
     assert what in problem(others, name)
+
+
+@pytest.mark.services
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", SILENCES)
+def test_a_heart_that_gives_up_at_one_silence_is_seen_on_every_kind_of_wire_in_both_colours(
+    silenced: Report, name: str
+) -> None:
+    assert problem(silenced, name).startswith("expected exactly once, found doubled"), name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
 
 import pytest
@@ -190,3 +190,69 @@ def test_mariadb_tables_of_another_engine_are_no_tables_for_records(
         for statement in mend.split("; "):
             server.execute(statement, database=name)
         doctor(url, "--require", "exactly-once", code=0)
+
+
+def test_mariadb_waits_for_one_of_two_replicas_and_the_other_may_take_over() -> None:
+    config: dict[str, str | int] = {
+        "log-bin": "binlog",
+        "binlog-format": "ROW",
+        "sync-binlog": 1,
+        "log-slave-updates": 1,
+        "rpl-semi-sync-master-timeout": 86_400_000,
+        "rpl-semi-sync-master-wait-point": "AFTER_SYNC",
+    }
+    with ExitStack() as stack:
+        primary, first, second = (
+            stack.enter_context(services.mariadb(fsync=True, config={**config, "server-id": number}))
+            for number in (1, 2, 3)
+        )
+        url = primary.database()
+        once = stack.enter_context(Semel(url))
+        once.execute("both", lambda: 1)
+        first.follow(primary, semi_sync=True)
+        assert agree(url).exactly_once
+        second.follow(primary, semi_sync=True)
+        weak = agree(url)
+        assert not weak.exactly_once
+        assert weak.durable, "power loss is another matter than failover"
+        assert "loss" in weak.guarantee.exposed
+        page = doctor(url, "--require", "exactly-once", code=1)
+        assert (
+            "2 replicas (or other readers of the binary log) follow, and a commit waits for 1 of them" in page
+        )
+        assert "let one replica follow this server and the others follow that one" in page
+
+        second.execute("STOP SLAVE")
+        once.execute("one", lambda: 1)  # it is so: this is acknowledged, and the second has never heard of it
+        known = second.execute("SELECT `key` FROM semel", database=urlsplit(url).path[1:])
+        assert known == (("both",),)
+
+        second.follow(first)
+        wait_until(lambda: examine(url).guarantee.settings["replicas"] == "1", "the second has left")
+        assert agree(url).exactly_once, "what the doctor says to do makes it content"
+
+
+def test_mariadb_that_has_given_its_replica_up_is_told() -> None:
+    config: dict[str, str | int] = {
+        "log-bin": "binlog",
+        "sync-binlog": 1,
+        "rpl-semi-sync-master-timeout": 100,
+        "rpl-semi-sync-master-wait-point": "AFTER_SYNC",
+    }
+    with (
+        services.mariadb(fsync=True, config={**config, "server-id": 1}) as primary,
+        services.mariadb(config={**config, "server-id": 2}) as replica,
+    ):
+        url = primary.database()
+        replica.follow(primary, semi_sync=True)
+        primary.execute("SET GLOBAL rpl_semi_sync_master_timeout = 86400000")
+        assert examine(url).exactly_once
+        primary.execute("SET GLOBAL rpl_semi_sync_master_timeout = 100")
+        replica.pause()
+        primary.execute("CREATE TABLE t (i INT)", database=urlsplit(url).path[1:])
+        primary.execute("SET GLOBAL rpl_semi_sync_master_timeout = 86400000")
+        checkup = examine(url)
+        replica.resume()
+        assert not checkup.exactly_once
+        assert "rpl_semi_sync_master_status=OFF" in checkup.guarantee.warnings[0]
+        wait_until(lambda: examine(url).exactly_once, "the replica has caught up")

@@ -182,8 +182,8 @@ def test_asynchronous_replicas_may_forget_and_semi_synchronous_ones_not() -> Non
     lazy = facts(log_bin="ON", sync_binlog="1", replicas="2")
     assert not lazy.survives_failover
     assert "rpl_semi_sync_master_enabled=ON" in lazy.warnings[0]
-    assert facts(replicas="2", rpl_semi_sync_master_enabled="ON").survives_failover
-    assert facts(replicas="2", rpl_semi_sync_source_enabled="1").survives_failover
+    assert facts(replicas="1", rpl_semi_sync_master_enabled="ON").survives_failover
+    assert facts(replicas="1", rpl_semi_sync_source_enabled="1").survives_failover
     assert facts(replicas="0").survives_failover
 
 
@@ -206,6 +206,24 @@ def test_semi_synchronous_replicas_count_only_when_nothing_is_acknowledged_or_se
         found = facts(**{**safe, name: value})
         assert not found.survives_failover
         assert f"{name}={value}" in found.warnings[0]
+
+
+def test_a_replica_that_no_commit_waits_for_may_take_over_and_is_told() -> None:
+    mariadb = facts(replicas="2", rpl_semi_sync_master_enabled="ON")
+    assert not mariadb.survives_failover
+    assert "waits for 1 of them" in mariadb.warnings[0]
+    assert "MariaDB cannot wait for more than one" in mariadb.warnings[0]
+    count = "rpl_semi_sync_source_wait_for_replica_count"
+    mysql = facts(**{"replicas": "3", "rpl_semi_sync_source_enabled": "ON", count: "2"})
+    assert not mysql.survives_failover
+    assert f"set {count}=3" in mysql.warnings[0]
+    assert facts(**{"replicas": "3", "rpl_semi_sync_source_enabled": "ON", count: "3"}).warnings == ()
+
+
+def test_a_server_that_waits_no_more_for_its_replica_is_told() -> None:
+    found = facts(replicas="1", rpl_semi_sync_master_enabled="ON", rpl_semi_sync_master_status="OFF")
+    assert not found.survives_failover
+    assert "rpl_semi_sync_master_status=OFF" in found.warnings[0]
 
 
 def test_settings_that_do_not_flush_are_named() -> None:

@@ -146,3 +146,46 @@ def test_errors_that_differ_in_their_key_are_one_line() -> None:
     report = Report(handler="h", expected=1, tries=tries, faults=("kill",), seconds=0.0)
     told = [line for line in str(report).splitlines() if "error" in line]
     assert told == ["  error: OutcomeUnknown: key a (in 2 tries)", "  error: StoreUnavailable: away"]
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("caf\udce9 is closed"), r"without any fault: ValueError: caf\\udce9 is closed"),
+        (OSError(2, "no such file", "caf\udce9"), r"FileNotFoundError: .*no such file: 'caf\\udce9'"),
+        (Mute(), r"without any fault: Mute: \(its text could not be made\)"),
+    ],
+)
+def test_an_error_whose_text_no_report_can_carry_is_spelled_out(
+    error: Exception, told: str, book: Book
+) -> None:
+    def handle(key: str) -> None:
+        raise error
+
+    with pytest.raises(RuntimeError, match=told):
+        book.prove(handle)
+
+
+def test_what_effects_return_is_shown_if_it_is_no_number(book: Book) -> None:
+    def effects(key: str) -> Any:
+        return book if book.count(key) else 0
+
+    with pytest.raises(RuntimeError, match=r"must return how many effects there are, not '<.*Book object"):
+        book.prove(book.write, effects=effects)
+
+
+def test_what_a_reset_returns_does_not_matter(book: Book) -> None:
+    resets = book.folder / "resets"
+
+    def reset() -> object:
+        book.write("resets")
+        return book
+
+    report = prove(book.write, arguments=lambda key: (key,), effects=book.count, reset=reset, faults=["kill"])
+    assert report.failures
+    assert resets.stat().st_size > 1

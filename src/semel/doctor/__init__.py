@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+import warnings
 from typing import Final, Literal
 
 import msgspec
 
 from semel.doctor.advice import advice_for, hindrances, unread
 from semel.doctor.looks import Attention, Look, Schema, count, look
-from semel.errors import ConfigurationError
+from semel.doctor.messaging import Messaging
+from semel.errors import ConfigurationError, SemelWarning
 from semel.guarantees import Facts, Guarantee, Mode, grade
 from semel.hosts import scheme_of
 from semel.runtime import run_sync
@@ -24,6 +26,7 @@ from semel.store import Colour, Settings, Store, open_store
 __all__ = [
     "Attention",
     "Checkup",
+    "Messaging",
     "Requirement",
     "Schema",
     "Verdict",
@@ -45,7 +48,7 @@ class Checkup(msgspec.Struct, frozen=True):
     """Without its password."""
     guarantee: Guarantee
     exactly_once: bool
-    """Mode tx is exactly once under every fault that these settings allow."""
+    """Mode tx is exactly once under every fault that these settings allow; so are messages, where messaging has tables."""
     durable: bool
     """An acknowledged write survives a power loss, and the store drops no record by itself."""
     schema: Schema
@@ -56,6 +59,8 @@ class Checkup(msgspec.Struct, frozen=True):
     """Settings that this user may not read: without them nothing can be promised."""
     problems: tuple[str, ...] = ()
     """Why semel would not work here at all."""
+    messaging: Messaging = Messaging()
+    """The tables of outbox and inbox, if they are there."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -91,21 +96,39 @@ async def _examine(url: str, settings: Settings, colour: Colour) -> Checkup:
 async def _asked(store: Store, found: Look, url: str) -> Checkup:
     """Complete with the store's own words what could be seen without it."""
     facts, schema, attention = found.facts, found.schema, found.attention
-    problems: list[str] = [] if schema.usable else [schema.text]
+    problems: list[str] = [*found.problems] if schema.usable else [schema.text]
     if facts is None or (attention is None and schema.readable):
-        facts = await store.facts()
         try:
-            attention = await count(store.scan)
-        except (
-            ConfigurationError
-        ) as error:  # what a face would hear as well: an eviction policy, an old version
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SemelWarning)  # what may not be read is told by `unread`
+                facts = await store.facts()
+                attention = await count(store.scan)
+        except ConfigurationError as error:
+            # What a face would hear as well: an eviction policy, an old version, tables that keep nothing.
+            if facts is None:
+                raise
             problems.append(str(error))
     checkup = _checkup(url, facts, schema, attention or Attention(read=False), problems)
-    return msgspec.structs.replace(checkup, advice=(*found.notes, *checkup.advice))
+    checkup = msgspec.structs.replace(checkup, advice=(*found.notes, *checkup.advice))
+    return _with_messaging(checkup, found.messaging)
+
+
+def _with_messaging(checkup: Checkup, messaging: Messaging) -> Checkup:
+    """A table that does not keep messages breaks the promise of mode tx: to add one is an effect in the caller's transaction."""
+    kept = not messaging.problems
+    return msgspec.structs.replace(
+        checkup,
+        exactly_once=checkup.exactly_once and kept,
+        durable=checkup.durable and kept,
+        problems=(*checkup.problems, *messaging.problems),
+        messaging=messaging,
+    )
 
 
 def _checkup(url: str, facts: Facts, schema: Schema, attention: Attention, problems: list[str]) -> Checkup:
     guarantee = grade(facts)
+    hindering = tuple(hindrances(facts))
+    told = (text for text in problems if not any(known in text for known in hindering))
     return Checkup(
         url=without_password(url),
         guarantee=guarantee,
@@ -115,7 +138,7 @@ def _checkup(url: str, facts: Facts, schema: Schema, attention: Attention, probl
         attention=attention,
         advice=tuple(advice_for(facts)),
         unread=tuple(unread(facts)),
-        problems=(*problems, *hindrances(facts)),
+        problems=(*told, *hindering),
     )
 
 
@@ -124,11 +147,12 @@ def judge(checkup: Checkup, require: Requirement | None = None) -> Verdict:
     if checkup.unread:
         return Verdict(2, f"cannot tell: {checkup.unread[0]}")
     no_tx = checkup.guarantee.absent.get(Mode.TX)
+    messages = next(iter(checkup.messaging.problems), "")
     if require == "exactly-once" and not checkup.exactly_once:
         why = no_tx or "effects in the same transaction are not exactly once with these settings"
-        return Verdict(1, f"refused: {why}")
+        return Verdict(1, f"refused: {messages if checkup.guarantee.exactly_once else why}")
     if require == "durable" and not checkup.durable:
-        return Verdict(1, "refused: acknowledged writes do not survive with these settings")
+        return Verdict(1, f"refused: {messages or 'acknowledged writes do not survive with these settings'}")
     if checkup.problems:
         return Verdict(2, f"semel cannot work here: {checkup.problems[0]}")
     if require is not None:

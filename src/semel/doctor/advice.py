@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from semel.guarantees import Facts
+from semel.stores import unfit
+from semel.stores.sqlite.facts import has_reset_bug
 
 __all__ = ["advice_for", "hindrances", "unread"]
 
@@ -29,11 +31,17 @@ def advice_for(facts: Facts) -> Iterator[str]:
             if _waits_for_replicas(settings):
                 yield (
                     "semi-synchronous: that a failover to the replica which confirmed a write keeps it is shown by the crash "
-                    "matrix (failover, acked.waited); which of several replicas takes over is your failover tool's choice"
+                    "matrix (failover, acked.waited)"
                 )
             if settings.get("log_bin", "OFF").upper() in ("OFF", "0"):
                 yield "log_bin = OFF: no replica can follow and no point in time be restored; correct for a single server"
         case "sqlite":
+            if has_reset_bug(facts.version):
+                yield (
+                    f"SQLite {facts.version} has the WAL-reset bug, a defect that may corrupt the file. The promises are about "
+                    "settings and do not count it: no setting mends it. Semel moves the log into the file under the write lock, "
+                    "which makes it rarer, not impossible; other programs that write to this file may not. Upgrade SQLite to 3.51.3"
+                )
             yield (
                 "a within(connection) commits on your connection: keep its PRAGMA synchronous at FULL, Python's default"
             )
@@ -58,6 +66,11 @@ def _redis(facts: Facts) -> Iterator[str]:
         yield (
             "acks: a write that fewer replicas confirm in time is told as unknown. That a failover to a replica which "
             "confirmed it keeps it is shown by the crash matrix (failover, acked.waited); Redis itself promises nothing"
+        )
+    if not facts.evicts and settings.get("maxmemory-policy", "noeviction") != "noeviction":
+        yield (
+            f"maxmemory-policy is {settings['maxmemory-policy']}: harmless until somebody sets maxmemory; CONFIG SET "
+            "maxmemory-policy noeviction and CONFIG REWRITE"
         )
     if settings.get("cluster-enabled") == "1":
         yield "cluster: tx holds within one hash slot; name your keys with once.tag(key)"
@@ -85,14 +98,25 @@ def hindrances(facts: Facts) -> Iterator[str]:
     """Settings under which semel cannot write, and tables that do not keep what is written."""
     settings = facts.settings
     if settings.get("role") == "slave" and settings.get("topology") == "standalone":
-        yield "this server is a replica (role: slave): point the URL to the master"
+        yield unfit.REPLICA
+    if "connected-slaves" in settings:
+        yield from _missing_replicas(int(settings.get("acks", "0")), int(settings["connected-slaves"]))
     if names := settings.get("unlogged_tables"):
-        mend = "; ".join(f"ALTER TABLE {name} SET LOGGED" for name in names.split(", "))
-        yield f"semel's tables are UNLOGGED, a crash of the server empties them: {mend}"
+        yield unfit.unlogged(names)
     if found := settings.get("not_innodb"):
-        mend = "; ".join(f"ALTER TABLE `{one.partition('=')[0]}` ENGINE=InnoDB" for one in found.split(", "))
-        yield f"semel's tables are not InnoDB ({found}): {mend}"
+        yield unfit.not_innodb(found)
+    if rights := settings.get("missing_rights"):
+        yield f"this role may not write semel's tables: GRANT {rights}"
     if settings.get("in_recovery") == "true" or settings.get("default_transaction_read_only") == "on":
         yield "the server is read-only: point the URL to the primary"
     if settings.get("read_only", "OFF").upper() in ("ON", "1"):
         yield "read_only = ON: this is a replica; the URL must name the writer"
+
+
+def _missing_replicas(acks: int, connected: int) -> Iterator[str]:
+    if acks > connected:
+        replicas = "1 replica is" if connected == 1 else f"{connected or 'no'} replicas are"
+        yield (
+            f"acks={acks}, but {replicas} connected: every call would fail; connect {acks - connected} more, or set "
+            f"acks={connected}"
+        )

@@ -6,22 +6,28 @@ write-ahead log. So the families with tables are read here on a connection of th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from semel import model
-from semel.errors import StoreUnavailable
+from semel.doctor.messaging import Messaging, messaging_names, messaging_of
+from semel.errors import ConfigurationError, StoreUnavailable
 from semel.hosts import scheme_of
 from semel.model import State
 from semel.runtime import run_sync
 from semel.store import Colour, Facts, Page, Query, Settings
+
+if TYPE_CHECKING:
+    from semel.stores.mysql.session import Session
+    from semel.stores.postgres.link import Link
 
 __all__ = ["Attention", "Look", "Schema", "count", "look"]
 
@@ -73,6 +79,9 @@ class Look(msgspec.Struct, frozen=True):
     attention: Attention | None = None
     notes: tuple[str, ...] = ()
     """What is so now, and will not be when a face has used the store."""
+    messaging: Messaging = Messaging()
+    problems: tuple[str, ...] = ()
+    """Why semel would not work, as the server says it."""
 
 
 async def look(url: str, settings: Settings, colour: Colour) -> Look:
@@ -146,7 +155,7 @@ def _read_sqlite(path: str, table: str) -> Look:
 
             attention = run_sync(count(scan)) if schema.readable else Attention(read=False)
             facts, notes = _as_used(read_facts(db, path))
-            return Look(facts, schema, attention, notes)
+            return Look(facts, schema, attention, notes, _sqlite_messaging(db, table))
     except sqlite3.Error as error:
         raise explain(error, path) from error
 
@@ -171,6 +180,15 @@ def _sqlite_schema(db: sqlite3.Connection, table: str) -> Schema:
     return _schema(version, VERSION, table)
 
 
+def _sqlite_messaging(db: sqlite3.Connection, table: str) -> Messaging:
+    there = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    kinds = {name: "" for name in messaging_names(table) if name in there}
+    meta = messaging_names(table)[-1]
+    asked = f"SELECT value FROM \"{meta}\" WHERE name = 'version'"
+    rows = db.execute(asked).fetchall() if meta in kinds else []
+    return messaging_of(table, kinds, rows[0][0] if rows else None)
+
+
 # ------------------------------------------------------------------------------------------------ PostgreSQL
 async def _look_postgres(url: str, settings: Settings, colour: Colour) -> Look:
     from semel.stores.postgres import url as postgres_url
@@ -191,13 +209,34 @@ async def _look_postgres(url: str, settings: Settings, colour: Colour) -> Look:
         pid, known = (await link.fetch(sql["hello"], (), settings.timeout))[0]
         rows = await link.fetch(sql["version"], (), settings.timeout) if known else ()
         found = await link.fetch(sql["facts"], (), settings.timeout)
+        messaging = await _postgres_messaging(link, settings)
     except Trouble as error:
         raise error.told(source.where) from error
     finally:
         await link.quit()
     pooled = address.pgbouncer or pid != link.greeted
     facts = facts_of(dict(sorted((name, value) for name, value in found)), pooled=pooled)
-    return Look(facts, _schema(rows[0][0] if rows else None, SCHEMA_VERSION, settings.table))
+    schema = _schema(rows[0][0] if rows else None, SCHEMA_VERSION, settings.table)
+    return Look(facts, schema, messaging=messaging)
+
+
+async def _postgres_messaging(link: Link, settings: Settings) -> Messaging:
+    names = {name: '"' + name.replace(".", '"."') + '"' for name in messaging_names(settings.table)}
+    seen = ", ".join(f"('{name}', to_regclass('{quoted}'))" for name, quoted in names.items())
+    rows = await link.fetch(
+        "select t.name, c.relpersistence::text, has_table_privilege(c.oid, 'select') "
+        f"from (values {seen}) as t (name, oid) join pg_class c on c.oid = t.oid order by t.name",
+        (),
+        settings.timeout,
+    )
+    kinds, readable = {row[0]: row[1] for row in rows}, {row[0] for row in rows if row[2]}
+    meta = messaging_names(settings.table)[-1]
+    told: Sequence[Any] = ()
+    if meta in readable:
+        told = await link.fetch(
+            f"select value from {names[meta]} where name = 'version'", (), settings.timeout
+        )
+    return messaging_of(settings.table, kinds, told[0][0] if told else None)
 
 
 # ------------------------------------------------------------------------------------------- MariaDB, MySQL
@@ -221,13 +260,46 @@ async def _look_mysql(url: str, settings: Settings, colour: Colour) -> Look:
         try:
             rows = await session.query(words["version"]) if await session.query(there, (name,)) else ()
             facts = await read_facts(session, words)
+            messaging = await _mysql_messaging(session, settings.table)
+            problems = await _mysql_rights(session, settings.table) if rows else ()
         finally:
             await pool.give(session)
     except (Lost, TimeoutError) as error:
         raise StoreUnavailable(f"{pool.where} did not answer within {settings.timeout:g} s") from error
     finally:
         await pool.aclose()
-    return Look(facts, _schema(int(rows[0][0]) if rows else None, SCHEMA_VERSION, settings.table))
+    schema = _schema(int(rows[0][0]) if rows else None, SCHEMA_VERSION, settings.table)
+    return Look(facts, schema, messaging=messaging, problems=problems)
+
+
+async def _mysql_rights(session: Session, table: str) -> tuple[str, ...]:
+    """EXPLAIN asks for the rights of the statement, and runs nothing. (Grants may be the user's, a role's or a pattern's.)"""
+    ways = ("INSERT INTO `{0}` (`scope`) VALUES ('')", "UPDATE `{0}` SET `scope` = ''", "DELETE FROM `{0}`")
+    for name in (table, f"{table}_audit"):
+        for way in ways:
+            try:
+                await session.query(f"EXPLAIN {way.format(name)}")
+            except ConfigurationError as error:
+                return (str(error),)
+            except StoreUnavailable:  # read_only, which is told by itself
+                return ()
+    return ()
+
+
+async def _mysql_messaging(session: Session, table: str) -> Messaging:
+    names = messaging_names(table)
+    marks = ", ".join(["%s"] * len(names))
+    rows = await session.query(
+        "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name IN "
+        f"({marks}) ORDER BY table_name",
+        names,
+    )
+    kinds = {str(name): str(engine) for name, engine in rows}
+    told: Sequence[Any] = ()
+    if names[-1] in kinds:
+        with contextlib.suppress(ConfigurationError):  # this user may not read it
+            told = await session.query(f"SELECT value FROM `{names[-1]}` WHERE name = 'version'")
+    return messaging_of(table, kinds, str(told[0][0]) if told else None)
 
 
 _READERS: Final[Mapping[str, Callable[[str, Settings, Colour], Awaitable[Look]]]] = {

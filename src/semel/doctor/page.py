@@ -71,6 +71,8 @@ def _findings(checkup: Checkup, verdict: Verdict) -> Iterator[str]:
     yield from _marked("note", checkup.advice)
     if checkup.schema.state != "none" and checkup.schema.usable:
         yield f"schema: {checkup.schema.text}"
+    if checkup.messaging.state != "none" and checkup.messaging.text not in checkup.problems:
+        yield f"messaging: {checkup.messaging.text}"
     yield f"records: {_attention(checkup)}"
     yield f"verdict: {verdict.text}"
 

@@ -121,13 +121,17 @@ class Child:
         except BaseException as error:  # noqa: BLE001 - it is the finding
             # Whatever it is: it is told to the parent, and a forked child must never return into the test runner.
             words.misuse = isinstance(error, Misuse)
-            words.error = str(error) if words.misuse else f"{type(error).__name__}: {error}".rstrip(": ")
+            words.error = (
+                _text_of(error) if words.misuse else f"{type(error).__name__}: {_text_of(error)}".rstrip(": ")
+            )
             words.final = isinstance(error, OutcomeUnknown | PreviousFailure)
             words.story = traceback.format_exc()
         finally:
-            self._said.write(b"=" + msgspec.json.encode(words))
-            sys.stdout.flush()
-            os._exit(0)
+            try:
+                self._said.write(b"=" + _encoded(words))
+                sys.stdout.flush()
+            finally:
+                os._exit(0)
 
     def say_struck(self) -> None:
         self._said.write(b"!")
@@ -173,6 +177,43 @@ class Child:
 
 
 # ------------------------------------------------------------------------------------------ inside a child
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - it is the user's class
+        return "(its text could not be made)"
+
+
+def _encoded(words: Words) -> bytes:
+    """As JSON, whatever is in it: an error's text may hold half a surrogate pair, `reset` may return a cursor."""
+    try:
+        return msgspec.json.encode(words)
+    except Exception:  # noqa: BLE001 - what cannot be encoded is told as it looks
+        return msgspec.json.encode(_plain(msgspec.structs.asdict(words)))
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case None | bool() | float():
+            return value
+        case int() if abs(value) < 1 << 63:
+            return int(value)
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case dict():
+            return {_plain(str(name)): _plain(each) for name, each in value.items()}
+    return _plain(_shown(value))
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - it is the user's class
+        return f"a {type(value).__name__}"
+
+
 def _perform(case: Case, key: str, watch: Watch | None, fault: Fault | None, child: Child) -> None:
     """Call the handler once, as a worker would."""
     shorter_leases(case.lease)

@@ -8,6 +8,7 @@ from typing import Final
 
 from semel.errors import ConfigurationError
 from semel.store import Facts
+from semel.stores import unfit
 from semel.stores.mysql.errors import Duplicate, Locked
 from semel.stores.mysql.rows import Statements, statements
 from semel.stores.mysql.session import Session
@@ -36,10 +37,17 @@ _VARIABLES: Final = (
     "rpl_semi_sync_source_wait_point",
     "rpl_semi_sync_master_wait_no_slave",
     "rpl_semi_sync_source_wait_no_replica",
+    "rpl_semi_sync_master_wait_for_slave_count",
+    "rpl_semi_sync_source_wait_for_replica_count",
     "max_allowed_packet",
     "wait_timeout",
 )
 _REPLICAS: Final = ("Slaves_connected", "Rpl_semi_sync_master_clients", "Rpl_semi_sync_source_clients")
+_WAITING: Final = ("Rpl_semi_sync_master_status", "Rpl_semi_sync_source_status")
+_ENGINES: Final = (
+    "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name IN "
+    "(%s, %s, %s) ORDER BY table_name"
+)
 _ON: Final = frozenset({"ON", "1", "YES"})
 _A_DAY: Final = 86_400_000
 
@@ -66,8 +74,9 @@ async def prepare(session: Session, words: Statements, *, create: bool) -> int:
             await session.write(words["stamp"], (SCHEMA_VERSION,))
         found = SCHEMA_VERSION
     if found is None:
-        raise ConfigurationError(
-            f"{session.where}: semel's tables are not there: run the DDL of `semel schema sql URL`, or allow create=True"
+        raise unfit.no_tables(
+            f"{session.where}: semel's tables {_names(words)[0]}… are not there",
+            "run the DDL of `semel schema sql URL`, or allow create=True",
         )
     if found > SCHEMA_VERSION:
         raise ConfigurationError(
@@ -78,10 +87,12 @@ async def prepare(session: Session, words: Statements, *, create: bool) -> int:
 
 
 async def _version(session: Session, words: Statements) -> int | None:
-    """The stored schema version; None when the table or its row is not there yet."""
-    name = words["create_schema"].split("`", 2)[1]
-    there = "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = %s"
-    if not await session.query(there, (name,)):
+    """The stored schema version; None when the table or its row is not there yet. Tables that keep nothing are refused."""
+    names = _names(words)
+    rows = await session.query(_ENGINES, names)
+    if engines := _not_innodb(rows):
+        raise ConfigurationError(f"{session.where}: {unfit.not_innodb(engines)}")
+    if names[-1].lower() not in {str(name).lower() for name, _ in rows}:
         return None
     rows = await session.query(words["version"])
     return int(rows[0][0]) if rows else None
@@ -93,6 +104,9 @@ async def read_facts(session: Session, words: Statements) -> Facts:
     rows = await session.query(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", _VARIABLES)
     settings = {str(name).lower(): str(value) for name, value in rows}
     settings["replicas"] = str(await _replicas(session))
+    if settings["replicas"] != "0":
+        rows = await session.query("SHOW GLOBAL STATUS WHERE Variable_name IN (%s, %s)", _WAITING)
+        settings |= {str(name).lower(): str(value) for name, value in rows}
     if engines := await _engines(session, words):
         settings["not_innodb"] = engines
     return facts_of(settings, "mariadb" if session.wire.mariadb else "mysql")
@@ -100,13 +114,15 @@ async def read_facts(session: Session, words: Statements) -> Facts:
 
 async def _engines(session: Session, words: Statements) -> str:
     """Semel's tables that somebody moved to another engine, as `name=engine, …`."""
-    names = [words[f"create_{table}"].split("`", 2)[1] for table in ("records", "audit", "schema")]
-    rows = await session.query(
-        "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name IN "
-        "(%s, %s, %s) AND engine <> 'InnoDB' ORDER BY table_name",
-        names,
-    )
-    return ", ".join(f"{name}={engine}" for name, engine in rows)
+    return _not_innodb(await session.query(_ENGINES, _names(words)))
+
+
+def _names(words: Statements) -> list[str]:
+    return [words[f"create_{table}"].split("`", 2)[1] for table in ("records", "audit", "schema")]
+
+
+def _not_innodb(rows: Sequence[Sequence[object]]) -> str:
+    return ", ".join(f"{name}={engine}" for name, engine in rows if engine not in ("InnoDB", None))
 
 
 async def _replicas(session: Session) -> int:
@@ -194,8 +210,13 @@ def _failover(settings: Mapping[str, str]) -> list[str]:
 def _semi_sync(settings: Mapping[str, str]) -> list[str]:
     """Semi-synchronous, but: what lets a commit be acknowledged, or seen, that no replica has (the matrix shows it)."""
     found: list[str] = []
-    for role, nobody in (("master", "wait_no_slave"), ("source", "wait_no_replica")):
+    for role, nobody, number in (
+        ("master", "wait_no_slave", "wait_for_slave_count"),
+        ("source", "wait_no_replica", "wait_for_replica_count"),
+    ):
         prefix = f"rpl_semi_sync_{role}"
+        if _on(settings, f"{prefix}_enabled"):
+            found += _not_waited_for(settings, f"{prefix}_{number}")
         timeout, point = settings.get(f"{prefix}_timeout"), settings.get(f"{prefix}_wait_point")
         if timeout is not None and int(timeout) < _A_DAY:
             found.append(
@@ -209,7 +230,31 @@ def _semi_sync(settings: Mapping[str, str]) -> list[str]:
             )
         if settings.get(f"{prefix}_{nobody}", "ON").upper() not in _ON:
             found.append(f"{prefix}_{nobody}=OFF: without a replica nothing is waited for; set it to ON")
+        if settings.get(f"{prefix}_status", "ON").upper() not in _ON:
+            found.append(
+                f"{prefix}_status=OFF: the server has waited in vain and acknowledges commits now that no replica has; connect "
+                f"a replica with rpl_semi_sync_{'slave' if role == 'master' else 'replica'}_enabled=ON, and let it catch up"
+            )
     return found
+
+
+def _not_waited_for(settings: Mapping[str, str], number: str) -> list[str]:
+    """Nobody says which replica takes over: so a commit must wait for all of them."""
+    replicas, waited = int(settings.get("replicas", "0")), int(settings.get(number, "1"))
+    if replicas <= waited:
+        return []
+    text = (
+        f"{replicas} replicas (or other readers of the binary log) follow, and a commit waits for {waited} of them: a failover to "
+        "another one forgets acknowledged writes"
+    )
+    if number in settings:
+        return [f"{text}; set {number}={replicas}"]
+    text = (
+        f"{text}. MariaDB cannot wait for more than one: let one replica follow this server and the others follow that one, and fail "
+        "over to it. If your failover tool takes the replica that has received most (Gtid_IO_Pos), of all of them, nothing is "
+        "forgotten, of which nobody can know here"
+    )
+    return [text]
 
 
 def _warnings(settings: Mapping[str, str]) -> Sequence[str]:

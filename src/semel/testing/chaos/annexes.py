@@ -59,7 +59,14 @@ def _annex(path: Path, title: str) -> Annex:
 def _text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{_text(each)} {name}" for name, each in value.items())
-    return f"{value:,g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+    match value:
+        case bool() | str():
+            return str(value)
+        case int():
+            return f"{value:,}"  # all of it: a seed that is rounded repeats nothing
+        case float():
+            return f"{value:,g}"
+    return str(value)
 
 
 def _columns(rows: list[dict[str, Any]]) -> list[str]:
@@ -79,8 +86,9 @@ def as_html(annex: Annex) -> str:
         )
         more = f"<p>and {len(rows) - _MOST} more</p>" if len(rows) > _MOST else ""
         parts.append(
-            f"<details><summary>{escape(name)}: {len(rows)}</summary><table><thead><tr>{head}</tr></thead>"
-            f"<tbody>{body}</tbody></table>{more}</details>"
+            f"<details><summary>{escape(name)}: {len(rows)}</summary>"
+            f'<div class="scroll" role="region" aria-label="{escape(name)}" tabindex="0"><table class="prose">'
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{more}</details>"
         )
     return "".join(parts)
 

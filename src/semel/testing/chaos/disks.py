@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Self
 
-from semel.testing.chaos.driver import Stage
+from semel.testing.chaos.driver import PATIENCE, Stage
 from semel.testing.chaos.harness import FULL
 from semel.testing.chaos.places import coloured, sqlite_tables, with_tables
 from semel.testing.services import home
@@ -17,7 +19,9 @@ from semel.testing.services.postgres import PostgresServer
 from semel.testing.services.redis import RedisServer, redis_program
 from semel.testing.services.server import Server, wait_until
 
-__all__ = ["disk_full"]
+__all__ = ["SmallDisk", "disk_full"]
+
+_PAGE: Final = 4096
 
 # A result that does not fit into room that a store has reserved before.
 _RESULT: Final = {"redis": 1 << 16, "sqlite": 1 << 16, "postgres": 400_000, "mariadb": 400_000}
@@ -25,7 +29,16 @@ _RESULT: Final = {"redis": 1 << 16, "sqlite": 1 << 16, "postgres": 400_000, "mar
 _DROP: Final = {"postgres": "DROP DATABASE {} WITH (FORCE)", "mariadb": "DROP DATABASE {}"}
 
 
-class _SmallDisk:
+@contextlib.contextmanager
+def _unless_full() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+
+
+class SmallDisk:
     """A few megabytes of tmpfs, and a file that fills what is left of them."""
 
     def __init__(self, megabytes: int) -> None:
@@ -33,13 +46,28 @@ class _SmallDisk:
         options = f"size={megabytes}m,mode=0777"
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folder)], check=True)
 
-    def fill(self) -> None:
+    @property
+    def left(self) -> int:
+        """Bytes that anybody could still write."""
         facts = os.statvfs(self.folder)
-        with (self.folder / "ballast").open("ab", buffering=0) as file, contextlib.suppress(OSError):
-            os.posix_fallocate(file.fileno(), 0, max(1, (facts.f_bavail - 8) * facts.f_frsize))
-            file.seek(0, os.SEEK_END)
-            while True:
-                file.write(bytes(4096))
+        return facts.f_bavail * facts.f_frsize
+
+    def fill(self) -> None:
+        """Until the kernel says that it is full. What is asked for at once may be refused, as servers take room meanwhile: so it is
+        half of what is left, again and again, and the rest page by page."""
+        with (self.folder / "ballast").open("ab", buffering=0) as file:
+            while half := self.left // 2 // _PAGE * _PAGE:
+                with _unless_full():
+                    os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), half)
+            with _unless_full():
+                while True:
+                    file.write(bytes(_PAGE))
+
+    def fill_until(self, over: Callable[[], bool]) -> None:
+        """What a server gives back meanwhile, old logs at a checkpoint, is taken again at once."""
+        while not over():
+            self.fill()
+            time.sleep(0.005)
 
     def free(self) -> None:
         (self.folder / "ballast").unlink(missing_ok=True)
@@ -52,7 +80,7 @@ class _SmallDisk:
 class _Filled(Server):
     """A server whose data is on a small disk. When there is room again it goes on by itself, or has ended and is started."""
 
-    disk: _SmallDisk
+    disk: SmallDisk
     _latest: str = ""
 
     def heal(self) -> None:
@@ -75,7 +103,7 @@ class _Filled(Server):
 
 class _Redis(_Filled, RedisServer):
     def __init__(self) -> None:
-        self.disk = _SmallDisk(3)
+        self.disk = SmallDisk(3)
         super().__init__(program=redis_program(), appendonly="always", config={"dir": str(self.disk.folder)})
 
     def heal(self) -> None:
@@ -95,21 +123,22 @@ class _Redis(_Filled, RedisServer):
 
 class _Postgres(_Filled, PostgresServer):
     def __init__(self) -> None:
-        self.disk = _SmallDisk(150)
-        super().__init__()
+        self.disk = SmallDisk(150)
+        # Nothing gives room back by itself while the disk is full: a checkpoint removes old logs, a vacuum cuts tables.
+        super().__init__(config={"checkpoint_timeout": "1d", "autovacuum": "off"})
         self._data = self.disk.folder / "data"
 
 
 class _Maria(_Filled, MariaServer):
     def __init__(self) -> None:
-        self.disk = _SmallDisk(400)
+        self.disk = SmallDisk(400)
         super().__init__()
         self._data = self.disk.folder / "data"
 
 
 class _Sqlite:
     def __init__(self) -> None:
-        self.disk = _SmallDisk(3)
+        self.disk = SmallDisk(3)
         self.url = ""
 
     def open(self) -> Self:
@@ -145,9 +174,17 @@ def disk_full(stage: Stage) -> None:
     stage.stand(**FULL.plan, padding=_RESULT[store])
     server.disk.fill()
     stage.reply()
-    stage.finish()
+    _give_up(stage, server.disk)
     server.heal()
     told = [each.error for each in stage.ledger.answers() if each.by == "victim"]
     # A transaction's failure is its caller's, in the words of the driver.
     stage.bit = bool(told and told[0]) if stage.cell.mode == "tx" else told == ["NotRecorded"]
     stage.send("heir", last=True).wait()
+
+
+def _give_up(stage: Stage, disk: SmallDisk) -> None:
+    """The victim's end, on a disk that stays full until then."""
+    assert stage.victim is not None
+    victim, until = stage.victim, time.monotonic() + PATIENCE
+    disk.fill_until(lambda: victim.ended() or time.monotonic() > until)
+    stage.finish()

@@ -256,18 +256,32 @@ def _stood(stage: Stage, **changes: Any) -> Wire:
         name, address = stage.cell.store, stage.places.address(stage.cell)
         wire = stage.places.hold(f"wire to {name}", lambda: Wire(address, speaks=name))
         stage.stand(**changes, url=stage.places.through(stage.cell, wire.ports[0]))
-    if stage.bit:
+    if stage.bit and _is_silence(stage.cell):
+        wire.silence()
+    elif stage.bit:
         wire.arm(stage.cell.fault)
     stage.reply()
     return wire
 
 
+def _is_silence(cell: Cell) -> bool:
+    """Of one request that hangs a heartbeat need not know: a store asks again on another connection, within its time limit."""
+    return (cell.fault, cell.point) == ("stall", "renew.sent")
+
+
+_SILENCE: Final = 1.1 * WIRE.options["timeout"]
+"""Seconds after which a heartbeat has surely failed, with all that its store has tried."""
+
+
 def _beaten(stage: Stage) -> None:
-    """A heartbeat is broken on its way. Its function runs on for more than a lease while the next caller asks: the next heartbeat
+    """A heartbeat is broken on its way, or nothing is answered until it has failed. Its function runs on for more than a lease while the next caller asks: the next heartbeat
     keeps that one out."""
     wire = _stood(stage, **BEATEN.plan | {"settings": WIRE.plan["settings"]})
     heir = stage.send("heir", **BEATEN.plan)
     until = time.monotonic() + BEATEN.options["lease"]
+    if _is_silence(stage.cell):
+        time.sleep(_SILENCE)
+        wire.speak()
     while time.monotonic() < until and not heir.ended():
         time.sleep(0.01)
     (stage.folder / "end").touch()
@@ -389,6 +403,7 @@ def _played(jobs: Sequence[Job], places: Places) -> list[Result]:
         problem = f"{type(error).__name__}: {error}"
         if not isinstance(error, TimeoutError):
             problem += "\n" + traceback.format_exc()
+        problem = problem.encode("utf-8", "backslashreplace").decode()  # it is sent as JSON
     finally:
         for stage in stages:
             stage.close()

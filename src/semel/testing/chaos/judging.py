@@ -1,6 +1,7 @@
 """What the ledger of a schedule that is over says: a result, and whether it is one. Pure, but for the reading of the ledger.
 
-A result is played again only if it says nothing: somebody did not end, or what must be seen was spared. What is worse than its
+A result is played again only if it says nothing: somebody did not end, or what must be seen was spared, or a full disk was full
+no more when it mattered. What is worse than its
 cell says, and a breach that is certain whoever did not end, stays.
 """
 
@@ -43,6 +44,8 @@ _WORSE: Final = {Verdict.DOUBLED, Verdict.TORN, Verdict.REORDERED, Verdict.LOST}
 _READ_AT_THE_END: Final = ("tx", "http-tx", "outbox", "inbox-")
 # A queue promises at least once: where a confirm is lost with its broker, a second copy is right, and not what the cell shows.
 _ALLOWED: Final = {("relay-rabbit-queue", "broker-kill"): Verdict.DOUBLED}
+# A server may undo it by itself, in the middle of it: a checkpoint gives back the room of old logs.
+_UNDONE: Final = {"disk-full"}
 
 
 def has_no_verdict(cell: Cell, result: Result) -> bool:
@@ -51,8 +54,10 @@ def has_no_verdict(cell: Cell, result: Result) -> bool:
     better = result.verdict is Verdict.ONCE and cell.expected in {Verdict.DOUBLED, Verdict.LOST}
     beside = result.verdict is cell.expected and {result.heir, cell.heir} == _ENDED_WELL
     allowed = result.verdict is _ALLOWED.get((cell.mode, cell.fault))
+    spared = result.verdict is Verdict.ONCE and cell.fault in _UNDONE
     only = compare(cell, result.verdict, result.heir, bit=result.bit)
-    return (result.bit and (better or beside or allowed) and result.problem == only) or is_unsaid(result)
+    harmless = better or beside or allowed if result.bit else spared
+    return (harmless and result.problem == only) or is_unsaid(result)
 
 
 def _is_worse(cell: Cell, verdict: Verdict) -> bool:

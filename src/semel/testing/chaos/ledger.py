@@ -83,7 +83,9 @@ class Ledger:
         self._append("answers", Answer(by, time.monotonic(), value, replayed, attempt=attempt))
 
     def error(self, by: str, error: str, text: str = "") -> None:
-        self._append("answers", Answer(by, time.monotonic(), error=error, text=text[-2000:]))
+        # A driver's text may hold half a surrogate pair, which JSON cannot carry.
+        spelled = text[-2000:].encode("utf-8", "backslashreplace").decode()
+        self._append("answers", Answer(by, time.monotonic(), error=error, text=spelled))
 
     def struck(self, by: str) -> None:
         self._append("faults", Answer(by, time.monotonic(), error="fault"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -119,7 +120,8 @@ def _head(found: Document) -> str:
         "(async). A field says what must come of it, <em>and did, in every schedule</em>: where less than exactly once is "
         "promised, the anomaly must show, or the fault did not bite.</p>"
         f'<ul class="key">{key}<li><span class="swatch wrong">wrong</span> it came otherwise</li>'
-        '<li><span class="swatch none">n/a</span> cannot be (the reason is below)</li></ul>'
+        '<li><span class="swatch none">n/a</span> cannot be (the reason is below)</li>'
+        '<li><span class="swatch none">·</span> this store has no such place, or no such setting</li></ul>'
     )
 
 
@@ -141,7 +143,7 @@ def _region(name: str, table: str) -> str:
 
 
 def _table(mode: str, cells: Sequence[Cell], rows: dict[str, Row]) -> str:
-    stores = list(dict.fromkeys(cell.store for cell in cells))
+    stores = list(dict.fromkeys(cell.store for cell in cells if cell.applies))
     columns = [(store, colour) for store in stores for colour in ("sync", "async")]
     found = {(cell.store, cell.colour, cell.fault, cell.point): cell for cell in cells}
     points: dict[str, list[str]] = defaultdict(list)
@@ -152,10 +154,10 @@ def _table(mode: str, cells: Sequence[Cell], rows: dict[str, Row]) -> str:
     for fault, names in points.items():
         for place, point in enumerate(names):
             again = f"semel chaos --cell '*/{mode}/{fault}@{point}'"
-            group = f'<th scope="rowgroup" rowspan="{len(names)}">{fault}</th>' if not place else ""
-            fields = "".join(
-                _field(found.get((store, colour, fault, point)), rows) for store, colour in columns
+            group = (
+                f'<th scope="rowgroup" rowspan="{len(names)}"><span>{fault}</span></th>' if not place else ""
             )
+            fields = "".join(_field(_at(found, *column, fault, point), rows) for column in columns)
             body.append(
                 f'<tr{"" if place else " class=first"}>{group}<th scope="row" title="{again}">{point}</th>{fields}</tr>'
             )
@@ -165,12 +167,35 @@ def _table(mode: str, cells: Sequence[Cell], rows: dict[str, Row]) -> str:
         f'<table class="matrix"><thead><tr><th rowspan="2">fault</th><th rowspan="2">at</th>{top}</tr><tr>{below}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table>"
     )
-    return f'<h2 id="mode-{mode}">Mode {mode}</h2>{_region(f"cells of mode {mode}", table)}'
+    return f'<h2 id="mode-{mode}">Mode {mode}</h2>{_region(f"cells of mode {mode}", table)}{_without(cells, stores)}'
+
+
+def _at(
+    found: dict[tuple[str, str, str, str], Cell], store: str, colour: str, fault: str, point: str
+) -> Cell | None:
+    """The cell there, or the one that says for all of its points why there is none."""
+    places = ((fault, point), (fault, "any"), ("any", "any"))
+    return next((found[store, colour, *place] for place in places if (store, colour, *place) in found), None)
+
+
+def _without(cells: Sequence[Cell], stores: Sequence[str]) -> str:
+    """Stores that have no column, each with its reasons."""
+    left: dict[str, list[str]] = defaultdict(list)
+    for cell in cells:
+        if cell.store not in stores and cell.store not in left[cell.reason]:
+            left[cell.reason].append(cell.store)
+    lines = "".join(f"<li>{', '.join(names)}: {_prose(reason)}</li>" for reason, names in left.items())
+    return f'<ul class="without">{lines}</ul>' if lines else ""
+
+
+def _prose(text: str) -> str:
+    """What stands between backticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _field(cell: Cell | None, rows: dict[str, Row]) -> str:
     if cell is None:
-        return "<td></td>"
+        return '<td class="none">·</td>'
     row = rows[cell.name]
     if cell.expected is None:
         return '<td class="none">n/a</td>'
@@ -249,7 +274,7 @@ def _again(found: Document) -> str:
         for each in found.again
     )
     head = "".join(f"<th scope=col>{name}</th>" for name in ("field", "times", "at the first try"))
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    table = f'<table class="prose"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>'
     return (
         '<h2 id="again">Played once more</h2><p>Nothing that is worse than its field says is ever played again, nor any breach '
         f"of a fence.</p>{_region('what was played once more', table)}"
@@ -263,7 +288,7 @@ def _settings(found: Document) -> str:
     )
     return (
         '<h2 id="harness">What the harness sets</h2><p>In seconds; everything else is the default.</p>'
-        + _region("settings of the harness", f"<table><tbody>{lines}</tbody></table>")
+        + _region("settings of the harness", f'<table class="prose"><tbody>{lines}</tbody></table>')
     )
 
 
@@ -272,7 +297,7 @@ def _reasons(name: str, title: str, cells: Sequence[Cell]) -> str:
     for cell in cells:
         by_reason[cell.reason].append(cell)
     items = "".join(
-        f"<details><summary>{len(mine)}: {escape(reason)}</summary><p><code>{escape('; '.join(_where(mine)))}</code></p></details>"
+        f"<details><summary>{len(mine)}: {_prose(reason)}</summary><p><code>{escape('; '.join(_where(mine)))}</code></p></details>"
         for reason, mine in sorted(by_reason.items(), key=lambda item: -len(item[1]))
     )
     return f'<h2 id="{name}">{title}</h2>{items or "<p>None.</p>"}'

@@ -22,11 +22,12 @@ __all__ = ["ProxiedCluster", "ProxiedRabbit", "Wire"]
 
 _FAULTS = ("reset-before", "reset-after", "stall")
 _FRAMINGS = {"redis": RESP, "rabbit-stream": STREAMS}
+_MANY = 64
 _ACTIONS = {"reset-before": Action.RESET_BEFORE, "reset-after": Action.SWALLOW_REPLY, "stall": Action.STALL}
 
 
 class Wire:
-    """A proxy to each of these places; it breaks the first request that comes to any of them after `arm()`.
+    """A proxy to each of these places; it breaks the first request that comes to any of them after `arm()`, all after `silence()`.
 
     `speaks` names what is there: a store, or a kind of sink.
     """
@@ -42,7 +43,18 @@ class Wire:
         self.ports = [int.from_bytes(self._line.recv(2), "big") for _ in targets]
 
     def arm(self, fault: str) -> None:
-        self._line.sendall(b"a%d" % _FAULTS.index(fault))
+        self._tell(b"a%d" % _FAULTS.index(fault))
+
+    def silence(self) -> None:
+        """From now on no request is answered, on whichever connection, until `speak()`."""
+        self._tell(b"s%d" % _FAULTS.index("stall"))
+
+    def speak(self) -> None:
+        """What is asked from now on is answered. What was not stays so."""
+        self._tell(b"e0")
+
+    def _tell(self, word: bytes) -> None:
+        self._line.sendall(word)
         self._line.recv(1)
 
     def fired(self) -> bool:
@@ -76,18 +88,22 @@ def _serve(line: socket.socket, targets: Sequence[tuple[str, int]], framing: Fra
             line.sendall(proxy.port.to_bytes(2, "big"))
         rules: list[Rule] = []
         while word := line.recv(2):
-            if word[:1] == b"a":
-                for proxy in proxies:
-                    proxy.clear()
-                    # Of earlier schedules, whose clients have left. Not before: an heir meets what a broken network leaves.
-                    proxy.release()
-                rules = [proxy.rule(_ACTIONS[_FAULTS[int(word[1:])]]) for proxy in proxies]
-                line.sendall(b"k")
-            else:
-                fired = any(rule.fired.is_set() for rule in rules)
-                line.sendall(f"{fired:d}{too_many()}".encode())
-                for proxy in proxies:
-                    proxy.clear()  # what has not struck must not strike the next one
+            for proxy in proxies:
+                proxy.clear()  # what has not struck must not strike the next one
+            match word[:1]:
+                case b"a" | b"s":
+                    for proxy in proxies:
+                        # Of earlier schedules, whose clients have left. Not before: an heir meets what a broken network leaves.
+                        proxy.release()
+                    action = _ACTIONS[_FAULTS[int(word[1:])]]
+                    times = _MANY if word[:1] == b"s" else 1
+                    rules = [proxy.rule(action) for proxy in proxies for _ in range(times)]
+                    line.sendall(b"k")
+                case b"e":
+                    line.sendall(b"k")
+                case _:
+                    fired = any(rule.fired.is_set() for rule in rules)
+                    line.sendall(f"{fired:d}{too_many()}".encode())
     finally:
         os._exit(0)
 

@@ -14,6 +14,7 @@ from semel.errors import KeyExpired, OutcomeUnknown
 from semel.flow import Engine
 from semel.heart import Heart
 from semel.model import Answer, Ask, Busy, Kind, Policy, Record, Replay, Settle, State, Unknown, Won
+from semel.options import Found
 from semel.points import reach
 from semel.recording import Recorder
 from semel.run import Outcome, Run, _current
@@ -248,13 +249,13 @@ def _undecided_runs_again() -> Sequence[Patch]:
     """A probe that could not tell is taken for one that found nothing."""
     real = Engine._probe
 
-    async def probe(self: Engine, call: Call, ask: Ask, unknown: Unknown) -> Ask:
+    async def probe(self: Engine, call: Call, ask: Ask, unknown: Unknown) -> tuple[Ask, Found | None]:
         try:
             return await real(self, call, ask, unknown)
         except OutcomeUnknown:
             if unknown.record is None or unknown.policy is not Policy.PROBE:
                 raise
-            return replace(ask, takeover=unknown.record.nonce)
+            return replace(ask, takeover=unknown.record.nonce), None
 
     return [(Engine, "_probe", probe)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -31,7 +31,7 @@ replace = msgspec.structs.replace
 def _probe_not_asked() -> Sequence[Patch]:
     """A lost outcome stays unknown though the caller has a probe that would settle it."""
 
-    async def probe(self: Engine, call: Call, ask: Ask, unknown: Unknown) -> Ask:
+    async def probe(self: Engine, call: Call, ask: Ask, unknown: Unknown) -> NoReturn:
         del ask
         raise self._unknown(call, unknown)
 
