@@ -136,11 +136,15 @@ class Site:
     def stop(self, number: int = signal.SIGTERM) -> None:
         if self.process.poll() is None:
             self.process.send_signal(number)
-        try:
-            self.process.wait(15)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        for _ in range(15):
+            try:
+                self.process.wait(1)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, number)  # a worker of gunicorn that boots does not hear the first
+            else:
+                return
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def read(connection: socket.socket) -> bytes:

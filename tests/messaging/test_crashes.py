@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,13 @@ import redis
 from sqlalchemy import create_engine, text
 
 from semel.messaging import Inbox, Message, Relay
+from semel.messaging.sql_ledger import SqlLedger
 from semel.testing import services
 from tests.messaging.conftest import Home, RedisPlace, awaited, redis_place
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(300)  # the waits in here are bounded, and add up on a busy machine
+PATIENCE = 120.0  # seconds: a process that starts beside thirty busy ones imports for a minute
 
 
 class Lab:
@@ -63,7 +65,7 @@ class Lab:
 
     def drain(self) -> dict[str, int]:
         process = self.start("relay", "--drain")
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0
         found: dict[str, int] = json.loads(said)
         return found
@@ -105,7 +107,7 @@ def test_kill_9_at_each_point_over_an_outbox_in_redis(lab: Lab, point: str) -> N
     """MW3, MW4, MW5."""
     ids = lab.fill(60)
     victim = lab.start("relay", "--fault", f"kill:{point}:2")
-    assert victim.wait(60) == -signal.SIGKILL
+    assert victim.wait(PATIENCE) == -signal.SIGKILL
     report = lab.drain()
     lab.check(ids)
     assert lab.home.count() == 0
@@ -121,7 +123,7 @@ def test_sigstop_beyond_the_lease_over_an_outbox_in_redis(lab: Lab) -> None:
     assert lab.drain()["sent"] == 60
     lab.check(ids)
     zombie.send_signal(signal.SIGCONT)
-    said, _ = zombie.communicate(timeout=60)
+    said, _ = zombie.communicate(timeout=PATIENCE)
     report = json.loads(said)
     lab.check(ids)
     assert report["sent"] == 0
@@ -154,10 +156,10 @@ def test_storm(broken: str) -> None:
                 time.sleep(0.2)
                 server.start()
         told += writer.stdout.read().split()  # not `communicate`: it would pass by what was read ahead
-        writer.wait(60)
+        writer.wait(PATIENCE)
         for relay in relays:
             relay.terminate()
-            relay.wait(60)
+            relay.wait(PATIENCE)
         home.engine.dispose()
         lab.drain()
         lab.check(told)
@@ -220,3 +222,35 @@ async def test_a_relay_does_not_overtake_itself(sqlite_home: Home) -> None:
             assert relay.parts == [0, 1, 2, 3]
             await member.rebalance()
             assert relay.report.overtaken == 0
+
+
+@awaited
+async def test_relays_that_are_slower_than_their_leases_overtake_each_other_and_get_on(
+    sqlite_home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever takes a part goes on with what is under way there: no batch is begun for ever."""
+    for name in ("run", "read"):
+        monkeypatch.setattr(SqlLedger, name, starved(getattr(SqlLedger, name), 0.15))
+    told = list[str]()
+    with sqlite_home.outbox(parts=2) as outbox:
+        with sqlite_home.transaction() as target:
+            outbox.add(target, *(Message("orders", {}, key=f"k{n % 3}", id=f"m{n}") for n in range(40)))
+        relays = [
+            Relay(outbox, {"*": lambda row: told.append(row.id)}, lease=0.05, batch=5) for _ in range(2)
+        ]
+        running = [asyncio.create_task(relay.run()) for relay in relays]
+        async with asyncio.timeout(PATIENCE):
+            while sqlite_home.count() or not any(relay.report.overtaken for relay in relays):
+                await asyncio.sleep(0.01)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    assert set(told) == {f"m{n}" for n in range(40)}
+
+
+def starved(call: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    async def late(*args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(seconds)
+        return await call(*args, **kwargs)
+
+    return late

@@ -6,12 +6,13 @@ import asyncio
 import gc
 import warnings
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import pytest
 
 from semel import ConfigurationError, StoreUnavailable
+from semel.messaging.pauses import unless
 from semel.messaging.sink import SinkUnavailable
 from semel.messaging.sinks import open_sink
 from semel.messaging.sources import open_source
@@ -124,3 +125,30 @@ async def test_a_source_whose_queue_is_missing_begins_anew(rabbitmq_server: serv
                 await source.receive(1)
         await source.aclose()
         del source
+
+
+@pytest.mark.parametrize("then", ["fails", "waits"])
+@awaited
+async def test_work_that_swallows_its_cancellation_ends_with_its_connection(then: str) -> None:
+    """As nats-py does while it writes. Nothing is said about it by the loop, and nothing is left in it."""
+    loop, said = asyncio.get_running_loop(), list[dict[str, Any]]()
+    loop.set_exception_handler(lambda _, context: said.append(context))
+    gone = loop.create_future()
+
+    async def deaf() -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        if then == "fails":
+            raise OSError("closed meanwhile")
+        await asyncio.sleep(60)
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await unless(gone, deaf())
+    await asyncio.sleep(0)
+    gone.set_result(None)
+    async with asyncio.timeout(30):
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0.001)
+    gc.collect()
+    assert said == []

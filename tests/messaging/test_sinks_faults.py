@@ -11,6 +11,7 @@ from typing import Any
 import aio_pika
 import nats
 import pytest
+from aio_pika import Exchange
 from nats.aio.client import Client as NatsClient
 from rstream.client import Client
 
@@ -20,7 +21,7 @@ from semel.messaging.sink import Fenced, Rejected, Row, Sink, SinkUnavailable
 from semel.messaging.sinks import open_sink
 from semel.messaging.sinks.nats import NatsSink
 from semel.messaging.sinks.rabbit_queues import RabbitQueueSink
-from semel.messaging.sinks.rabbit_streams import RabbitStreamSink
+from semel.messaging.sinks.rabbit_streams import RabbitStreamSink, _Link
 from semel.testing import services
 from semel.testing.sinks import Arrived, rows
 from tests.messaging.conftest import Home, awaited
@@ -46,7 +47,7 @@ async def insist(sink: Sink, batch: int, some: Sequence[Row], *, epoch: int = 1)
         while True:
             with contextlib.suppress(SinkUnavailable):
                 found = await sink.publish(0, epoch, batch, some)
-                assert found in {batch - 1, batch}
+                assert found in {None, batch - 1, batch}  # queues know no numbers
                 return
             await asyncio.sleep(0.05)
 
@@ -108,6 +109,39 @@ async def test_a_paused_server_is_unavailable_and_a_zombie_of_before_is_fenced()
             ]
 
 
+@pytest.mark.parametrize("way", ["nats", "queues", "streams"])
+@awaited
+async def test_a_broker_that_stops_in_the_middle_of_a_batch_holds_nobody(
+    way: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch is more than the buffers of both sides take: neither the call nor the closing waits until the broker goes on."""
+    place, many = f"stops{secrets.token_hex(4)}", rows(200, keys=0, size=100_000)
+    server: Any = request.getfixturevalue("nats_server" if way == "nats" else "rabbitmq_server")
+    sink: Any
+    owner: Any
+    if way == "nats":
+        sink, owner, name = NatsSink(server.url, place, f"{place}.{{topic}}", timeout=1), NatsSink, "_send"
+    elif way == "streams":
+        sink, owner, name = RabbitStreamSink(server.stream_url, place, timeout=1), _Link, "write"
+    else:
+        await declare(server, place)
+        sink, owner, name = RabbitQueueSink(server.url, routing_key=place, timeout=1), Exchange, "publish"
+    await insist(sink, 1, rows(1, keys=0))
+    go_on = getattr(owner, name)
+    with contextlib.ExitStack() as pause:
+
+        async def stop(*args: Any, **kwargs: Any) -> Any:
+            monkeypatch.setattr(owner, name, go_on)
+            pause.enter_context(server.paused())
+            return await go_on(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, stop)
+        async with asyncio.timeout(30):
+            with pytest.raises(SinkUnavailable):
+                await sink.publish(0, 1, 2, many)
+            await sink.aclose()
+
+
 # -- a batch that was cut ---------------------------------------------------------------------------------------------------
 @awaited
 async def test_a_stream_batch_of_several_frames_that_was_cut_is_completed(
@@ -150,20 +184,20 @@ async def test_a_jetstream_batch_that_was_cut_is_completed_within_the_window(
 
     async def cut(self: Any, subject: str, *args: Any, **kwargs: Any) -> None:
         nonlocal sent
-        sent += subject.startswith(place)
-        if sent == 40:
-            await self.flush()
-            raise ConnectionResetError("cut in the middle of a batch")
+        if subject.startswith(place):
+            sent += 1
+            if sent == 40:
+                # No `flush`: its PING overtakes what waits to be written, and a connection that is closed loses that.
+                while len(await jetstreamed(nats_server, place)) < 39:
+                    await asyncio.sleep(0.01)
+                raise ConnectionResetError("cut in the middle of a batch")
         await publish(self, subject, *args, **kwargs)
 
-    async with NatsSink(nats_server.url, place, f"{place}.{{topic}}") as sink:
+    async with NatsSink(nats_server.url, place, f"{place}.{{topic}}", timeout=60) as sink:
         with monkeypatch.context() as patch:
             patch.setattr(NatsClient, "publish", cut)
-            with pytest.raises(SinkUnavailable):
+            with pytest.raises(SinkUnavailable, match="cut in the middle of a batch"):
                 await sink.publish(0, 1, 1, many)
-        async with asyncio.timeout(60):  # the server has them all; it writes them when it comes to it
-            while len(await jetstreamed(nats_server, place)) < 39:
-                await asyncio.sleep(0.01)
         assert len(await jetstreamed(nats_server, place)) == 39
         assert await sink.publish(0, 1, 1, many) == 0
     assert [message.id for message in await jetstreamed(nats_server, place)] == [row.id for row in many]

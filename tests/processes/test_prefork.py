@@ -6,7 +6,6 @@ import asyncio
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +13,7 @@ import time
 import urllib.request
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +31,7 @@ STORES = ("sqlite", "redis", "postgres", "mysql")
 SYNC = {"postgres": "postgresql+psycopg", "mysql": "mysql+pymysql"}
 # Nobody is overtaken and no store is given up because the machine stands still.
 PATIENT: dict[str, Any] = {"lease": 30.0, "timeout": 15.0, "settle_timeout": 20.0}
+STOPPED = 50.0  # seconds; then nothing of ours holds up a server that is asked to end
 ASYNC = {"postgres": "postgresql+asyncpg", "mysql": "mysql+asyncmy"}
 
 
@@ -69,24 +69,28 @@ def running(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Pope
     process = subprocess.Popen(command, env=env, cwd=ROOT, start_new_session=True)
     try:
         yield process
-    finally:
         process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
+        assert process.wait(STOPPED) == 0
+    finally:
+        if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
 @pytest.mark.parametrize("kind", ["sync", "gthread", "gevent"])
 def test_R29_gunicorn_with_preload(url: str, kind: str, tmp_path: Path) -> None:
-    effects = tmp_path / "effects"
+    effects, booted = tmp_path / "effects", tmp_path / "booted"
+    booted.mkdir()
     port = free_port()
     command = [
         sys.executable,
         "-m",
         "gunicorn",
         "--preload",
+        "-c",
+        "python:tests.processes.hooks",
+        "--graceful-timeout",
+        str(round(2 * STOPPED)),
         "-w",
         "2",
         "-k",
@@ -102,8 +106,8 @@ def test_R29_gunicorn_with_preload(url: str, kind: str, tmp_path: Path) -> None:
     ]
     keys = [f"k{number}" for number in range(10)]
     warm = "" if kind == "gevent" and not url.startswith("sqlite") else "1"
-    with running(command, environment(url, effects, SEMEL_WARM=warm)):
-        wait_for_port(port)
+    with running(command, environment(url, effects, SEMEL_WARM=warm, SEMEL_BOOTED=str(booted))):
+        wait_for(lambda: len(list(booted.iterdir())) == 2)
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(lambda key: get(port, key), keys * 4))
     assert Counter(effects.read_text().split()) == Counter(keys)
@@ -282,13 +286,10 @@ def get(port: int, key: str) -> str:
         return str(reply.read().decode())
 
 
-def wait_for_port(port: int) -> None:
+def wait_for(ready: Callable[[], bool]) -> None:
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            time.sleep(0.05)
-        else:
+        if ready():
             return
+        time.sleep(0.02)
     raise AssertionError("the server did not start")

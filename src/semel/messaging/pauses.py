@@ -41,3 +41,7 @@ async def unless(gone: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T:
         return task.result()
     finally:
         task.cancel()
+        # A client may swallow that: then the work ends with its connection, and nobody asks for its error.
+        if not task.done():
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            gone.add_done_callback(lambda _: task.cancel())

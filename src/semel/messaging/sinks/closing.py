@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 from semel.closing import Closeable
 from semel.errors import ConfigurationError
 
-__all__ = ["Closing", "close_now", "shut"]
+__all__ = ["Closing", "close_now", "parted", "shut"]
 
 _PATIENCE: Final = 10.0
+_GRACE: Final = 1.0
 
 
 class Closing(Closeable):
@@ -47,11 +48,25 @@ def close_now(sink: Any) -> None:
 async def shut(client: Any) -> None:
     """Close a client of nats-py. One whose `connect` failed half-way keeps its socket, and so does one that the server left while
     it was closing by itself: its own `close` does nothing then."""
+    transport = client._transport  # noqa: SLF001 - nats-py closes it nowhere else
     try:
-        await client.close()
+        await parted(client.close(), getattr(transport, "_io_writer", None))
     finally:
-        if (transport := client._transport) is not None:  # noqa: SLF001 - nats-py closes it nowhere else
+        if transport is not None:
             transport.close()
+
+
+async def parted(closing: Coroutine[Any, Any, Any], writer: asyncio.StreamWriter | None) -> None:
+    """Close a connection politely, or, after a second, as it is: clients write out first what waits to be written, and a broker
+    that has stopped takes nothing."""
+    task = asyncio.ensure_future(closing)
+    try:
+        await asyncio.wait({task}, timeout=_GRACE)
+    finally:
+        if not task.done() and writer is not None:
+            writer.transport.abort()
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    await task
 
 
 async def _awaited(close: Callable[[], Awaitable[None]]) -> None:

@@ -39,7 +39,6 @@ __all__ = ["NatsSink"]
 
 _TRIES: Final = 3
 _WRONG_SEQUENCE: Final = 10071
-_NAME_TAKEN: Final = 10058
 _UNFIT: Final = re.compile(r"[\s*>]")  # what a subject must not contain; dots part it
 _UNFIT_TOKEN: Final = re.compile(r"[\s*>.]")
 
@@ -336,11 +335,14 @@ class NatsSink(Closing):
         try:
             return (await js.add_stream(config)).config
         except BadRequestError as error:
-            if error.err_code != _NAME_TAKEN:
+            # Another relay may be first. The server then says that the name is taken or that the subjects overlap, with those of
+            # the stream that is just being made.
+            try:
+                return (await js.stream_info(self.stream)).config
+            except NotFoundError:
                 raise ConfigurationError(
                     f"stream {self.stream!r} cannot be made: {error.description}"
                 ) from error
-            return (await js.stream_info(self.stream)).config  # another relay was first
 
     def _refused(self, error: Exception) -> ConfigurationError:
         who = repr(self._address.user) if self._address.user else "a client without a user"

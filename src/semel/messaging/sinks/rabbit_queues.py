@@ -11,6 +11,7 @@ when the one before it is confirmed. Many keys travel together, a single one wai
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from typing import Any, Final, Self
 from urllib.parse import quote
@@ -91,6 +92,8 @@ class RabbitQueueSink(Closing):
             TimeoutError,
             RuntimeError,
         ) as error:  # RuntimeError: a channel that is closed
+            if isinstance(error, TimeoutError):
+                self._give_up()
             await self._forget()
             if not delivered and not reasons:
                 reason = str(error) or type(error).__name__
@@ -177,6 +180,12 @@ class RabbitQueueSink(Closing):
             f"{self._address.path or '/'!r} ({type(error).__name__}): correct the user, the password or the rights "
             "(rabbitmqctl set_permissions)"
         )
+
+    def _give_up(self) -> None:
+        """No farewell to a broker that has stopped: aiormq would wait three heartbeats for the rest of the batch to be written."""
+        transport: Any = self._connection.transport if self._connection is not None else None
+        if transport is not None:
+            transport.connection._Connection__last_frame_time = -math.inf  # noqa: SLF001  # this is how it knows
 
     async def _forget(self) -> None:
         connection, self._connection, self._door = self._connection, None, None

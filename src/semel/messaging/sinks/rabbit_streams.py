@@ -25,7 +25,7 @@ from semel.errors import ConfigurationError
 from semel.messaging.pauses import unless
 from semel.messaging.sink import Fenced, Guarantee, Rejected, Row, SinkUnavailable
 from semel.messaging.sinks.address import Address, needs
-from semel.messaging.sinks.closing import Closing
+from semel.messaging.sinks.closing import Closing, parted
 from semel.messaging.sinks.envelope import filled, shortened, to_headers
 
 try:
@@ -341,10 +341,11 @@ class _Link:
     async def close(self) -> None:
         self._closed(OnClosedErrorInfo("closed here", []))
         connection = self.client._conn  # noqa: SLF001  # rstream leaves a broken one open
+        writer = connection._writer if connection is not None else None  # noqa: SLF001 - its own close waits
         try:
-            await self.client.close()
+            await parted(self.client.close(), writer)
         finally:  # whatever its farewell came to
-            if connection is not None and (writer := connection._writer) is not None:  # noqa: SLF001 - its own close waits
+            if writer is not None:
                 writer.close()
                 with contextlib.suppress(OSError):
                     await writer.wait_closed()
