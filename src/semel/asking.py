@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
+from semel import steps
 from semel.debts import Debts
+from semel.door import Door
+from semel.heart import Heart
 from semel.losses import losses_of
-from semel.model import Ask, Replay, Verdict
+from semel.model import Answer, Ask, Kind, Policy, Replay, Settle, Unknown, Verdict, Won
 from semel.points import reach
 from semel.posting import Brief, Poster
 from semel.runtime import Runtime
@@ -19,9 +22,13 @@ __all__ = ["Asker"]
 class Asker:
     """Asks the store, on its quick way if it has one (see `semel.posting`)."""
 
-    def __init__(self, store: Store, runtime: Runtime, debts: Debts, poster: Poster | None) -> None:
+    def __init__(
+        self, store: Store, runtime: Runtime, heart: Heart, debts: Debts, poster: Poster | None, door: Door
+    ) -> None:
         self._store = store
         self._runtime = runtime
+        self._expected = heart.expected
+        self._door = door
         self._debts = debts
         self._poster = poster
         self._losses = losses_of(store)
@@ -33,6 +40,11 @@ class Asker:
     async def brief(self, ask: Ask, *, whole: bool = False) -> Verdict | Brief:
         """As `claim`, but of a plain replay only what its caller needs, unless the `whole` record is wanted."""
         reach("claim.sent")
+        nonce, expected = ask.nonce, self._expected
+        expected[nonce] = None  # before the look at the door: whoever closes it waits for this one
+        if self._door.closed:
+            del expected[nonce]
+            self._door.check()
         post, posted, mark = self._poster, None, self._losses.mark
         verdict: Verdict | Brief | Exception | None
         try:
@@ -56,6 +68,26 @@ class Asker:
                 self._debts.suspect(ask)
             self._debts.abandon(ask)
             raise
+        if type(verdict) is not Won:  # else `Heart.add` does it
+            expected.pop(nonce, None)
+        elif verdict.record.steps and not steps.are_readable(verdict.record.steps):
+            verdict = await self._give_back(ask, verdict)
         if self._losses.mark is not mark and not isinstance(verdict, Replay | Brief):
             self._debts.suspect(ask)
         return verdict
+
+    async def _give_back(self, ask: Ask, won: Won) -> Unknown:
+        """Granted, but its steps cannot be read here: known now, before an effect that could not be recorded (R15).
+
+        Whoever has the version, or the key, that wrote them goes on with it.
+        """
+        end = Settle(ask.scope, ask.nonce, Kind.RELEASED, ask.retention)
+        released = False
+        try:
+            released = await self._debts.offer(end) is Answer.OK
+        finally:
+            self._expected.pop(ask.nonce, None)
+            if not released:
+                self._debts.abandon(ask)
+        self._debts.ended(ask, end)
+        return Unknown(won.record, Policy.HOLD, unreadable=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
@@ -19,6 +20,7 @@ from semel.options import Options
 __all__ = [
     "LAZY",
     "Call",
+    "add_note",
     "clean",
     "cut",
     "failure_of",
@@ -70,6 +72,12 @@ def refuse_generator(fn: Any) -> None:
 
 def not_run(call: Call, value: Any) -> ConfigurationError:
     """For a function that gave back one of `LAZY`: its effects have not happened."""
+    if isinstance(value, CoroutineType):
+        value.close()
+        return ConfigurationError(
+            f"{name_of(call)}: the function returned a coroutine, and nothing of that has run: use AsyncSemel, or return what it "
+            "gives"
+        )
     return ConfigurationError(
         f"{name_of(call)}: the function returned a {type(value).__name__}, and nothing of that has run. Return what it "
         "gives instead of the thing itself"
@@ -97,6 +105,12 @@ def in_progress(call: Call, busy: Busy, *, crowded: bool = False) -> InProgress:
             "again later, or pass wait=seconds to wait for its outcome"
         )
     return InProgress(text, retry_after=busy.retry_after, attempt=busy.attempt)
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Tell more of an error that its caller gets. One that takes no notes, as a frozen dataclass, is told without."""
+    with suppress(Exception):
+        error.add_note(f"semel: {text}")
 
 
 def failure_of(error: BaseException | str) -> Failure:

@@ -16,6 +16,7 @@ from semel.errors import ConfigurationError, SemelError, SemelWarning
 from semel.flow import Engine
 from semel.model import Replay, Verdict, Won
 from semel.run import AsyncRun, Outcome, Run, _current
+from semel.words import checked_error
 
 __all__ = ["AsyncClaim", "Claim"]
 
@@ -84,6 +85,7 @@ class _Claim:
 
     async def _fail(self, error: BaseException | str) -> None:
         run = self._owned("fail")
+        checked_error("claim.fail(…)", error)
         self._answered = True
         await self._engine.fail_for_good(run, error)
 

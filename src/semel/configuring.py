@@ -7,6 +7,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 36
 _SPAN: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII)
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
+_ENDLESS: Final = frozenset({"inf", "forever"})
 
 
 def _span(text: str) -> float:
@@ -28,7 +30,19 @@ def _span(text: str) -> float:
 
 
 def _endless(text: str) -> float | None:
-    return None if text.strip().lower() in {"none", "forever", ""} else _span(text)
+    return None if text.strip().lower() in _ENDLESS | {"none", ""} else _span(text)
+
+
+def _patience(text: str) -> float:
+    return inf if text.strip().lower() in _ENDLESS else _span(text)
+
+
+def _spans(text: str) -> list[float]:
+    return [_span(each) for each in text.split(",")]
+
+
+def _size(text: str) -> int | None:
+    return None if text.strip().lower() in {"none", ""} else int(text)
 
 
 def _truth(text: str) -> bool:
@@ -42,16 +56,25 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-# What a text means, for each setting that a text can say. Others (hooks, encrypt, a client) are the program's own.
+# What a text means, for each setting that a text can say.
 SETTINGS: Final[Mapping[str, Callable[[str], Any]]] = {
     "url": str,
     **dict.fromkeys(("tenant", "operation", "prefix", "table", "readable", "namespace", "secret"), str),
-    **dict.fromkeys(("on_error", "on_unknown"), str),
-    **dict.fromkeys(("lease", "tombstone", "wait", "timeout", "settle_timeout", "purge_every"), _span),
+    **dict.fromkeys(("on_error", "on_unknown", "on_lease_lost", "fingerprints", "ref_type"), str),
+    **dict.fromkeys(("lease", "tombstone", "timeout", "settle_timeout", "purge_every"), _span),
+    "wait": _patience,
     "retention": _endless,
-    **dict.fromkeys(("max_result", "threads", "acks", "cache", "capacity"), int),
-    **dict.fromkeys(("enabled", "create", "coalesce"), _truth),
+    "poll": _spans,
+    **dict.fromkeys(("max_result", "max_waiters", "threads", "acks", "cache", "capacity"), int),
+    "compress_over": _size,
+    **dict.fromkeys(("enabled", "create", "coalesce", "inline"), _truth),
     "index": _names,
+}
+# And what no text can say: objects, and keys that do not belong where everybody reads them.
+_PROGRAMS: Final = {
+    "hooks": "hooks=[log_events]",
+    "encrypt": "encrypt={'2026-a': …}",
+    "result_type": "result_type=Order",
 }
 
 
@@ -64,7 +87,9 @@ def settings_of_environment(environ: Mapping[str, str], prefix: str) -> dict[str
         name = variable[len(prefix) :].lower()
         if name in SETTINGS:
             found[name] = _typed(name, text, variable)
-        elif near := difflib.get_close_matches(name, SETTINGS, 1, 0.8):
+        elif near := difflib.get_close_matches(name, (*SETTINGS, *_PROGRAMS), 1, 0.8):
+            if near[0] in _PROGRAMS:
+                raise _of_the_program(variable, near[0], "the environment", "from_env")
             raise ConfigurationError(f"{variable} is no setting: did you mean {prefix}{near[0].upper()}?")
     if "url" not in found:
         raise ConfigurationError(f"{prefix}URL is not set: it is the URL of the store, as sqlite:///semel.db")
@@ -76,6 +101,8 @@ def settings_from(source: Mapping[str, Any] | str | Path, section: str) -> dict[
     given = _section(_read(Path(source)), section, source) if isinstance(source, str | Path) else source
     found: dict[str, Any] = {}
     for name, value in given.items():
+        if name in _PROGRAMS:
+            raise _of_the_program(repr(name), name, "a configuration", "from_config")
         if name not in SETTINGS:
             near = difflib.get_close_matches(name, SETTINGS, 1)
             hint = f": did you mean {near[0]!r}?" if near else f"; settings are {', '.join(sorted(SETTINGS))}"
@@ -84,6 +111,12 @@ def settings_from(source: Mapping[str, Any] | str | Path, section: str) -> dict[
     if "url" not in found:
         raise ConfigurationError('a configuration needs "url", the URL of the store, as sqlite:///semel.db')
     return found
+
+
+def _of_the_program(shown: str, name: str, source: str, maker: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{shown}: {name} is given by the program, not by {source}: {maker}(…, {_PROGRAMS[name]})"
+    )
 
 
 def _typed(name: str, text: str, shown: str) -> Any:

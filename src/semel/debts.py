@@ -3,11 +3,15 @@
 One ticker offers them again, in batches, for as long as the process lives (outcomes) or the claim could matter: its
 lease, and under hold or probe as long as it could still arrive. A thread or task for each would turn an outage of the
 store into one of ours.
+
+A result that the store refuses, or that is too large to arrive in time, is not offered for ever: without it the outcome
+is a done marker, as beyond `max_result`, and nobody runs the effect again (R23).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakSet
 
 import msgspec
 
@@ -15,9 +19,11 @@ from semel.calls import name_of
 from semel.errors import LeaseLost, StoreUnavailable
 from semel.heart import Heart
 from semel.hooks import Emit, LeaseGone
-from semel.model import Answer, Ask, Expired, Kind, Policy, Replay, Settle, Verdict, Won
+from semel.losses import losses_of
+from semel.model import Answer, Ask, Expired, Kind, Policy, Renewal, Replay, Settle, Verdict, Won
 from semel.run import Run
 from semel.runtime import Parker, Runtime
+from semel.shrinking import LARGE, refuses_the_value, shrunk
 from semel.store import Store
 
 __all__ = ["Debts"]
@@ -28,6 +34,7 @@ _FIRST, _LONGEST = 0.02, 1.0
 _STRAGGLER = (
     30.0  # how late a claim may still arrive: under hold or probe its grant would be unknown for ever
 )
+_STRIKES = 3  # so often a large result may fail while the store answers its renewals: then its size is why
 
 
 class _Debt(msgspec.Struct):
@@ -39,18 +46,34 @@ class _Debt(msgspec.Struct):
     due: float = 0.0
     """When it is offered next; `pause` after `pause`, each longer than the one before."""
     pause: float = _FIRST
+    strikes: int = 0
+    """How often in a row it was too large to arrive."""
+
+    @property
+    def large(self) -> bool:
+        return len(self.end.result) > LARGE
 
     def put_off(self, now: float) -> None:
         self.pause = min(self.pause * 2, _LONGEST)
         self.due = min(now + self.pause, self.until)
 
+    def shrink(self) -> None:
+        """Offer less, and soon."""
+        self.end, self.pause = shrunk(self.end), _FIRST
+
 
 class Debts:
-    def __init__(self, store: Store, runtime: Runtime, heart: Heart, emit: Emit | None) -> None:
+    def __init__(
+        self, store: Store, runtime: Runtime, heart: Heart, emit: Emit | None, timeout: float
+    ) -> None:
         self._store = store
         self._runtime = runtime
         self._heart = heart
         self._emit = emit
+        self._timeout = timeout
+        self._losses = losses_of(store)
+        self.bare: WeakSet[Run] = WeakSet()
+        """Runs whose records were lost and claimed again, without the steps and ids that their owners know."""
         self._owed: dict[bytes, _Debt] = {}
         self.strays: dict[bytes, None] = {}
         """Nonces of calls under way of which a copy may still reach the store, the oldest first (see `semel.losses`)."""
@@ -70,6 +93,7 @@ class Debts:
 
     def abandon(self, ask: Ask) -> None:
         """A claim whose answer was lost: nobody will run it, so it is released, if it was granted at all."""
+        self._heart.expected.pop(ask.nonce, None)
         if len(self._owed) < _MOST_CLAIMS:
             end = Settle(ask.scope, ask.nonce, Kind.RELEASED, ask.retention)
             patience = ask.lease if ask.policy is Policy.RETRY else max(ask.lease, _STRAGGLER)
@@ -100,6 +124,12 @@ class Debts:
             self.abandon(ask)
         self.strays.pop(ask.nonce, None)
 
+    def lost(self, run: Run) -> None:
+        """Another owner has the key. A copy of this run's claim may come when he has freed it."""
+        self._heart.remove(run)
+        if run.ask.nonce in self.strays:
+            self.abandon(run.ask)
+
     def _add(self, debt: _Debt) -> None:
         debt.due = self._runtime.now() + debt.pause
         self._owed[debt.end.nonce] = debt
@@ -112,7 +142,9 @@ class Debts:
         try:
             return await self._store.settle(ends)
         except Exception as error:  # noqa: BLE001 - no trouble of the store may lose an outcome
-            return [error] * len(ends)
+            if len(ends) == 1 or not refuses_the_value(error):
+                return [error] * len(ends)
+        return [await self.offer(end) for end in ends]  # it is about one of them, and does not say which
 
     async def accepted(self, run: Run, answer: Answer) -> bool:
         """Whether the settle is in. A vanished record is claimed again with the same nonce; then False: settle anew."""
@@ -131,7 +163,7 @@ class Debts:
                 self._heart.remove(run)
                 return True
         run.lease_lost = True
-        self._heart.remove(run)
+        self.lost(run)
         if self._emit is not None:
             self._emit(LeaseGone(run.scope, run.attempt))
         raise LeaseLost(
@@ -143,31 +175,76 @@ class Debts:
         """Claim a vanished record again, with the same nonce; whether it may be ours.
 
         Who was told that he lost it claims nothing: what vanished was another owner's, and a grant would have no owner (R17).
+        This claim may leave a copy behind as any other one: it is given up with the run.
         """
         if run.lease_lost:
             return False
+        mark = self._losses.mark
+        verdict: Verdict | Exception
         try:
             verdict = (await self._store.claim((run.ask,)))[0]
-        except Exception:  # noqa: BLE001 - whatever the trouble is
-            return True  # no answer is no refusal: the settle is tried again
-        return isinstance(verdict, Won | StoreUnavailable)
+        except Exception as error:  # noqa: BLE001 - whatever the trouble is
+            verdict = StoreUnavailable(str(error))  # no answer is no refusal: the settle is tried again
+        if isinstance(verdict, StoreUnavailable) or self._losses.mark is not mark:
+            self.suspect(run.ask)
+        may_be_ours = isinstance(verdict, Won | StoreUnavailable)
+        if may_be_ours and run.has_steps:
+            self.bare.add(run)
+        return may_be_ours
+
+    def whole(self, run: Run, end: Settle) -> Settle:
+        """The same end, with the steps that a record which was claimed again does not have: they outlive a release (R26)."""
+        if end.steps is not None or run not in self.bare:
+            return end
+        return msgspec.structs.replace(end, steps=run.all_steps())
 
     async def _pay(self, *, at_once: bool = False) -> float | None:
         now = self._runtime.now()
         debts = [debt for debt in list(self._owed.values()) if at_once or debt.due <= now]
-        for start in range(0, len(debts), _BATCH):
-            if start and self._runtime.now() >= self._until:
+        for place, batch in enumerate(_batches(debts)):
+            if place and self._runtime.now() >= self._until:
                 break
-            batch = debts[start : start + _BATCH]
-            answers = await self._offer_all([debt.end for debt in batch])
-            now = self._runtime.now()
-            for debt, answer in zip(batch, answers, strict=True):
-                paid = isinstance(answer, Answer) and await self._is_paid(debt, answer)
-                if paid or debt.until <= now:  # the last offer is made when time is over, not before
-                    self._owed.pop(debt.end.nonce, None)
-                else:
-                    debt.put_off(now)
+            await self._pay_batch(batch)
         return min((debt.due for debt in list(self._owed.values())), default=None)
+
+    async def _pay_batch(self, batch: Sequence[_Debt]) -> None:
+        start = self._runtime.now()
+        answers = await self._offer_all([debt.end for debt in batch])
+        now = self._runtime.now()
+        for debt, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, Answer):
+                paid = await self._is_paid(debt, answer)
+            else:
+                paid = False
+                await self._weigh(debt, answer, silent=now - start >= self._timeout * 0.9)
+            if not paid and now < debt.until:  # the last offer is made when time is over, not before
+                debt.put_off(now)
+            elif self._owed.get(debt.end.nonce) is debt:  # else its run has left another: copies of its claim
+                self._owed.pop(debt.end.nonce, None)
+
+    async def _weigh(self, debt: _Debt, problem: Exception, *, silent: bool) -> None:
+        """It was not taken: tell less of it, if that is because of what it holds.
+
+        Nobody says of a result that it was too large to arrive in time. But where the store answers something small of the
+        same run at the same time, again and again, nothing else is left; and whoever closes has no more time to find out.
+        A store that says at once that it has no room will have some again: that result is not given up.
+        """
+        if refuses_the_value(problem) and (debt.end.result or debt.end.ref):
+            debt.shrink()
+        elif debt.run is not None and debt.large and silent and await self._answers(debt.run):
+            debt.strikes += 1
+            if debt.strikes >= _STRIKES or self._until < float("inf"):
+                debt.shrink()
+        else:
+            debt.strikes = 0
+
+    async def _answers(self, run: Run) -> bool:
+        """Whether the store takes a renewal of this run now."""
+        renewal = Renewal(run.scope, run.ask.nonce, run.ask.lease, run.call.options.retention)
+        try:
+            return isinstance((await self._store.renew((renewal,)))[0], Answer)
+        except Exception:  # noqa: BLE001 - whatever its trouble is, it is not the size
+            return False
 
     async def pay_now(self) -> int:
         """Offer everything at once, whenever its next offer is due; how many outcomes the store has taken."""
@@ -181,9 +258,14 @@ class Debts:
             # granted to nobody when it arrives: only its own release is an end, or the time in which it could matter.
             return answer is Answer.OK and not debt.lasting
         try:
-            return await self.accepted(debt.run, answer)
+            paid = await self.accepted(debt.run, answer)
         except LeaseLost:
             return True
+        if paid:
+            self.ended(debt.run.ask, debt.end)
+        else:
+            debt.end = self.whole(debt.run, debt.end)
+        return paid
 
     async def close(self, timeout: float) -> None:
         """Offer outcomes for at most `timeout` seconds more, and lost claims once; then stop.
@@ -212,3 +294,10 @@ class Debts:
                 await self._pay(at_once=True)
         finally:
             ended.wake()
+
+
+def _batches(debts: Sequence[_Debt]) -> list[Sequence[_Debt]]:
+    """What is large goes last and alone: nothing small fails with it."""
+    small = [debt for debt in debts if not debt.large]
+    together = [small[start : start + _BATCH] for start in range(0, len(small), _BATCH)]
+    return [*together, *([debt] for debt in debts if debt.large)]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from functools import partial, update_wrapper, wraps
+from difflib import get_close_matches
+from functools import WRAPPER_ASSIGNMENTS, partial, update_wrapper, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, overload
 from uuid import UUID
 
 from semel.calls import refuse_generator
-from semel.errors import ConfigurationError
-from semel.keys import FieldPath, fingerprint
+from semel.errors import CodecError, ConfigurationError
+from semel.keys import FieldPath, check_tenant, fingerprint
 from semel.loop import is_async
+from semel.options import OF_A_CALL, Options, unknown_option
 from semel.run import Outcome
 from semel.settings import checked_readable
 
@@ -25,7 +27,8 @@ Q = ParamSpec("Q")
 C = TypeVar("C")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-Picker = Callable[[inspect.BoundArguments], Any]
+Picker = Callable[[Any, inspect.BoundArguments], Any]
+"""Takes something from a call: from the object of a method (None for a function) and the other arguments."""
 
 
 class Once(Protocol[P, T_co]):
@@ -84,6 +87,8 @@ class AsyncDecorator(Protocol):
 
 
 _OF_A_CALL: Final = frozenset({"labels", "fields", "readable"})
+_PICKED: Final = ("key", "request", "tenant")
+_OWN: Final = ("key", "request", "method")
 
 
 def decorate(face: Semel | AsyncSemel, misplaced: tuple[object, ...], options: dict[str, Any]) -> Any:
@@ -92,13 +97,17 @@ def decorate(face: Semel | AsyncSemel, misplaced: tuple[object, ...], options: d
         raise ConfigurationError(
             "write @once(...) with parentheses, and its options by name: @once(key='cmd.id')"
         )
-    key, request = options.pop("key", None), options.pop("request", None)
+    picked: dict[str, Any] = {name: options.pop(name) for name in _PICKED if name in options}
+    picked = {name: chosen for name, chosen in picked.items() if chosen is not None or name == "tenant"}
     method = options.pop("method", None)
     if own := options.keys() & {"fingerprint", "kwargs"}:
         raise ConfigurationError(
             f"{min(own)}= belongs to one call, and @once decorates all of them: it calls the function with the arguments it "
             "gets, and takes what tells two requests apart from request= (a field path or a callable)"
         )
+    for name in options:
+        if name not in Options.__struct_fields__ and name not in OF_A_CALL:
+            raise unknown_option(name, _OWN)
     if "readable" in options:
         checked_readable(options["readable"])
     face._options({name: value for name, value in options.items() if name not in _OF_A_CALL})  # noqa: SLF001 - our own face
@@ -111,9 +120,13 @@ def decorate(face: Semel | AsyncSemel, misplaced: tuple[object, ...], options: d
                 raise ConfigurationError(
                     f"{target.__name__} has no method {name!r} of its own: pass method=…"
                 )
-            setattr(target, name, _wrapped(face, handler, options, key, request, is_method=True))
+            setattr(target, name, _wrapped(face, handler, options, picked, is_method=True))
             return target
-        return _wrapped(face, target, options, key, request, is_method=_is_method(target))
+        if method is not None:
+            raise ConfigurationError(
+                f"method={method!r} names a method of a handler class, and {_title(target)} is none: leave it out"
+            )
+        return _wrapped(face, target, options, picked, is_method=_is_method(target))
 
     return wrap
 
@@ -144,16 +157,15 @@ def _wrapped(
     face: Semel | AsyncSemel,
     fn: Any,
     options: Mapping[str, Any],
-    key: Any,
-    request: Any,
+    picked: Mapping[str, Any],
     *,
     is_method: bool,
 ) -> Any:
     if isinstance(fn, staticmethod):
-        return staticmethod(_wrapped(face, fn.__func__, options, key, request, is_method=False))
+        return staticmethod(_wrapped(face, fn.__func__, options, picked, is_method=False))
     if isinstance(fn, classmethod):
-        return _OnceOfClass(face, fn.__func__, options, key, request, is_method=True)
-    once = _Once(face, fn, options, key, request, is_method=is_method)
+        return _OnceOfClass(face, fn.__func__, options, picked, is_method=True)
+    once = _Once(face, fn, options, picked, is_method=is_method)
     if is_method:
         return once
     decorated: Any = _async_call(once, fn) if face._colour == "async" else _sync_call(once, fn)  # noqa: SLF001 - our own face
@@ -178,15 +190,14 @@ def _sync_call(once: _Once, fn: Callable[..., Any]) -> Any:
 
 
 class _Once:
-    """The decorated thing: binds arguments, picks key and request, calls the face."""
+    """The decorated thing: binds arguments, picks key, request and tenant, calls the face."""
 
     def __init__(
         self,
         face: Semel | AsyncSemel,
         fn: Callable[..., Any],
         options: Mapping[str, Any],
-        key: Any,
-        request: Any,
+        picked: Mapping[str, Any],
         *,
         is_method: bool,
     ) -> None:
@@ -197,17 +208,37 @@ class _Once:
         self._is_method = is_method
         if face._colour == "sync" and is_async(fn):  # noqa: SLF001 - our own face
             raise ConfigurationError(f"{_title(fn)} is a coroutine function: decorate it with an AsyncSemel")
-        signature = _signature(fn)
-        self._of_class = is_method and next(iter(signature.parameters), "") == "cls"
+        self._whole = signature = _signature(fn)
+        first = next(iter(signature.parameters), "") if is_method else ""
+        self._of_class = first == "cls" or isinstance(self, _OnceOfClass)
         parameters = list(signature.parameters.values())[1 if is_method else 0 :]
         self._signature = signature.replace(parameters=parameters)
+        named = {name: getattr(fn, name) for name in WRAPPER_ASSIGNMENTS if hasattr(fn, name)}
+        own = getattr(fn, "__dict__", {})
+        self._as_bound = {**own, **named, "__wrapped__": fn, "__signature__": self._signature}
         self._options = {"operation": f"{fn.__module__}.{_title(fn)}"[:255], **options}
-        self._key = _picker(key, self._signature, "key") if key is not None else _all_arguments
-        self._request = None if request is None else _picker(request, self._signature, "request")
+        if is_method and "key" not in picked and not parameters and not self._of_class:
+            raise ConfigurationError(
+                f"{_title(fn)} takes nothing but {first}, which is no part of a key by itself: all objects would share one "
+                f"record. Say what tells them apart, as key='{first}.id'"
+            )
+        choose = partial(_picker, first=first, signature=self._signature)
+        self._key = choose(picked["key"], "key") if "key" in picked else _all_arguments
+        self._request = choose(picked["request"], "request") if "request" in picked else None
+        self._tenant: Picker | None = None
+        if "tenant" in picked:
+            self._choose_tenant(picked["tenant"], choose)
         if "operation" not in options and _is_nameless(fn):
             raise ConfigurationError(
                 f"{fn!r} has no name of its own, and two such functions would share their keys: say operation='…'"
             )
+
+    def _choose_tenant(self, tenant: Any, choose: Callable[[Any, str], Picker]) -> None:
+        """A text that begins with an argument is a path; any other one is the tenant itself."""
+        if isinstance(tenant, str) and not _begins_with_argument(tenant, self._whole):
+            self._options["tenant"] = check_tenant(tenant)
+        else:
+            self._tenant = choose(tenant, "tenant")
 
     def outcome(self, *args: Any, **kwargs: Any) -> Any:
         """The Outcome instead of the value; await it in async code."""
@@ -219,14 +250,20 @@ class _Once:
         return self._outcome(*args, **kwargs)
 
     def _outcome(self, *args: Any, **kwargs: Any) -> Any:
-        rest = args[1:] if self._is_method else args
+        owner, rest = None, args
+        if self._is_method:
+            if not args:
+                self._whole.bind(**kwargs)  # which says what is missing
+            owner, rest = args[0], args[1:]
         bound = self._signature.bind(*rest, **kwargs)
         bound.apply_defaults()
         options = dict(self._options)
         if self._request is not None:
-            options["request"] = self._request(bound)
+            options["request"] = self._request(owner, bound)
+        if self._tenant is not None:
+            options["tenant"] = _text(self._tenant(owner, bound))
         options["kwargs"] = kwargs
-        return self._face.execute(_text(self._key(bound)), self._fn, *args, **options)
+        return self._face.execute(_text(self._key(owner, bound)), self._fn, *args, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._face._colour == "async":  # noqa: SLF001 - our own face
@@ -240,6 +277,7 @@ class _Once:
         if instance is None:
             return self
         bound: Any = partial(self, instance)
+        bound.__dict__.update(self._as_bound)
         if self._face._colour == "async":  # noqa: SLF001 - our own face
             bound = _awaited(self._value, instance, self._fn, self._signature)
         bound.outcome = partial(self._outcome, instance)
@@ -274,26 +312,60 @@ def _title(fn: Any) -> str:
     return str(getattr(fn, "__qualname__", type(fn).__qualname__))
 
 
-def _picker(chosen: Any, signature: inspect.Signature, what: str) -> Picker:
-    """A field path over the arguments, or a callable that gets them as the function does."""
+def _begins_with_argument(text: str, signature: inspect.Signature) -> bool:
+    """Whether it is a path. One that nearly is must not become a tenant that all callers share."""
+    try:
+        root = FieldPath(text).root
+    except ConfigurationError:
+        return False
+    if root in signature.parameters:
+        return True
+    if root != text and (near := get_close_matches(root, signature.parameters, 1, 0.75)):
+        raise ConfigurationError(f"tenant={text!r}: there is no argument {root!r}; did you mean {near[0]!r}?")
+    return False
+
+
+def _picker(chosen: Any, what: str, *, first: str, signature: inspect.Signature) -> Picker:
+    """A field path over the arguments, or a callable that gets them as the function does.
+
+    `first` is what a method calls its object or class: a path may begin with it. A callable gets it too if its own first
+    parameter is called self or cls.
+    """
     if isinstance(chosen, str):
         path = FieldPath(chosen)
+        if first and path.root == first:
+            return lambda owner, _bound: path({first: owner})
         if path.root not in signature.parameters:
-            names = ", ".join(signature.parameters) or "none"
+            names = ", ".join(filter(None, (first, *signature.parameters))) or "none"
             raise ConfigurationError(
                 f"{what}={chosen!r}: there is no argument {path.root!r}; the arguments are: {names}"
             )
-        return lambda bound: path(bound.arguments)
-    if callable(chosen):
-        return lambda bound: chosen(*bound.args, **bound.kwargs)
-    raise ConfigurationError(
-        f"{what}= must be a field path such as 'cmd.request_id' or a callable, not {chosen!r}"
-    )
+        return lambda _owner, bound: path(bound.arguments)
+    if not callable(chosen):
+        raise ConfigurationError(
+            f"{what}= must be a field path such as 'cmd.request_id' or a callable, not {chosen!r}"
+        )
+    if first and _takes_owner(chosen):
+        return lambda owner, bound: chosen(owner, *bound.args, **bound.kwargs)
+    return lambda _owner, bound: chosen(*bound.args, **bound.kwargs)
 
 
-def _all_arguments(bound: inspect.BoundArguments) -> str:
-    """No key= given: the same arguments are the same action."""
-    return fingerprint(dict(bound.arguments))
+def _takes_owner(chosen: Callable[..., Any]) -> bool:
+    try:
+        return next(iter(inspect.signature(chosen).parameters), "") in ("self", "cls")
+    except (TypeError, ValueError):  # of a builtin, such as operator.attrgetter
+        return False
+
+
+def _all_arguments(_owner: Any, bound: inspect.BoundArguments) -> str:
+    """No key= given: the same arguments are the same action. The object of a method is not one of them (R5)."""
+    try:
+        return fingerprint(dict(bound.arguments))
+    except CodecError as error:
+        raise CodecError(
+            f"without key= the key is made of all arguments, and that cannot be: {error}. Say key='…', the path of what "
+            "identifies the action, such as key='cmd.id'"
+        ) from error
 
 
 def _text(key: Any) -> Any:

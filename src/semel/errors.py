@@ -109,7 +109,14 @@ class NotRecorded(SemelError):
 
 
 class CodecError(SemelError):
-    """A value cannot be stored so that it comes back equal and of the same type, or cannot be read back."""
+    """A value cannot be stored so that it comes back equal and of the same type, or cannot be read back.
+
+    `recorded` says that the effect happened and its key is done (within a transaction: when that commits), only without a result.
+    """
+
+    def __init__(self, message: str = "", *, recorded: bool = False) -> None:
+        super().__init__(message)
+        self.recorded = recorded
 
 
 class SemelWarning(UserWarning):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from inspect import iscoroutine
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import msgspec
 
@@ -39,11 +39,12 @@ from semel.settings import (
 from semel.store import Colour, Settings, Store, adopt, open_store
 from semel.stores.memory import MemoryStore
 
-__all__ = ["Face"]
+__all__ = ["PLACE", "Face"]
 
 _MOST_OPTIONS = 256
 _NO_KWARGS: Mapping[str, Any] = {}
 _WHERE = frozenset({"tenant", "operation", "result_type", "retention", "tombstone"})
+PLACE = frozenset({"tenant", "operation"})
 _RECOVERS = frozenset(
     {
         "retention",
@@ -56,6 +57,7 @@ _RECOVERS = frozenset(
         "on_lease_lost",
     }
 )
+_NO_RECORDS = "semel is switched off (enabled=False): this face keeps no records and looks at none, whatever its store holds"
 _SWITCHED_OFF = "semel is switched off (enabled=False): every call runs, nothing is protected"
 
 
@@ -176,11 +178,14 @@ class Face:
 
     def _engine_for(self, runtime: Runtime) -> Engine:
         if not self.enabled:
-            engine = Engine(
-                MemoryStore(), runtime, secrets=self._secrets, settle_timeout=self._settle_timeout, emit=None
+            return Engine(
+                MemoryStore(),
+                runtime,
+                secrets=self._secrets,
+                settle_timeout=self._settle_timeout,
+                emit=None,
+                door=self._door,
             )
-            engine.door = self._door
-            return engine
         store = self._store
         if runtime.colour == "async" and store.capabilities.batches:
             store = Batch(store)
@@ -205,8 +210,8 @@ class Face:
             settle_timeout=self._settle_timeout,
             timeout=self._timeout,
             emit=self._emit,
+            door=self._door,
         )
-        engine.door = self._door
         if self._purge_every is not None:
             keeping.purge_regularly(engine, self._purge_every)
         return engine
@@ -306,11 +311,15 @@ class Face:
             return b""
         return bytes.fromhex(fingerprint(request) if fields is None else fingerprint(request, fields=fields))
 
-    def _about(self, key: str | Scope, where: dict[str, Any]) -> Call:
-        """A call that only names a key: peek, resolve, forget, history. A record's own scope names it too."""
+    def _about(self, key: str | Scope, where: dict[str, Any], used: frozenset[str] = _WHERE) -> Call:
+        """A call that only names a key: peek, resolve, forget, history. A record's own scope names it too.
+
+        `used` are the options that this verb does something with; it need not do so with all that are understood.
+        """
+        self._warn_if_off(4)
         if unknown := where.keys() - _WHERE:
             raise ConfigurationError(
-                f"unknown option {min(unknown)!r}: a key is named by its text and {', '.join(sorted(_WHERE))}"
+                f"unknown option {min(unknown)!r}: a key is named by its text and {', '.join(sorted(used))}"
             )
         if isinstance(key, Scope):
             if given := where.keys() & {"tenant", "operation"}:
@@ -320,6 +329,11 @@ class Face:
                 self._call("any", None, (), where, claims=False), scope=key, key=key.key
             )
         return self._call(key, None, (), where, claims=False)
+
+    def _warn_if_off(self, depth: int) -> None:
+        """For who looks at records, or decides about them: there are none."""
+        if not self.enabled:
+            warnings.warn(_NO_RECORDS, SemelWarning, stacklevel=depth)
 
     def _unprotected(self, call: Call) -> Call:
         """The same call under a key that nobody else has, in a store that nobody else sees: it always runs."""
@@ -346,7 +360,8 @@ class Face:
 
         `probe(record)` looks the effect up (Found, NOT_FOUND, UNDECIDED); `resume(record)` runs the function again.
         `masked=True` asks the probe about records whose key is masked too, as those of the HTTP and gRPC edges are. It cannot
-        be told whose they are: say it where no program with another prefix= has this operation in the same table.
+        be told whose they are: say it where no program with another prefix= has this operation in the same table. Nor can a
+        downstream key be derived there (`run.downstream_key` raises): keep it as the ref or a label of the record.
 
         A record does not say how long its caller wanted its outcome kept. What a reconcile settles is kept as this face
         keeps things, unless `retention=` and `tombstone=` say here what the calls of this operation say. So with
@@ -357,8 +372,18 @@ class Face:
                 f"unknown option {min(unknown)!r}: a recovery takes {', '.join(sorted(_RECOVERS))}"
             )
         self._options(options)  # what is malformed is refused now
-        for fn in (probe, resume):
-            if fn is not None and self._colour == "sync" and is_async(fn):
+        if probe is None and resume is None:
+            raise ConfigurationError(
+                f"recovery({operation!r}) says nothing: give it probe=…, a function of the record that looks the effect up, or "
+                "resume=…, one that runs it again"
+            )
+        for name, fn in (("probe", probe), ("resume", resume)):
+            if fn is None:
+                continue
+            if not callable(fn):
+                raise ConfigurationError(f"{name} must be a function of the record, not {fn!r}")
+            refuse_generator(fn)
+            if self._colour == "sync" and is_async(fn):
                 raise ConfigurationError(
                     f"{getattr(fn, '__qualname__', fn)!r} is a coroutine function: use AsyncSemel to recover with it"
                 )
@@ -380,6 +405,13 @@ class Face:
             scope = Namespace(self._store, self._namespace).moved(scope)
         text: str = tag(scope)
         return text
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """For copy and pickle, which would make a face of parts of another one."""
+        raise TypeError(
+            f"this {type(self).__name__} cannot be copied or pickled: it holds connections, locks and threads of this process. Make a "
+            "face in each process, of the same URL and settings; in one process they may all use the same face"
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {type(self._store).__name__}>"

@@ -17,16 +17,15 @@ from typing import Any
 
 import msgspec
 
-from semel import ids, steps
+from semel import steps
 from semel.asking import Asker
-from semel.calls import LAZY, Call, failure_of, name_of, not_run
+from semel.calls import LAZY, Call, add_note, failure_of, name_of, not_run
 from semel.canonical import FINGERPRINT_VERSION
 from semel.debts import Debts
 from semel.door import Door
 from semel.errors import (
     CodecError,
     ConfigurationError,
-    InvalidKey,
     KeyExpired,
     KeyMismatch,
     LeaseLost,
@@ -57,11 +56,14 @@ from semel.model import (
 from semel.options import NOT_FOUND, Found, Release, check_probe, release_delay
 from semel.points import reach
 from semel.posting import Brief, poster_of
-from semel.recording import TOO_LARGE, Recorder
+from semel.recording import Recorder
+from semel.refusals import check_ref_type, refused, undecided, unkept
 from semel.run import Outcome, Run, _current, not_kept
 from semel.runtime import NO_INTERRUPT, Interrupt, Runtime, Ticker
+from semel.shrinking import TOO_LARGE
 from semel.stepping import Stepper
 from semel.store import Store
+from semel.turns import quiet
 from semel.waiting import Bench, Seat
 
 __all__ = ["Engine", "done_of"]
@@ -72,7 +74,7 @@ UNENCODABLE = "unencodable"
 class Engine:
     """The flow over one store in one world. Faces make one per loop, or one per process for threads."""
 
-    door = Door("Semel")  # of the face, where there is one
+    recorded = "is recorded as done"  # what is said of a run that has ended well
     knows_tables = False  # whether they were looked at before the first transaction of a caller
 
     def __init__(
@@ -84,7 +86,9 @@ class Engine:
         settle_timeout: float,
         timeout: float = 0.0,
         emit: Emit | None,
+        door: Door | None = None,
     ) -> None:
+        self.door = door or Door("Semel")  # of the face, where there is one
         self.store = store
         self.runtime = runtime
         self.secrets = secrets
@@ -93,8 +97,8 @@ class Engine:
         self.shared = store.capabilities.shared
         poster = poster_of(store)
         self.heart = Heart(store, runtime, emit)
-        self.debts = Debts(store, runtime, self.heart, emit)
-        self.asker = Asker(store, runtime, self.debts, poster)
+        self.debts = Debts(store, runtime, self.heart, emit, timeout)
+        self.asker = Asker(store, runtime, self.heart, self.debts, poster, self.door)
         self.recorder = Recorder(
             store,
             runtime,
@@ -114,9 +118,8 @@ class Engine:
     async def execute(self, call: Call) -> Outcome[Any]:
         ask = self._ask(call)
         verdict = await self.asker.brief(ask)
-        if isinstance(
-            verdict, Brief
-        ):  # nobody is told: hooks time every call to the store, and leave no quick way
+        if isinstance(verdict, Brief):
+            # Nobody is told: hooks time every call to the store, and leave no quick way.
             return self._repeat(call, verdict.attempts, verdict.reply, None, "", verdict.at)
         if type(verdict) is Replay:
             return self.replay(call, verdict.record)
@@ -127,6 +130,7 @@ class Engine:
         if self.runtime.detaches(call.fn, call.options.inline):
             # It runs on without its caller, so a lost lease must not cancel the caller: the settle will tell.
             run = self.begin(call, ask, verdict.record, NO_INTERRUPT)
+            run.detached = True
             return await self.runtime.detach(self._perform(run))
         return await self._perform(self.begin(call, ask, verdict.record))
 
@@ -182,8 +186,7 @@ class Engine:
         try:
             data = call.codec.encode(value, compress_over=call.options.compress_over)
         except CodecError as error:
-            error.add_note("the effect happened and is recorded as done; it will not run again for this key")
-            return b"", UNENCODABLE, error
+            return b"", UNENCODABLE, unkept(call, error, self.recorded)
         if len(data) > call.options.max_result:
             return b"", TOO_LARGE, None
         return data, "", None
@@ -198,10 +201,11 @@ class Engine:
         if record.marker == UNENCODABLE and call.codec is not None:
             raise CodecError(
                 f"{name_of(call)} is done, but its result could not be encoded when it happened and was not kept; "
-                f"it is not run again (ref={record.ref!r})"
+                f"it is not run again (ref={record.ref!r})",
+                recorded=True,
             )
         if call.options.ref_type is not None and record.ref is not None:
-            _check_ref(call, record.ref)
+            check_ref_type(call, record.ref)
         return self._repeat(call, record.attempts, record.result, record.ref, record.marker)
 
     @staticmethod
@@ -217,7 +221,7 @@ class Engine:
         except CodecError as error:
             raise OutcomeUnknown(
                 f"the stored result of {name_of(call)} cannot be read ({error}); it is kept as it is: read it with the "
-                "version or key that wrote it, or repair the key with resolve(...) or forget(...)",
+                "version or key that wrote it, or repair the key with resolve(key, value=…, result_type=…) or forget(key)",
                 attempt=attempts,
                 unreadable=True,
             ) from error
@@ -257,9 +261,12 @@ class Engine:
 
     async def _contend(self, call: Call, ask: Ask, verdict: Verdict) -> tuple[Ask, Won | Replay]:
         seat: Seat | None = None
+        found: Found | None = None
         try:
             while True:
                 match verdict:
+                    case Won() if found is not None:
+                        ask, verdict = await self._keep_found(call, ask, verdict, found)
                     case Won() | Replay():
                         return ask, verdict
                     case Busy():
@@ -270,10 +277,10 @@ class Engine:
                             await seat.watch_again()
                         ask, verdict = await seat.ask(self.claim, ask)
                     case Unknown():
-                        ask = await self._probe(call, ask, verdict)
+                        ask, found = await self._probe(call, ask, verdict)
                         verdict = await self.claim(ask)
-                    case refused:  # Mismatch or Expired
-                        raise self._refusal(call, refused)
+                    case other:  # Mismatch or Expired
+                        raise self._refusal(call, other)
         finally:
             if type(verdict) is not Won:
                 self.debts.leave(ask, verdict)
@@ -288,21 +295,15 @@ class Engine:
     def _refusal(self, call: Call, verdict: Mismatch | Expired) -> KeyMismatch | KeyExpired:
         if self.emit is not None:
             self.emit(Refused(call.scope, type(verdict).__name__.lower()))
-        if isinstance(verdict, Mismatch):
-            return KeyMismatch(
-                f"{name_of(call)} was used with another request; use a new key for a new request, or repeat the "
-                "request that this key was made for"
-            )
-        return KeyExpired(
-            f"{name_of(call)} was used and its result is no longer kept (retention is over); "
-            "use a new key if this is a new action"
-        )
+        return refused(call, verdict)
 
     # ------------------------------------------------------------------------------------ lost outcomes
 
-    async def _probe(self, call: Call, ask: Ask, unknown: Unknown) -> Ask:
-        """Let the caller's probe decide. Returns the ask to claim with; raises when it stays unknown."""
+    async def _probe(self, call: Call, ask: Ask, unknown: Unknown) -> tuple[Ask, Found | None]:
+        """Let the caller's probe decide. Returns the ask to claim with, and what was found; raises when it stays unknown."""
         record, probe = unknown.record, call.options.on_unknown
+        if record is not None and not steps.are_readable(record.steps):
+            unknown = msgspec.structs.replace(unknown, unreadable=True)
         if record is None or unknown.unreadable or not callable(probe):
             raise self._unknown(call, unknown)
         run = Run(self, call, ask, record, self.runtime.interrupt())
@@ -313,17 +314,28 @@ class Engine:
             _current.reset(token)
         check_probe(answer)
         if isinstance(answer, Found):
-            await self.settle_found(call, record, answer)
-            return ask
+            settled = await self.settle_found(call, record, answer) is Answer.OK
+            return ask, None if settled else answer
         if answer is NOT_FOUND and unknown.policy is Policy.PROBE:
-            return msgspec.structs.replace(ask, takeover=record.nonce)
+            return msgspec.structs.replace(ask, takeover=record.nonce), None
         raise self._unknown(call, unknown, probed=True)
+
+    async def _keep_found(self, call: Call, ask: Ask, won: Won, found: Found) -> tuple[Ask, Verdict]:
+        """The record ended, or was freed, while the probe looked: what was found is the outcome, and nothing is run (R11)."""
+        run = self.begin(call, ask, won.record)
+        if found.ref is not None:
+            run.set_ref(found.ref)
+        await self.complete(run, found.value)
+        again = msgspec.structs.replace(ask, nonce=self.runtime.entropy(16), takeover=b"")
+        return again, await self.claim(again)
 
     async def settle_found(self, call: Call, record: Record, found: Found) -> Answer:
         """A probe found the effect: write its result in the lost owner's place (a new nonce ends his rights)."""
         data, marker, problem = self._encode(call, found.value)
         if problem is not None:
-            raise problem
+            raise CodecError(
+                f"what the probe found for {name_of(call)} cannot be stored, so the key stays unknown: {problem.__cause__}"
+            ) from problem.__cause__
         end = Settle(
             scope=call.scope,
             nonce=record.nonce,
@@ -344,23 +356,12 @@ class Engine:
     def _unknown(self, call: Call, unknown: Unknown, *, probed: bool = False) -> OutcomeUnknown:
         if self.emit is not None:
             self.emit(Refused(call.scope, "unknown"))
-        attempt = 0 if unknown.record is None else unknown.record.attempts
-        why = (
-            "its record cannot be read"
-            if unknown.unreadable
-            else f"attempt {attempt} ended without an outcome (policy {unknown.policy.value})"
-        )
-        if probed:
-            why += ", and the probe did not settle it"
-        return OutcomeUnknown(
-            f"it is not known whether {name_of(call)} happened: {why}. Look the effect up, then call "
-            "resolve(key, value=…), resolve(key, error=…) or resolve(key, release=True)",
-            attempt=attempt,
-            unreadable=unknown.unreadable,
-        )
+        return undecided(call, unknown, probed=probed)
 
     async def fail(self, run: Run, error: Exception) -> None:
         """The function raised: a known failure, decided by `on_error` (R9). The error itself goes to the caller."""
+        if run.foreign:
+            return
         if run.interrupt.fired:
             run.interrupt.absorb()
         decision, after = self._decision(run, error)
@@ -376,18 +377,21 @@ class Engine:
             decision = Release() if run.lease_lost else _decide(run, error)
             return decision, release_delay(decision) if isinstance(decision, Release) else 0.0
         except Exception as problem:  # noqa: BLE001 - whatever it is, the run must be settled
-            error.add_note(f"semel: on_error could not decide ({problem!r}); the key is held as unknown")
+            add_note(error, f"on_error could not decide ({problem!r}); the key is held as unknown")
             return "hold", 0.0
 
     async def lose(self, run: Run, error: BaseException) -> None:
         """Cancelled, interrupted, exiting: the outcome is lost, and `on_unknown` decides at once (R10)."""
-        if run.threads and self.runtime.detaches(run.call.fn, run.call.options.inline):
+        if run.foreign:
+            return
+        lost = run.interrupt.fired
+        if run.threads and not lost and run.detached:
             # The loop ends under a thread that runs on: never free a key under it, let its lease decide.
             self.heart.remove(run)
             return
-        if run.interrupt.fired:
+        if lost:
             run.interrupt.absorb()
-            self.heart.remove(run)
+            self.debts.lost(run)
             raise LeaseLost(
                 f"{name_of(run.call)} was taken over by another owner; attempt {run.attempt} was cancelled"
             )
@@ -410,21 +414,21 @@ class Engine:
 
     async def release(self, run: Run) -> None:
         """Give the key back without an outcome."""
-        await self.recorder.record(
-            run, Settle(run.scope, run.ask.nonce, Kind.RELEASED, run.call.options.retention), None
-        )
+        end = Settle(run.scope, run.ask.nonce, Kind.RELEASED, run.call.options.retention)
+        await self.recorder.record(run, self.debts.whole(run, end), None)
 
     async def _end_when_quiet(
         self, run: Run, kind: Kind, error: BaseException, *, after: float, policy: Policy | None, word: str
     ) -> None:
-        await self.runtime.join(run.threads)
+        await quiet(run, self.runtime)
         await self._end_badly(run, kind, error, after=after, policy=policy, word=word)
 
     async def _end_badly(
         self, run: Run, kind: Kind, error: BaseException, *, after: float, policy: Policy | None, word: str
     ) -> None:
-        if run.threads:
-            # A step's thread runs on though its caller has given up: the key stays ours, renewed, until it has ended.
+        if run.busy:
+            # A step runs on though its function has ended: the key stays ours, renewed, until that has ended too (R4).
+            run.leave()
             ending = self._end_when_quiet(run, kind, error, after=after, policy=policy, word=word)
             self.runtime.background(ending)
             return
@@ -443,26 +447,30 @@ class Engine:
             policy=policy,
         )
         try:
-            await self.recorder.record(run, end, None)
+            await self.recorder.record(run, self.debts.whole(run, end), None)
         except (NotRecorded, LeaseLost) as problem:
-            error.add_note(f"semel: {problem}")
+            add_note(error, str(problem))
 
     async def close(self) -> None:
-        """Let open runs end, with their leases renewed, for at most `settle_timeout`; then stop."""
+        """Let calls end, with their leases renewed, for at most `settle_timeout`; then stop. No call begins any more."""
         until = self.runtime.now() + self.settle_timeout
         while self.heart.busy and self.runtime.now() < until:
             await self.runtime.sleep(0.01)
         await self.debts.close(max(0.0, until - self.runtime.now()))
+        self.stop()
+        await self.runtime.drain(self.settle_timeout)
+
+    def stop(self) -> None:
+        """No heartbeat and no purge of its own any more."""
         self.heart.stop()
         if self.purger is not None:
             self.purger.stop()
-        await self.runtime.drain(self.settle_timeout)
 
 
 def done_of(run: Run, data: bytes, marker: str, policy: Policy | None = None) -> Settle:
     """The end of a run whose effect happened."""
     options, ask = run.call.options, run.ask
-    summary = steps.summarize(run.steps) if run.has_steps else None
+    summary = run.summary() if run.has_steps else None
     return Settle(
         ask.scope, ask.nonce, Kind.DONE, options.retention, options.tombstone,
         data, marker, run.ref, None, 0.0, policy, summary,
@@ -479,20 +487,10 @@ def _decide(run: Run, error: Exception) -> str | Release:
         return lost
     answer: Any = decision(error) if callable(decision) else decision
     if answer == "replay" and error is run.unheard:
-        return (
-            lost  # the store did not answer a step: that is no failure of the function, and never its outcome
-        )
+        # The store did not answer a step: that is no failure of the function, and never its outcome.
+        return lost
     if isinstance(answer, Release) or answer in ("release", "hold", "replay"):
         return answer  # type: ignore[no-any-return]
     raise ConfigurationError(
         f'on_error answered {answer!r} for {error!r}; it must answer "release", "hold", "replay" or Release(after=…)'
     )
-
-
-def _check_ref(call: Call, ref: str) -> None:
-    try:
-        ids.parse(ref, call.options.ref_type)
-    except InvalidKey as error:
-        raise KeyMismatch(
-            f"{name_of(call)} holds the ref {ref!r}, not one of type {call.options.ref_type!r}"
-        ) from error

@@ -7,9 +7,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["survive_fork"]
+__all__ = ["epoch", "survive_fork"]
 
 T = TypeVar("T")
+
+epoch = 0
+"""Another number in every child process: what remembers it knows whether it was inherited. Asked for as `forks.epoch`."""
 
 _survivors: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 
@@ -20,6 +23,8 @@ def survive_fork(thing: T, reset: Callable[[T], None]) -> None:
 
 
 def _after_fork() -> None:
+    global epoch  # noqa: PLW0603 - one number per process, read on the hot path
+    epoch += 1
     for thing, reset in tuple(_survivors.items()):
         reset(thing)
 

@@ -102,8 +102,9 @@ def grade(facts: Facts, *, enabled: bool = True) -> Guarantee:
         }
         for mode, row in TABLE.items()
     }
-    warnings = facts.warnings if enabled else ("enabled=False: nothing is protected", *facts.warnings)
-    absent = _ABSENT | (_IN_MEMORY if facts.store == "memory" else {})
+    # A face that is switched off has no store to speak of: what would strengthen one is beside the point.
+    warnings = facts.warnings if enabled else ("enabled=False: nothing is protected",)
+    absent = _ABSENT | (_IN_MEMORY if facts.store == "memory" and enabled else {})
     if not facts.transactional:
         absent |= _NO_ROLLBACK
     return Guarantee(facts.store, facts.version, rows, tuple(exposed), facts.settings, warnings, absent)

@@ -27,12 +27,15 @@ class Heart:
         # Weakly: a run that nobody holds any more (its caller was interrupted, its response never sent) has no one who
         # could settle it, and must not be kept alive for ever.
         self._runs: dict[bytes, ref[Run]] = {}
+        self.expected: dict[bytes, None] = {}
+        """Nonces of claims on their way: each may become a run, and whoever closes waits for it."""
         self._ticker = runtime.ticker(self._beat)
 
     def add(self, run: Run) -> None:
         ask = run.ask
         run.due = due = run.won_at + ask.lease / 3
         self._runs[ask.nonce] = run.weak
+        self.expected.pop(ask.nonce, None)
         self._ticker.at(due)
 
     def remove(self, run: Run) -> None:
@@ -40,7 +43,7 @@ class Heart:
 
     @property
     def busy(self) -> bool:
-        return bool(self._alive())
+        return bool(self.expected or self._alive())
 
     @property
     def count(self) -> int:

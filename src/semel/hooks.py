@@ -27,6 +27,7 @@ __all__ = [
     "StoreCalled",
     "TakenOver",
     "Unprotected",
+    "Unreconciled",
     "Unrecorded",
     "emitter",
     "log_events",
@@ -115,6 +116,13 @@ class Unprotected(HookEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class Unreconciled(HookEvent):
+    """A reconcile could not settle a lost run: its probe or its function raised, or what it gave cannot be kept."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
 class StoreCalled:
     """One call to the store, from the observe layer."""
 
@@ -160,6 +168,7 @@ _LEVELS: dict[type, int] = {
     LeaseGone: logging.ERROR,
     Unrecorded: logging.CRITICAL,
     Unprotected: logging.WARNING,
+    Unreconciled: logging.WARNING,
     StoreCalled: logging.DEBUG,
 }
 
@@ -170,7 +179,7 @@ def log_events(event: object) -> None:
     fields = {field: getattr(event, field) for field in _fields_of(event)}
     extra = {f"semel_{field}": value for field, value in fields.items()}
     level = _LEVELS.get(type(event), logging.INFO)
-    text = " ".join(f"{field}={value}" for field, value in fields.items())
+    text = " ".join(f"{field}={_shown(value)}" for field, value in fields.items())
     if isinstance(
         event, BaseException
     ):  # of a purge or a reconcile in the background: nobody else tells of it
@@ -179,8 +188,16 @@ def log_events(event: object) -> None:
         scope = event.scope
         readable = mask(scope.key) if "…" not in scope.key else scope.key
         extra |= {"semel_tenant": scope.tenant, "semel_operation": scope.operation, "semel_key": readable}
-        text = f"{scope.tenant}/{scope.operation}/{readable} {text}"
+        extra["semel_scope"] = scope.hex
+        text = f"{scope.tenant}/{scope.operation}/{readable} [{scope.hex[:8]}] {text}".rstrip()
     _log.log(level, "%s %s", name, text, extra=extra)
+
+
+def _shown(value: object) -> object:
+    """An error with its type: many have no text, or one that says little without it."""
+    return (
+        f"{type(value).__name__}: {value}".removesuffix(": ") if isinstance(value, BaseException) else value
+    )
 
 
 def _fields_of(event: object) -> list[str]:

@@ -64,7 +64,9 @@ def server_of(parts: SplitResult, default: int) -> tuple[str, int]:
     try:
         return parts.hostname or "localhost", parts.port or default
     except ValueError:
-        raise ConfigurationError(f"the port in a {parts.scheme}:// URL is not a number; {ESCAPES}") from None
+        raise ConfigurationError(
+            f"the port in a {parts.scheme}:// URL is not a number from 1 to 65535; {ESCAPES}"
+        ) from None
 
 
 def nodes_of(hosts: str, default: int) -> list[tuple[str, int]]:
@@ -76,7 +78,7 @@ def nodes_of(hosts: str, default: int) -> list[tuple[str, int]]:
             host, port = parts.hostname, parts.port
         except ValueError:
             raise ConfigurationError(
-                f"number {number} of the hosts in the URL is no host:port; {ESCAPES}"
+                f"number {number} of the hosts in the URL is no host:port, with a port from 1 to 65535; {ESCAPES}"
             ) from None
         if not host and "," in hosts:
             raise ConfigurationError(

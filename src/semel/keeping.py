@@ -10,15 +10,28 @@ import msgspec
 from semel import guarantees, model, steps
 from semel.calls import Call, cut, failure_of
 from semel.codec import preview
-from semel.errors import CodecError, ConfigurationError, InProgress, OutcomeUnknown, SemelError
+from semel.errors import (
+    CodecError,
+    ConfigurationError,
+    InProgress,
+    KeyExpired,
+    OutcomeUnknown,
+    PreviousFailure,
+    SemelError,
+    StoreUnavailable,
+)
 from semel.flow import Engine
 from semel.guarantees import Guarantee
+from semel.hooks import Unreconciled
 from semel.keys import mask, scope_hash
 from semel.model import Answer, Event, Kind, Record, Settle, State
 from semel.options import NOT_FOUND, Found, check_probe, count
-from semel.recording import TOO_LARGE
-from semel.run import Run, _current
+from semel.run import MaskedRun, Run, _current
+from semel.seals import has_sealed_steps, is_sealed
+from semel.shrinking import TOO_LARGE
 from semel.store import Query
+from semel.witness import Witness
+from semel.words import Word, word
 
 if TYPE_CHECKING:
     from semel.once import AsyncSemel, Semel
@@ -45,14 +58,12 @@ _PAGE: Final = 500
 _PATIENCE: Final = 100  # a reconcile looks at so many times its limit at most
 _LOST: Final = frozenset({State.RUNNING, State.UNKNOWN})
 _ATTENTION: Final = _LOST | {State.FAILED}
-
-
-class Word(msgspec.Struct, frozen=True):
-    """What a person decided about a key."""
-
-    kind: Kind
-    value: Any = None
-    error: BaseException | str | None = None
+_MEANWHILE: Final = (InProgress, OutcomeUnknown, PreviousFailure, KeyExpired)
+"""What a resumed run may meet though nothing went wrong: another one has the key, or settled it, or nobody can tell yet."""
+_UNREADABLE: Final = (
+    " (a value that its function cannot read is replaced with resolve(key, value=…, result_type=…), one that a person gave "
+    "also with correct=True, semel resolve --correct)"
+)
 
 
 class Recovery(msgspec.Struct, frozen=True):
@@ -66,22 +77,17 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 class Reconciled(msgspec.Struct, frozen=True):
-    """What a reconcile found and did. `left` are the keys that still need a person."""
+    """What a reconcile found and did. `left` are the keys that still need a person, `failures` those that something went wrong with.
+
+    Keys are as records show them.
+    """
 
     found: int = 0
     settled: int = 0
     resumed: int = 0
     failed: int = 0
     left: tuple[str, ...] = ()
-
-
-def word(value: Any, error: BaseException | str | None, *, has_value: bool, release: bool) -> Word:
-    """Exactly one of value, error, release (R13)."""
-    if has_value + (error is not None) + bool(release) != 1:
-        raise ConfigurationError("resolve takes exactly one of value=…, error=… and release=True")
-    if release:
-        return Word(Kind.RELEASED)
-    return Word(Kind.FAILED, error=error) if error is not None else Word(Kind.DONE, value=value)
+    failures: tuple[tuple[str, Exception], ...] = ()
 
 
 async def create(engine: Engine, call: Call) -> None:
@@ -159,10 +165,14 @@ def _state(given: Any) -> State:
 
 async def resolve(engine: Engine, call: Call, word: Word, actor: str, reason: str) -> None:
     record, now, broken = await _look(engine, call)
+    if record is not None:
+        _refuse_to_break_seals(call, record, word.kind)
+    if word.correct and not broken:
+        broken = _was_told(call, record, now)
     if not broken:
         _check_resolvable(call, record, now)
     data, marker = _told(call, word.value) if word.kind is Kind.DONE else (b"", "")
-    known = None if broken else _steps_of(record, word.kind)
+    known = _steps_of(record, word.kind)
     end = Settle(
         scope=call.scope,
         nonce=record.nonce if record is not None and not broken else b"",
@@ -213,7 +223,8 @@ def _steps_of(record: Record | None, kind: Kind) -> bytes | None:
             return steps.finished(record.steps)
         return steps.summarize(steps.decode(record.steps))
     except CodecError:
-        return None  # sealed, and the keys are not here
+        # Sealed, and the keys are not here: only a failure may be said of it. Damaged, they would stop every next attempt.
+        return None if is_sealed(record) else b""
 
 
 async def _look(engine: Engine, call: Call) -> tuple[Record | None, float, bool]:
@@ -222,12 +233,17 @@ async def _look(engine: Engine, call: Call) -> tuple[Record | None, float, bool]
         record, now = await engine.store.peek(call.scope)
     except OutcomeUnknown:
         return None, 0.0, True
-    if record is not None and model.view(record, now) is State.DONE and record.result:
+    if record is None:
+        return record, now, False
+    seen, broken = model.view(record, now), False
+    if seen is State.DONE and record.result:
         try:
             _read(call, record.result)
         except CodecError:
-            return record, now, True
-    return record, now, False
+            broken = True
+    elif seen is State.RELEASED and not is_sealed(record):
+        broken = not steps.are_readable(record.steps)
+    return record, now, broken
 
 
 def _read(call: Call, result: bytes) -> None:
@@ -249,7 +265,33 @@ def _check_resolvable(call: Call, record: Record | None, now: float) -> None:
             attempt=record.attempts,
         )
     if seen not in (State.UNKNOWN, State.FAILED) or record.resolved:
-        raise _refused(call, f"it is {seen.value}" + (" and was resolved already" if record.resolved else ""))
+        told = " and was resolved already" if record.resolved else ""
+        hint = _UNREADABLE if seen is State.DONE else ""
+        raise _refused(call, f"it is {seen.value}{told}{hint}")
+
+
+def _was_told(call: Call, record: Record | None, now: float) -> bool:
+    """True: a person gave the value that stands there, so a person may correct it. ConfigurationError otherwise."""
+    if record is not None and record.resolved and model.view(record, now) is State.DONE:
+        return True
+    raise ConfigurationError(
+        f"key {mask(call.key)} of {call.scope.tenant}/{call.scope.operation} holds no value that a person gave: there is "
+        "nothing to correct, resolve it without that"
+    )
+
+
+def _refuse_to_break_seals(call: Call, record: Record, kind: Kind) -> None:
+    """What is sealed is not damaged: the program that has the keys reads it, and would not read what is written without.
+
+    A failure has no sealed part, and leaves steps as they are. So does a release of a run that has made none.
+    """
+    releases = kind is Kind.RELEASED and not has_sealed_steps(record)
+    if is_sealed(record) and (record.result or not (releases or kind is Kind.FAILED)):
+        raise ConfigurationError(
+            f"key {mask(call.key)} of {call.scope.tenant}/{call.scope.operation} belongs to a program with encrypt=, and the "
+            "keys are not here: what is written without them cannot be read there. Call once.resolve(...) in a program with "
+            "the ring; `forget` removes a record without its keys"
+        )
 
 
 def _refused(call: Call, why: str) -> ConfigurationError:
@@ -336,6 +378,7 @@ async def reconcile(engine: Engine, face: Semel | AsyncSemel, limit: int) -> Rec
     # Outcomes of this process that the store did not take are offered first: their runs need nobody else.
     counts = {"settled": await engine.debts.pay_now(), "resumed": 0, "failed": 0}
     left: list[str] = []
+    failures: list[tuple[str, Exception]] = []
     found, tried, cursor = 0, 0, ""
     while tried < limit and found < limit * _PATIENCE:
         page = await engine.store.scan(Query(states=_LOST, limit=_PAGE, cursor=cursor))
@@ -346,7 +389,7 @@ async def reconcile(engine: Engine, face: Semel | AsyncSemel, limit: int) -> Rec
             found += 1
             recovery = _recovery_of(face, record)
             tried += recovery is not None
-            done = "left" if recovery is None else await _recover(engine, face, record, recovery)
+            done = "left" if recovery is None else await _recover(engine, face, record, recovery, failures)
             if done in counts:
                 counts[done] += 1
             elif len(left) < limit:
@@ -354,7 +397,7 @@ async def reconcile(engine: Engine, face: Semel | AsyncSemel, limit: int) -> Rec
         cursor = page.cursor
         if not cursor:
             break
-    return Reconciled(found=found, left=tuple(left), **counts)
+    return Reconciled(found=found, left=tuple(left), failures=tuple(failures), **counts)
 
 
 def _recovery_of(face: Semel | AsyncSemel, record: Record) -> Recovery | None:
@@ -364,42 +407,70 @@ def _recovery_of(face: Semel | AsyncSemel, record: Record) -> Recovery | None:
     return known.get((scope.operation, scope.tenant)) or known.get((scope.operation, None))
 
 
-async def _recover(engine: Engine, face: Semel | AsyncSemel, record: Record, recovery: Recovery) -> str:
+async def _recover(
+    engine: Engine,
+    face: Semel | AsyncSemel,
+    record: Record,
+    recovery: Recovery,
+    failures: list[tuple[str, Exception]],
+) -> str:
     """One lost run: probe it, or run its registered function again. "left" when a person must look."""
+    witness = Witness()
+    heard = msgspec.structs.replace(
+        recovery,
+        probe=None if recovery.probe is None else witness.heard(recovery.probe, check_probe),
+        resume=None if recovery.resume is None else witness.heard(recovery.resume),
+    )
+    try:
+        return await _tried(engine, face, record, heard)
+    except Exception as error:
+        theirs = witness.saw(error)
+        if not theirs and isinstance(error, StoreUnavailable | ConfigurationError):
+            raise  # the next record would fare no better
+        if theirs or not isinstance(error, _MEANWHILE) or getattr(error, "unreadable", False):
+            shown = "" if record.scope is None else record.scope.key
+            failures.append((shown, error))
+            if engine.emit is not None and record.scope is not None:
+                engine.emit(Unreconciled(record.scope, error))
+        stays = isinstance(error, SemelError) and not isinstance(error, ConfigurationError)
+        return "left" if stays else "failed"  # one operation's failure must not stop the others
+
+
+async def _tried(engine: Engine, face: Semel | AsyncSemel, record: Record, recovery: Recovery) -> str:
     scope = record.scope
     if scope is None:
         return "left"
-    given: dict[str, Any] = {"tenant": scope.tenant, "operation": scope.operation, **recovery.options}
+    # Whoever runs a key at this moment needs no recovery: nobody waits for him, whatever the face does.
+    given: dict[str, Any] = {
+        "tenant": scope.tenant,
+        "operation": scope.operation,
+        "wait": 0,
+        **recovery.options,
+    }
     if recovery.probe is not None:
         given["on_unknown"] = recovery.probe
-    try:
-        call = face._call(scope.key or "masked", recovery.resume, (record,), dict(given), claims=False)  # noqa: SLF001 - our own face
-        if call.scope.hash != scope.hash:
-            # The readable key was masked. A probe gets the record and needs no key, but whose record it is, nobody can tell.
-            if recovery.probe is None or not recovery.masked:
-                return "left"
-            call = msgspec.structs.replace(call, scope=scope)
-            return await _probe_only(engine, call, record, recovery.probe)
-        if recovery.resume is not None:
-            outcome = await engine.execute(call)
-            return "settled" if outcome.replayed else "resumed"
-        return "left" if recovery.probe is None else await _probe_only(engine, call, record, recovery.probe)
-    except SemelError:
-        return "left"
-    except Exception as error:  # noqa: BLE001 - one operation's failure must not stop the others
-        if engine.emit is not None:
-            engine.emit(error)
-        return "failed"
+    call = face._call(scope.key or "…", recovery.resume, (record,), dict(given), claims=False)  # noqa: SLF001 - our own face
+    if call.scope.hash != scope.hash:
+        # The readable key was masked. A probe gets the record and needs no key, but whose record it is, nobody can tell.
+        if recovery.probe is None or not recovery.masked:
+            return "left"
+        call = msgspec.structs.replace(call, scope=scope)
+        return await _probe_only(engine, call, record, recovery.probe, MaskedRun)
+    if recovery.resume is not None:
+        outcome = await engine.execute(call)
+        return "settled" if outcome.replayed else "resumed"
+    return "left" if recovery.probe is None else await _probe_only(engine, call, record, recovery.probe)
 
 
-async def _probe_only(engine: Engine, call: Call, record: Record, probe: Callable[..., Any]) -> str:
-    run = Run(engine, call, _ask_of(call, record), record, engine.runtime.interrupt())
+async def _probe_only(
+    engine: Engine, call: Call, record: Record, probe: Callable[..., Any], kind: type[Run] = Run
+) -> str:
+    run = kind(engine, call, _ask_of(call, record), record, engine.runtime.interrupt())
     token = _current.set(run.weak)
     try:
         answer = await engine.runtime.call(probe, (record,), {}, call.options.inline)
     finally:
         _current.reset(token)
-    check_probe(answer)
     if isinstance(answer, Found):
         return "settled" if await engine.settle_found(call, record, answer) is Answer.OK else "left"
     if answer is NOT_FOUND and record.policy is not model.Policy.HOLD:

@@ -27,6 +27,7 @@ __all__ = [
     "SecretRing",
     "check_fingerprint",
     "check_key",
+    "check_name",
     "check_namespace",
     "check_operation",
     "check_ref",
@@ -47,6 +48,7 @@ _DOWNSTREAM_DOMAIN: Final = b"semel/downstream/1\0"
 _NO_SECRET: Final = (
     b"semel/no-secret"  # public on purpose: without a secret the key is stable, not unguessable
 )
+_DEFAULTED: Final = frozenset({"tenant", "operation", "prefix"})
 _MIN_SECRET: Final = 16
 _MAX_HEADS: Final = 4096
 
@@ -79,10 +81,14 @@ def check_operation(operation: object) -> str:
     return _check("operation", operation)
 
 
+def check_name(what: str, name: object) -> str:
+    """As `check_key`, for a name inside of a run: `what` says whose."""
+    return _check(what, name)
+
+
 def _check(part: str, text: object) -> str:
     if not isinstance(text, str):
-        remedy = "pass its text form" if text is not None else "pass the text that identifies this action"
-        raise InvalidKey(f"{part} must be a str, not {type(text).__name__}: {remedy}")
+        raise InvalidKey(f"{part} must be a str, not {type(text).__name__}: {_remedy(part, text)}")
     exact = str.__str__(
         text
     )  # a subclass (StrEnum, a typed id) counts as its text, whatever its own __str__ says
@@ -99,6 +105,14 @@ def _check(part: str, text: object) -> str:
             "remove it, or use a hash of the text"
         )
     return exact
+
+
+def _remedy(part: str, text: object) -> str:
+    if text is not None:
+        return "pass its text form"
+    if part == "key":
+        return "pass the text that identifies this action"
+    return "pass the text, or leave it out to have the default" if part in _DEFAULTED else "pass its text"
 
 
 def _describe(char: str) -> str:

@@ -7,7 +7,7 @@ import os
 import threading
 from asyncio import current_task
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
 from inspect import CO_COROUTINE, isawaitable
 from typing import Any, Literal, TypeVar
@@ -18,7 +18,7 @@ from semel.coroutines import is_async
 from semel.errors import ConfigurationError
 from semel.run import run_or_none
 from semel.running import clock_of
-from semel.runtime import Interrupt, Parker, Ticker, stopped, ticked
+from semel.runtime import NO_INTERRUPT, Interrupt, Parker, Ticker, stopped, ticked
 
 __all__ = ["LoopRuntime", "is_async", "running_loop"]
 
@@ -33,6 +33,17 @@ def running_loop() -> asyncio.AbstractEventLoop:
             "AsyncSemel needs a running asyncio loop (asyncio or uvloop; trio is not supported): "
             "await it inside asyncio.run(...), or use Semel in plain code"
         ) from None
+
+
+_LOOK = 1.0  # so often a thread that waits for its loop looks whether that runs; seen twice as not running, it is given up
+
+
+def _stands_still() -> ConfigurationError:
+    return ConfigurationError(
+        "this function runs in a thread, and the event loop of its call does not run any more: what it asks of its run (a step, an "
+        "id) cannot be answered, and may not have been made. Let the loop run until its calls have ended: `await once.aclose()` "
+        "waits for them"
+    )
 
 
 _in_pool: ContextVar[bool] = ContextVar("semel_in_pool", default=False)
@@ -129,6 +140,10 @@ class _TaskInterrupt(msgspec.Struct, eq=False):
         if self._task is not None:
             self._task.uncancel()
 
+    @property
+    def is_here(self) -> bool:
+        return self._task is not None and self._task is current_task()
+
 
 class LoopRuntime:
     """One per running loop. `pool` is shared by the loops of a face and made when the first plain function comes."""
@@ -207,10 +222,22 @@ class LoopRuntime:
     async def _call_plain(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inline: bool
     ) -> Any:
-        value = fn(*args, **kwargs) if inline else await self._in_thread(fn, args, kwargs)
-        return await value if isawaitable(value) else value
+        value = fn(*args, **kwargs) if inline else await self.raw(fn, args, kwargs)
+        if not isawaitable(value):
+            return value
+        self._arm(fn)
+        return await value
 
-    async def _in_thread(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _arm(self, fn: Callable[..., Any]) -> None:
+        """A plain function gave a coroutine (`lambda: work()`): from here on a lost lease can cancel it, and does (R17)."""
+        run = run_or_none()
+        if run is None or run.call.fn is not fn or run.interrupt is not NO_INTERRUPT:
+            return
+        run.interrupt = self.interrupt()
+        if run.lease_lost and run.call.options.on_lease_lost == "cancel":
+            run.interrupt.fire()
+
+    async def raw(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # A step of a function that itself holds a thread of the pool gets a thread of its own: the pool may be full
         # of functions that all wait for their steps.
         nested = _in_pool.get()
@@ -239,9 +266,45 @@ class LoopRuntime:
             inside = asyncio.get_running_loop() is self.loop
         except RuntimeError:
             inside = False
-        if inside:
-            return coroutine
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+        return coroutine if inside else self._waited_for(coroutine)
+
+    def _waited_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Its value, from another thread. Refused when the loop does not run any more: nobody would ever answer."""
+        answer: Future[T] = Future()
+
+        def begin() -> None:
+            if answer.set_running_or_notify_cancel():
+                self._spawn(coroutine).add_done_callback(tell)
+
+        def tell(ended: asyncio.Task[T]) -> None:
+            if ended.cancelled():
+                answer.set_exception(CancelledError())
+            elif (error := ended.exception()) is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(ended.result())
+
+        try:
+            self.loop.call_soon_threadsafe(begin)
+        except RuntimeError:  # closed
+            coroutine.close()
+            raise _stands_still() from None
+        return self._told(answer, coroutine)
+
+    def _told(self, answer: Future[T], coroutine: Coroutine[Any, Any, T]) -> T:
+        ran = True
+        while True:
+            try:
+                return answer.result(_LOOK)
+            except TimeoutError:
+                if answer.done():
+                    return answer.result()
+            runs = self.loop.is_running()
+            if not (runs or ran):
+                if answer.cancel():
+                    coroutine.close()  # nothing of it has begun, and nothing will
+                raise _stands_still()
+            ran = runs
 
     async def join(self, threads: Collection[Any]) -> None:
         if threads:

@@ -15,7 +15,7 @@ from semel import keeping
 from semel.claims import AsyncClaim, Claim
 from semel.decorator import AsyncDecorator, Decorator, decorate
 from semel.errors import ConfigurationError, SemelWarning
-from semel.face import Face
+from semel.face import PLACE, Face
 from semel.flow import Engine
 from semel.guarantees import Guarantee
 from semel.keys import Scope
@@ -69,10 +69,15 @@ class Semel(Face):
 
     def _make_engine(self) -> Engine:
         with self._lock:  # of two first callers one makes it
-            if self._made is None:
+            engine = self._made
+            if engine is None:
                 self._door.check()
-                self._made = self._engine_for(ThreadRuntime())
-            return self._made
+                engine = self._made = self._engine_for(ThreadRuntime())
+        if self._door.closed:  # looked at last: whoever closes it from here on finds what was made
+            self._made = None
+            engine.stop()
+            self._door.check()
+        return engine
 
     def execute(self, key: str, fn: Callable[..., T], /, *args: Any, **options: Any) -> Outcome[T]:
         """Run `fn(*args, **kwargs)` once for this key, or give back what it gave.
@@ -98,9 +103,10 @@ class Semel(Face):
     def once(self, *misplaced: object, **options: Any) -> Decorator:
         """Decorate a function, method or handler class (`method="handle"`) so that it runs once per key.
 
-        `key=` and `request=` are field paths over the arguments ("cmd.request_id") or callables that get the same
-        arguments; without `key` the same arguments are the same action. Other options as in `execute`. The decorated
-        function returns the value; its `.outcome(...)` returns the Outcome.
+        `key=`, `request=` and `tenant=` are field paths over the arguments ("cmd.request_id", "self.id") or callables that get
+        the same arguments (and the object first, if they call it self); without `key` the same arguments are the same action,
+        whatever the object. Other options as in `execute`. The decorated function returns the value; its `.outcome(...)`
+        returns the Outcome.
         """
         decorator: Decorator = decorate(self, misplaced, options)
         return decorator
@@ -132,7 +138,7 @@ class Semel(Face):
 
         As for resolve, forget and history, the `scope` of a record that was found names it too, though its key be masked.
         """
-        return run_sync(keeping.peek(self._engine(), self._about(key, where)))
+        return run_sync(keeping.peek(self._engine(), self._about(key, where, PLACE)))
 
     def find(
         self,
@@ -149,6 +155,7 @@ class Semel(Face):
         Redis can list what is in its index: those three, and with index={"ref"} what has a ref. SQL and memory list all states.
         `abandoned=True`: only runs whose lease is over.
         """
+        self._warn_if_off(3)
         query = keeping.query_for(states, tenant, operation, ref, limit, abandoned=abandoned)
         return run_sync(keeping.find(self._engine(), query, self._prefix))
 
@@ -160,6 +167,7 @@ class Semel(Face):
         value: Any = _UNSET,
         error: BaseException | str | None = None,
         release: bool = False,
+        correct: bool = False,
         actor: str = "anonymous",
         reason: str = "",
         **where: Any,
@@ -168,10 +176,12 @@ class Semel(Face):
 
         Actor and reason are kept in the audit trail (`history`). Refused for a live run and for a second word.
         A release makes steps that were only started possible again; those that are finished stay. The outcome is kept for
-        this face's own retention and tombstone, which need not be those of the call: say them, if so.
-        `where`: tenant=, operation=, result_type=, retention=, tombstone=.
+        this face's own retention and tombstone, which need not be those of the call: say them, if so. A done record that its
+        function cannot read is repaired by value= and the function's result_type=; correct=True replaces a value that a
+        person gave before. `where`: tenant=, operation=, result_type=, retention=, tombstone=.
         """
-        verdict = keeping.word(value, error, has_value=value is not _UNSET, release=release)
+        has_value = value is not _UNSET
+        verdict = keeping.word(value, error, has_value=has_value, release=release, correct=correct)
         run_sync(keeping.resolve(self._engine(), self._about(key, where), verdict, actor, reason))
 
     def forget(
@@ -182,7 +192,7 @@ class Semel(Face):
 
     def history(self, key: str | Scope, /, **where: Any) -> list[Event]:
         """Who changed this key by hand, when and why."""
-        return run_sync(keeping.history(self._engine(), self._about(key, where)))
+        return run_sync(keeping.history(self._engine(), self._about(key, where, PLACE)))
 
     def purge(self, *, limit: int | None = None, batch: int = 1_000) -> int:
         """Remove what has expired, in batches; the count."""
@@ -244,10 +254,10 @@ class AsyncSemel(Face):
         if engine is None:
             engine = self._make_engine(loop)
         self._last = (weakref.ref(loop), engine)
-        if (
-            self._door.closed
-        ):  # looked at last: whoever closes it from here on forgets what is remembered here
+        if self._door.closed:
+            # Looked at last: whoever closes it from here on forgets what is remembered here.
             self._last = None
+            engine.stop()
             self._door.check()
         return engine
 
@@ -296,9 +306,10 @@ class AsyncSemel(Face):
     def once(self, *misplaced: object, **options: Any) -> AsyncDecorator:
         """Decorate a function, method or handler class (`method="handle"`) so that it runs once per key.
 
-        `key=` and `request=` are field paths over the arguments ("cmd.request_id") or callables that get the same
-        arguments; without `key` the same arguments are the same action. Other options as in `execute`. The decorated
-        function returns the value; its `.outcome(...)` returns the Outcome.
+        `key=`, `request=` and `tenant=` are field paths over the arguments ("cmd.request_id", "self.id") or callables that get
+        the same arguments (and the object first, if they call it self); without `key` the same arguments are the same action,
+        whatever the object. Other options as in `execute`. The decorated function returns the value; its `.outcome(...)`
+        returns the Outcome.
         """
         decorator: AsyncDecorator = decorate(self, misplaced, options)
         return decorator
@@ -332,7 +343,7 @@ class AsyncSemel(Face):
 
         As for resolve, forget and history, the `scope` of a record that was found names it too, though its key be masked.
         """
-        return await keeping.peek(self._engine(), self._about(key, where))
+        return await keeping.peek(self._engine(), self._about(key, where, PLACE))
 
     async def find(
         self,
@@ -349,6 +360,7 @@ class AsyncSemel(Face):
         Redis can list what is in its index: those three, and with index={"ref"} what has a ref. SQL and memory list all states.
         `abandoned=True`: only runs whose lease is over.
         """
+        self._warn_if_off(3)
         query = keeping.query_for(states, tenant, operation, ref, limit, abandoned=abandoned)
         return await keeping.find(self._engine(), query, self._prefix)
 
@@ -360,6 +372,7 @@ class AsyncSemel(Face):
         value: Any = _UNSET,
         error: BaseException | str | None = None,
         release: bool = False,
+        correct: bool = False,
         actor: str = "anonymous",
         reason: str = "",
         **where: Any,
@@ -368,10 +381,12 @@ class AsyncSemel(Face):
 
         Actor and reason are kept in the audit trail (`history`). Refused for a live run and for a second word.
         A release makes steps that were only started possible again; those that are finished stay. The outcome is kept for
-        this face's own retention and tombstone, which need not be those of the call: say them, if so.
-        `where`: tenant=, operation=, result_type=, retention=, tombstone=.
+        this face's own retention and tombstone, which need not be those of the call: say them, if so. A done record that its
+        function cannot read is repaired by value= and the function's result_type=; correct=True replaces a value that a
+        person gave before. `where`: tenant=, operation=, result_type=, retention=, tombstone=.
         """
-        verdict = keeping.word(value, error, has_value=value is not _UNSET, release=release)
+        has_value = value is not _UNSET
+        verdict = keeping.word(value, error, has_value=has_value, release=release, correct=correct)
         await keeping.resolve(self._engine(), self._about(key, where), verdict, actor, reason)
 
     async def forget(
@@ -382,7 +397,7 @@ class AsyncSemel(Face):
 
     async def history(self, key: str | Scope, /, **where: Any) -> list[Event]:
         """Who changed this key by hand, when and why."""
-        return await keeping.history(self._engine(), self._about(key, where))
+        return await keeping.history(self._engine(), self._about(key, where, PLACE))
 
     async def purge(self, *, limit: int | None = None, batch: int = 1_000) -> int:
         """Remove what has expired, in batches; the count."""

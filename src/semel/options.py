@@ -31,6 +31,7 @@ __all__ = [
     "resolve",
     "seconds",
     "switch",
+    "unknown_option",
 ]
 
 Duration = float | int | timedelta
@@ -71,6 +72,10 @@ class Release(msgspec.Struct, frozen=True):
     """An `on_error` decision: free the key, but let nobody try again before `after` seconds."""
 
     after: Duration = 0.0
+
+    def __post_init__(self) -> None:
+        if type(self.after) is not float or not 0.0 <= self.after < inf:
+            release_delay(self)
 
 
 OnErrorWord = Literal["release", "hold", "replay"]
@@ -148,7 +153,7 @@ def resolve(defaults: Options, given: Mapping[str, Any]) -> Options:
     changes: dict[str, Any] = {}
     for name, value in given.items():
         if name not in Options.__struct_fields__:
-            raise _unknown_option(name)
+            raise unknown_option(name)
         check = _CHECKS.get(name)
         changes[name] = value if check is None else check(value)
     return msgspec.structs.replace(defaults, **changes)
@@ -157,8 +162,9 @@ def resolve(defaults: Options, given: Mapping[str, Any]) -> Options:
 OF_A_CALL = ("request", "fields", "fingerprint", "kwargs", "labels", "readable")
 
 
-def _unknown_option(name: str) -> ConfigurationError:
-    known = (*Options.__struct_fields__, *OF_A_CALL)
+def unknown_option(name: str, more: tuple[str, ...] = ()) -> ConfigurationError:
+    """`more` are options that this kind of call has besides."""
+    known = tuple(dict.fromkeys((*more, *Options.__struct_fields__, *OF_A_CALL)))
     close = get_close_matches(name, known, 1)
     guess = f"did you mean {close[0]!r}? " if close else ""
     return ConfigurationError(

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-import msgspec
-
+from semel import forks
 from semel.calls import name_of
 from semel.debts import Debts
-from semel.errors import NotRecorded, StoreUnavailable
+from semel.errors import LeaseLost, NotRecorded, StoreUnavailable
 from semel.heart import Heart
 from semel.hooks import Emit, Unrecorded
-from semel.model import Answer, Settle
+from semel.model import Answer, Kind, Settle
 from semel.points import reach
 from semel.posting import Poster
 from semel.run import Run
 from semel.runtime import Runtime
+from semel.shrinking import refuses_the_value, shrunk
 from semel.store import Store
+from semel.turns import quiet
 
-__all__ = ["TOO_LARGE", "Recorder"]
-
-TOO_LARGE = "too large"
+__all__ = ["Recorder"]
 
 
 class Recorder:
@@ -50,7 +50,18 @@ class Recorder:
         self._poster = poster
 
     async def record(self, run: Run, end: Settle, value: Any) -> None:
-        """Store the end of a run. Raises LeaseLost or NotRecorded, never leaves it undecided in silence."""
+        """Store the end of a run. Raises LeaseLost or NotRecorded, never leaves it undecided in silence.
+
+        A key is not freed under a step of its run: then it is stored when that has ended, and nobody waits for it (R4).
+        """
+        if run.epoch != forks.epoch:
+            run.check_process()
+        if run.in_flight or run._threads:  # noqa: SLF001 - as `busy`, at less cost
+            frees = end.kind is Kind.RELEASED or end.kind is Kind.UNKNOWN
+            if frees:
+                run.leave()
+                self._runtime.background(self._record_when_quiet(run, end))
+                return
         run.settling = True
         until = self._runtime.now() + self._settle_timeout
         answer: Answer | Exception | None
@@ -81,6 +92,11 @@ class Recorder:
             self._debts.ended(run.ask, end)
         reach("settle.stored")
 
+    async def _record_when_quiet(self, run: Run, end: Settle) -> None:
+        await quiet(run, self._runtime)
+        with suppress(NotRecorded, LeaseLost):  # hooks are told; whoever ended the run has gone
+            await self.record(run, self._debts.whole(run, end), None)
+
     async def _persist(
         self, run: Run, end: Settle, value: Any, answer: Answer | Exception | None, until: float
     ) -> None:
@@ -93,9 +109,9 @@ class Recorder:
                 if await self._debts.accepted(run, answer):
                     return
                 answer = StoreUnavailable("the record was gone; it was claimed again")
-            elif not isinstance(answer, StoreUnavailable) and (end.result or end.ref):
-                # The store refuses this very result (too big for a packet, say): keep at least the fact.
-                end = msgspec.structs.replace(end, result=b"", ref=None, marker=TOO_LARGE)
+                end = self._debts.whole(run, end)
+            elif refuses_the_value(answer):
+                end = shrunk(end)  # too big for a packet, say
             if self._runtime.now() >= until:
                 goes_on = self._debts.owe(run, end)
                 raise self._not_recorded(run, value, answer, goes_on=goes_on)

@@ -215,6 +215,8 @@ class Unknown(msgspec.Struct, frozen=True, tag=True, gc=False):
     record: Record | None
     policy: Policy
     unreadable: bool = False
+    reason: str = ""
+    """Why it cannot be read, and what to do about it, where more is known than that."""
 
 
 Verdict = Won | Replay | Busy | Mismatch | Expired | Unknown

@@ -10,9 +10,10 @@ from weakref import ref
 
 import msgspec
 
-from semel import steps
+from semel import forks, steps
 from semel.errors import CodecError, ConfigurationError
 from semel.keys import check_ref
+from semel.runtime import NO_INTERRUPT
 
 if TYPE_CHECKING:
     from semel.calls import Call
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
     from semel.flow import Engine
     from semel.keys import Scope
     from semel.model import Ask, Record
-    from semel.runtime import Interrupt, Parker
+    from semel.runtime import Interrupt
+    from semel.store import Store
+    from semel.turns import Turn
 
-__all__ = ["CONSUMED", "AsyncRun", "Outcome", "Run", "current_run", "not_kept", "run_or_none"]
+__all__ = ["CONSUMED", "AsyncRun", "MaskedRun", "Outcome", "Run", "current_run", "not_kept", "run_or_none"]
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -90,7 +93,8 @@ class Outcome(msgspec.Struct, Generic[T_co]):
             )
             raise CodecError(
                 f"the effect happened and is not run again, but its result was not kept ({self.marker}); "
-                f"ref={self.ref!r}. {remedy}, or let the function set a ref with run.set_ref(...)"
+                f"ref={self.ref!r}. {remedy}, or let the function set a ref with run.set_ref(...)",
+                recorded=True,
             )
         return self._value
 
@@ -107,17 +111,22 @@ class Run:
         "_engine",
         "_known",
         "_labels",
+        "_minted",
         "_raw_steps",
         "_started",
         "_threads",
         "ask",
         "attempt",
         "call",
+        "detached",
         "due",
+        "epoch",
         "in_flight",
+        "inherits_ref",
         "interrupt",
         "lease_at_risk",
         "lease_lost",
+        "parent",
         "policy",
         "ref",
         "secret_id",
@@ -132,19 +141,26 @@ class Run:
     def __init__(self, engine: Engine, call: Call, ask: Ask, record: Record, interrupt: Interrupt) -> None:
         self._engine = engine
         self.weak = ref(self)
+        self.parent = _current.get(None)
         self.call = call
         self.ask = ask
         self.attempt = record.attempts
         self.token = record.token
         self.policy = record.policy  # the stricter of what was stored and what this caller asked for
         self.ref = record.ref
+        self.inherits_ref = True
+        """What an attempt that failed has left behind gives way to what this one makes."""
         self.secret_id = record.secret_id
         self.interrupt = interrupt
         self.lease_lost = False
         self.lease_at_risk = False
         self.settling = False
         self._threads: set[Any] | None = None
-        self.in_flight: dict[str, list[Parker]] = {}
+        self._minted: dict[str, str] | None = None
+        self.in_flight: dict[str, Turn] = {}
+        self.detached = False
+        """Its function runs on without its caller."""
+        self.epoch = forks.epoch
         self.stuck = False
         self.unheard: Exception | None = None
         """The store did not answer a step or an id: this very error says nothing about the function."""
@@ -167,7 +183,44 @@ class Run:
         return self._threads
 
     @property
+    def busy(self) -> bool:
+        """Whether something of it is under way: a step, or a thread that was left by its caller."""
+        return bool(self.in_flight or self._threads)
+
+    def leave(self) -> None:
+        """Its function has ended: it takes no more steps, and a lost lease cancels nobody, who does something else by now."""
+        self.settling = True
+        self.interrupt = NO_INTERRUPT
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this is a child that its function has forked. The parent runs on, and speaks for it alone (R29)."""
+        return self.epoch != forks.epoch
+
+    def check_process(self) -> None:
+        if self.foreign:
+            raise ConfigurationError(
+                f"{self.scope!r} is run by the process that this one was forked from, which records its steps and its outcome: leave "
+                "a forked child with os._exit(), or let multiprocessing start it"
+            )
+
+    @property
+    def minted(self) -> dict[str, str]:
+        """Ids that were made here, by name: one whose note had no answer may be stored, and is the one to be told."""
+        if self._minted is None:
+            self._minted = {}
+        return self._minted
+
+    def is_kept_by(self, scope: Scope, store: Store) -> bool:
+        """Whether it runs this key there, as far as it knows, and cannot end while this code waits. Another task may."""
+        if self.ask.scope.hash != scope.hash or self._engine.bench.store is not store:
+            return False
+        here = self.colour == "sync" or self.interrupt.is_here
+        return here and not self.settling and not self.lease_lost
+
+    @property
     def key(self) -> str:
+        """Where a `reconcile` probes a record whose key is masked, as much as the record says of it: it has a "…"."""
         return self.call.key
 
     @property
@@ -199,16 +252,36 @@ class Run:
     def has_steps(self) -> bool:
         return bool(self._raw_steps) or bool(self._known)
 
+    def summary(self) -> bytes | None:
+        """What is kept of its steps when it is done. Those that cannot be read stay as they are: the effect has happened."""
+        try:
+            return steps.summarize(self.steps)
+        except CodecError:
+            return None
+
+    def all_steps(self) -> bytes | None:
+        """As a record of its own has them; None if they cannot be read."""
+        try:
+            return b"".join(map(steps.encode, tuple(self.steps.values())))
+        except CodecError:
+            return None
+
     def clock(self) -> float:
         """The store's time, as far as this process can tell: its answer to the claim plus what passed since."""
         return self._started + (self._engine.runtime.now() - self.won_at)
 
     def set_ref(self, ref: str) -> None:
-        """Keep a small stable pointer to the result; it is stored with the outcome."""
+        """Keep a small stable pointer to the result; it is stored with the outcome, and refused after that."""
+        if self.settling and not self.busy:  # a step that is under way may still say it
+            raise ConfigurationError(f"{self.scope!r} has ended: it takes no ref any more ({ref!r})")
         self.ref = check_ref(ref)
+        self.inherits_ref = False
 
     def downstream_key(self, name: str) -> str:
-        """A key for an outside service: the same on every attempt of this scope, another one for another name."""
+        """A key for an outside service: the same on every attempt of this scope, another one for another name.
+
+        Raises ConfigurationError in a probe of a record whose key is masked (`recovery(…, masked=True)`): nobody knows it there.
+        """
         return self._engine.secrets.derive(self.secret_id, self.tenant, self.operation, self.key, name)
 
     # A coroutine function is a step of a coroutine (elsewhere it is refused, or its value waited for).
@@ -252,6 +325,7 @@ class Run:
         Await it in a coroutine. `hold` and a probe as `on_unknown` leave a mark before `fn` starts. Without one a step is
         as its call, but a probe of the call knows nothing of its steps: under one they are held.
         """
+        self.check_process()
         step = self._engine.stepper.step(self, name, fn, args, kwargs or {}, request, result_type, on_unknown)
         return self._engine.runtime.drive(step)
 
@@ -260,11 +334,24 @@ class Run:
 
         In a coroutine it is awaited, so its type is Any here; `current_async_run()` has the exact one.
         """
+        self.check_process()
         minted = self._engine.stepper.new_id(self, kind, kind if name is None else name)
         return self._engine.runtime.drive(minted)
 
     def __repr__(self) -> str:
         return f"<Run {self.scope!r} attempt {self.attempt}>"
+
+
+class MaskedRun(Run):
+    """A lost run whose key is masked, as its probe sees it."""
+
+    __slots__ = ()
+
+    def downstream_key(self, name: str) -> str:
+        raise ConfigurationError(
+            f"the key of this record is masked ({self.key}), and downstream_key({name!r}) of a masked one would be another key than "
+            "the run's: keep the downstream key with the record, as its ref (run.set_ref) or a label, and look for that"
+        )
 
 
 class AsyncRun(Protocol):

@@ -73,6 +73,11 @@ class Interrupt(Protocol):
     @property
     def fired(self) -> bool: ...
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this very code is what it would cancel."""
+        ...
+
     def fire(self) -> None: ...
 
     def absorb(self) -> None:
@@ -123,6 +128,10 @@ class Runtime(Protocol):
         """To be awaited at once. What `fn` raises may come from here or from the wait."""
         ...
 
+    async def raw(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a plain function returns, whatever that is; where it `detaches`, from its thread."""
+        ...
+
     def drive(self, coroutine: Coroutine[Any, Any, T]) -> Any:
         """Give a coroutine to user code of this colour: its value, or the coroutine to await."""
         ...
@@ -152,6 +161,7 @@ class _ThreadParker:
 class _NoInterrupt:
     __slots__ = ()
     fired = False
+    is_here = False
 
     def fire(self) -> None:
         """A thread cannot be cancelled: the run learns of it by `run.lease_lost`, its caller by LeaseLost."""
@@ -306,7 +316,7 @@ class ThreadRuntime:
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inline: bool
     ) -> Any:
         del inline
-        try:
+        try:  # as `raw`, without a coroutine more around every call
             value = fn(*args, **kwargs)
         except StopIteration as error:
             raise stopped(error) from error
@@ -316,6 +326,12 @@ class ThreadRuntime:
                 "the function returned a coroutine, which Semel cannot run: use AsyncSemel"
             )
         return value
+
+    async def raw(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        except StopIteration as error:
+            raise stopped(error) from error
 
     def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return run_sync(coroutine)

@@ -10,6 +10,7 @@ from typing import Any
 from semel.calls import clean
 from semel.coroutines import refuse_async
 from semel.errors import ConfigurationError
+from semel.hosts import scheme_of
 from semel.options import OF_A_CALL, Options
 from semel.store import Settings
 
@@ -23,7 +24,21 @@ __all__ = [
     "checked_store_settings",
 ]
 
-_REDIS_ONLY = {"acks": "a number of replicas to wait for", "index": "an index for look-ups"}
+# What only some stores know, and which. `table` and `create` are not among them: one configuration serves all stores, and where
+# there are no tables there is nothing to name or to make.
+_OF_SOME: Mapping[str, tuple[str, frozenset[str]]] = {
+    "acks": ("a number of replicas to wait for on Redis", frozenset({"redis"})),
+    "index": ("an index for look-ups on Redis", frozenset({"redis"})),
+    "capacity": ("how many records memory:// holds", frozenset({"memory"})),
+}
+_FAMILIES: Mapping[str, str] = {
+    "memory": "memory",
+    **dict.fromkeys(("sqlite", "sqlite3"), "sqlite"),
+    **dict.fromkeys(("postgresql", "postgres", "asyncpg", "psycopg", "psycopg_pool"), "postgresql"),
+    **dict.fromkeys(("mysql", "mariadb", "asyncmy", "pymysql"), "mysql"),
+    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys", "unix"), "redis"),
+}
+_DEFAULTS = Settings()
 _MOST_LABELS = 64
 
 
@@ -75,14 +90,26 @@ def checked_store_settings(settings: Settings, source: object) -> Settings:
     """Options that only some stores know are refused by the others, not dropped in silence."""
     if not isinstance(settings.table, str):
         raise ConfigurationError(f"table must be a name, not {settings.table!r}")
-    scheme = source.partition(":")[0].partition("+")[0] if isinstance(source, str) else ""
-    if scheme and scheme not in ("redis", "rediss", "valkey", "valkeys", "unix"):
-        for name, meaning in _REDIS_ONLY.items():
-            if getattr(settings, name):
-                raise ConfigurationError(
-                    f"{name} is {meaning} on Redis; a {scheme} store does not know it: leave it out"
-                )
+    for name, (meaning, _) in _OF_SOME.items():
+        if getattr(settings, name) != getattr(_DEFAULTS, name) and not _knows(source, name):
+            raise ConfigurationError(
+                f"{name} is {meaning}; a {_kind_of(source)} store does not know {name}=: leave it out"
+            )
     return settings
+
+
+def _knows(source: object, name: str) -> bool:
+    """Whether a store that is opened from this does something with that setting; a store of your own may."""
+    family = _FAMILIES.get(_kind_of(source))
+    return family is None or name not in _OF_SOME or family in _OF_SOME[name][1]
+
+
+def _kind_of(source: object) -> str:
+    """The scheme of a URL, the database of an engine, the package of a client; something unknown for a store of your own."""
+    if isinstance(source, str):
+        return scheme_of(source).partition("+")[0]
+    package = type(source).__module__.partition(".")[0]
+    return str(getattr(getattr(source, "dialect", None), "name", "")) if package == "sqlalchemy" else package
 
 
 def checked_ring(keys: Any) -> Any:

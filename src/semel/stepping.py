@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from inspect import isawaitable, iscoroutine
 from typing import Any
+
+import msgspec
 
 from semel import ids, steps
 from semel.calls import LAZY, name_of, not_run, refuse_generator
 from semel.codec import Codec
+from semel.coroutines import refuse_async
 from semel.debts import Debts
 from semel.errors import (
     CodecError,
@@ -16,22 +21,54 @@ from semel.errors import (
     KeyMismatch,
     LeaseLost,
     OutcomeUnknown,
+    SemelError,
     StoreUnavailable,
 )
-from semel.keys import check_key, fingerprint
+from semel.keys import check_name, fingerprint
 from semel.model import Answer, Note
 from semel.options import NOT_FOUND, Found, check_probe, checked_policy
 from semel.points import reach
 from semel.results import codec_for
 from semel.run import Run
-from semel.runtime import Parker, Runtime
+from semel.runtime import Runtime
 from semel.store import Store
+from semel.turns import Turn, inside
 
 __all__ = ["Stepper"]
 
-_TOO_LARGE = "too large"
-_inside: ContextVar[tuple[list[Parker], ...]] = ContextVar("semel_steps", default=())
-"""The steps that this code is a part of, each by the list of those who wait for it."""
+_TOO_LARGE, _REFUSED = "too large", "refused"
+_NOT_KEPT = {
+    _TOO_LARGE: f"too large: the steps of a run hold at most {steps.MAX_BYTES} bytes together",
+    _REFUSED: "more than the store takes",
+}
+"""Why the result of a step was not kept, by its marker."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A step that is asked for, with everything checked."""
+
+    run: Run
+    turn: Turn
+    name: str
+    fn: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    codec: Codec
+    wanted: str
+    policy: Any
+    marked: bool = False
+    """This attempt has written that it starts it."""
+
+
+@dataclass(slots=True)
+class _Made:
+    """What a thread has made of a step."""
+
+    value: Any
+    promised: bool = False
+    """Whoever asked has to wait for it himself: a coroutine can be stopped, wherever it comes from."""
+    error: BaseException | None = None
 
 
 class Stepper:
@@ -52,12 +89,14 @@ class Stepper:
         result_type: Any,
         on_unknown: Any,
     ) -> Any:
-        check_key(name)
+        check_name("the name of a step", name)
         if not callable(fn):
             raise ConfigurationError(
                 f"step {name!r} needs a function, not {fn!r}: run.step(name, fn, *arguments)"
             )
         refuse_generator(fn)
+        if self._runtime.colour == "sync":
+            refuse_async(f"step {name!r}", fn, "use AsyncSemel to run it")
         if on_unknown is not None:
             checked_policy(on_unknown, plain=self._runtime.colour == "sync")
         if name.startswith("id:"):
@@ -66,47 +105,25 @@ class Stepper:
             )
         codec = codec_for(fn, result_type)
         wanted = "" if request is None else fingerprint(request)
-        mine = await self._alone(run, name)
-        outer = _inside.set((*_inside.get(), mine))
+        turn = Turn(run, name)
         try:
-            known = run.steps.get(name)
-            if known is not None and wanted and known.fingerprint and wanted != known.fingerprint:
-                raise KeyMismatch(f"step {name!r} of {name_of(run.call)} was made with another request")
-            if known is not None and known.phase == "done":
-                return self._remembered(run, known, codec)
-            policy = _inherited(run) if on_unknown is None else on_unknown
-            return await self._make(run, name, fn, args, kwargs, codec, wanted, policy, known)
+            await turn.take(self._runtime)
+            with inside(turn):
+                known = run.steps.get(name)
+                if known is not None and wanted and known.fingerprint and wanted != known.fingerprint:
+                    raise KeyMismatch(f"step {name!r} of {name_of(run.call)} was made with another request")
+                if known is not None and known.phase == "done":
+                    return self._remembered(run, known, codec)
+                policy = _inherited(run) if on_unknown is None else on_unknown
+                asked = _Asked(run, turn, name, fn, args, kwargs, codec, wanted, policy)
+                return await self._make(asked, known)
         finally:
-            _inside.reset(outer)
-            self._next(run, name)
-
-    async def _alone(self, run: Run, name: str) -> list[Parker]:
-        """One name, one step, also for callers at the same time: the others wait for the first and get its result."""
-        mine: list[Parker] = []
-        while (waiting := run.in_flight.setdefault(name, mine)) is not mine:
-            if any(waiting is each for each in _inside.get()):
-                raise ConfigurationError(
-                    f"step {name!r} of {name_of(run.call)} is used inside of itself, and cannot wait for its own end: give "
-                    "the inner one another name"
-                )
-            parker = self._runtime.parker()
-            waiting.append(parker)
-            await parker.park(1.0)
-        return mine
-
-    @staticmethod
-    def _next(run: Run, name: str) -> None:
-        for parker in run.in_flight.pop(name, ()):
-            parker.wake()
+            turn.leave()
 
     @staticmethod
     def _remembered(run: Run, known: steps.Step, codec: Codec) -> Any:
         if not known.value:
-            why = (
-                f"too large: the steps of a run hold at most {steps.MAX_BYTES} bytes together"
-                if known.marker == _TOO_LARGE
-                else "one that cannot be encoded"
-            )
+            why = _NOT_KEPT.get(known.marker, "one that cannot be encoded")
             raise CodecError(
                 f"step {known.name!r} of {name_of(run.call)} is done and is not made again, but its result was not kept: it "
                 f"was {why}. Catch this error and look the result up where the step has made it; let the step return a ref (an "
@@ -114,46 +131,64 @@ class Stepper:
             )
         return codec.decode(known.value)
 
-    async def _make(
-        self,
-        run: Run,
-        name: str,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        codec: Codec,
-        wanted: str,
-        policy: Any,
-        known: steps.Step | None,
-    ) -> Any:
+    async def _make(self, asked: _Asked, known: steps.Step | None) -> Any:
+        run, name, policy = asked.run, asked.name, asked.policy
         if known is not None:
-            found = await self._probe_step(run, name, policy, args)
+            found = await self._probe_step(run, name, policy, asked.args)
             if found is not None:
-                await self._note(
-                    run, steps.Step(name, "done", run.clock(), codec.encode(found.value), wanted)
-                )
+                value = asked.codec.encode(found.value)
+                await self._note(run, steps.Step(name, "done", run.clock(), value, asked.wanted))
                 return found.value
-        elif policy != "retry":
-            await self._note(run, steps.Step(name, "started", run.clock(), b"", wanted))
+        self._check_number(run, name)
         self._check_room(run, name, 0)
         self._check_owner(run, name)
+        if known is None and policy != "retry":
+            await self._note(run, steps.Step(name, "started", run.clock(), b"", asked.wanted))
+            asked.marked = True
+            await self._check_still_owner(asked)
         reach("step.started")
-        value = await self._runtime.call(fn, args, kwargs, run.call.options.inline)
+        if not self._runtime.detaches(asked.fn, run.call.options.inline):
+            return await self._kept(asked, await self._called(asked))
+        made = await self._runtime.detach(self._left_alone(asked))
+        if made.error is not None:
+            raise made.error
+        return await self._kept(asked, await made.value) if made.promised else made.value
+
+    def _called(self, asked: _Asked) -> Awaitable[Any]:
+        if self._runtime.colour == "sync":
+            return self._runtime.raw(asked.fn, asked.args, asked.kwargs)
+        return self._runtime.call(asked.fn, asked.args, asked.kwargs, asked.run.call.options.inline)
+
+    async def _left_alone(self, asked: _Asked) -> _Made:
+        """A thread cannot be stopped. Its result is remembered, and its name taken, though whoever asked for it has gone."""
+        turn = asked.turn
+        turn.alone = True
+        try:
+            value = await self._runtime.raw(asked.fn, asked.args, asked.kwargs)
+            if not isawaitable(value):
+                return _Made(await self._kept(asked, value))
+            if not turn.left:
+                turn.alone = False
+                return _Made(value, promised=True)
+            if iscoroutine(value):
+                value.close()
+            return _Made(None)
+        except (KeyboardInterrupt, SystemExit) as error:
+            return _Made(None, error=error)  # raised here it would end the loop, before the run is settled
+        finally:
+            if turn.alone:
+                turn.end()
+
+    async def _kept(self, asked: _Asked, value: Any) -> Any:
+        """The value of a step that has been made, remembered."""
+        run = asked.run
         if value.__class__ in LAZY:
+            await self._take_back(asked)
             raise not_run(run.call, value)
         reach("step.returned")
-        problem: Exception | None = None
-        marker = ""
+        done, problem = self._done(run, asked.name, value, asked.codec, asked.wanted)
         try:
-            data = codec.encode(value)
-            self._check_room(run, name, len(data))
-        except (CodecError, ConfigurationError) as error:
-            # The effect has happened: remember that much, so that it is never made again.
-            data, problem = b"", error
-            marker = _TOO_LARGE if isinstance(error, ConfigurationError) else ""
-        done = steps.Step(name, "done", run.clock(), data, wanted, marker)
-        try:
-            await self._keep(run, done)
+            problem = await self._keep(run, done) or problem
         except Exception:
             raise
         except BaseException:
@@ -165,16 +200,48 @@ class Stepper:
             raise problem
         return value
 
-    async def _keep(self, run: Run, done: steps.Step) -> None:
-        """The step's effect has happened: offer its note until the store takes it, or `settle_timeout` is over."""
+    async def _take_back(self, asked: _Asked) -> None:
+        """Nothing of the step has run: its mark, if there is one, would make everybody believe that it may have."""
+        if asked.marked:
+            with suppress(SemelError):  # then the mark stays, which is the careful answer
+                await self._note(asked.run, steps.taken_back(asked.name, asked.run.clock()))
+
+    def _done(
+        self, run: Run, name: str, value: Any, codec: Codec, wanted: str
+    ) -> tuple[steps.Step, Exception | None]:
+        """The effect has happened: what is remembered of it, at least that much, and why not its result."""
+        data, marker = b"", ""
+        problem: Exception | None = None
+        try:
+            data = codec.encode(value)
+            self._check_room(run, name, len(data))
+        except CodecError as error:
+            problem = error
+        except ConfigurationError as error:
+            data, marker, problem = b"", _TOO_LARGE, error
+        return steps.Step(name, "done", run.clock(), data, wanted, marker), problem
+
+    async def _keep(self, run: Run, done: steps.Step) -> CodecError | None:
+        """Offer the note of an effect until the store takes it, or `settle_timeout` is over.
+
+        A result that the store refuses is left out, and the refusal returned: the effect is never made again.
+        """
         until = self._runtime.now() + self._settle_timeout
         pause = 0.02
+        refusal: CodecError | None = None
         while True:
             try:
-                return await self._note(run, done)
+                await self._note(run, done)
             except StoreUnavailable:
                 if self._runtime.now() >= until:
                     raise
+            except CodecError as error:
+                if not done.value:
+                    raise
+                refusal, done = error, msgspec.structs.replace(done, value=b"", marker=_REFUSED)
+                continue
+            else:
+                return refusal
             await self._runtime.sleep(min(pause, max(0.0, until - self._runtime.now())))
             pause = min(pause * 2, 0.5)
 
@@ -201,22 +268,39 @@ class Stepper:
 
     async def new_id(self, run: Run, kind: str, name: str) -> str:
         if name != kind:
-            check_key(name)
+            check_name("the name of an id", name)
         label = f"id:{name}"
-        await self._alone(run, label)
+        turn = Turn(run, label)
         try:
+            await turn.take(self._runtime)
             known = run.steps.get(label)
             if known is None:
-                text = ids.mint(kind, int(run.clock() * 1000), self._runtime.entropy(10)).text
+                text = self._minted(run, kind, label)
+                self._check_number(run, label)
                 self._check_room(run, label, len(text))
                 await self._note(run, steps.Step(label, "id", run.clock(), text.encode()))
             else:
                 text = ids.parse(known.value.decode(), kind).text
         finally:
-            self._next(run, label)
-        if run.ref is None:
-            run.ref = text
+            turn.end()
+        if run.ref is None or run.inherits_ref:
+            run.set_ref(text)
         return text
+
+    def _minted(self, run: Run, kind: str, label: str) -> str:
+        """The id that was made before, if its note had no answer: it may be stored, and a late one would count."""
+        text = run.minted.get(label)
+        if text is not None:
+            return ids.parse(text, kind).text
+        text = run.minted[label] = ids.mint(kind, int(run.clock() * 1000), self._runtime.entropy(10)).text
+        return text
+
+    async def _check_still_owner(self, asked: _Asked) -> None:
+        try:
+            self._check_owner(asked.run, asked.name)
+        except ConfigurationError:
+            await self._take_back(asked)
+            raise
 
     @staticmethod
     def _check_owner(run: Run, name: str) -> None:
@@ -229,32 +313,52 @@ class Stepper:
             raise ConfigurationError(f"{name_of(run.call)} has ended: it takes no more steps ({name!r})")
 
     @staticmethod
-    def _check_room(run: Run, name: str, size: int) -> None:
+    def _check_number(run: Run, name: str) -> None:
+        """Before the mark, and with those that are under way: after it there is no way back."""
         known = run.steps
-        if len(known) >= steps.MAX_STEPS and name not in known:
+        if name not in known and len(known.keys() | run.in_flight.keys()) > steps.MAX_STEPS:
             raise ConfigurationError(f"a run has at most {steps.MAX_STEPS} steps; {name!r} would be one more")
-        if sum(len(each.value) + len(each.name) + 32 for each in known.values()) + size > steps.MAX_BYTES:
+
+    @staticmethod
+    def _check_room(run: Run, name: str, size: int) -> None:
+        kept = tuple(run.steps.values())  # a copy: steps of other threads are remembered meanwhile
+        if sum(len(each.value) + len(each.name) + 32 for each in kept) + size > steps.MAX_BYTES:
             raise ConfigurationError(
                 f"the steps of a run hold at most {steps.MAX_BYTES} bytes together; with {name!r} they would "
                 "hold more: return a ref from the step instead of its data"
             )
 
     async def _note(self, run: Run, step: steps.Step) -> None:
-        note = Note(run.scope, run.ask.nonce, steps.encode(step))
+        run.check_process()
         try:
-            answer = await self._store.note(note)
+            answer = await self._noted(run, step)
             if answer is Answer.GONE and await self._debts.reclaim(run):
                 # The store lost the record, nobody took it over: the same nonce claims it again.
-                answer = await self._store.note(note)
+                answer = await self._noted(run, step)
         except StoreUnavailable as error:
             run.unheard = error
             raise
+        if answer is Answer.REFUSED and step.phase == "done":
+            raise ConfigurationError(
+                f"{name_of(run.call)} has ended before its step {step.name!r}, which was made: its result is not kept. Wait for "
+                "every step before the function returns"
+            )
         if answer is Answer.REFUSED:
             raise ConfigurationError(f"{name_of(run.call)} has ended: it takes no more steps ({step.name!r})")
         if answer is not Answer.OK:
             run.lease_lost = True
             raise LeaseLost(f"{name_of(run.call)} was taken over; step {step.name!r} was not accepted")
-        run.steps[step.name] = step
+        steps.add(run.steps, step)
+
+    async def _noted(self, run: Run, step: steps.Step) -> Answer:
+        """One note; before it those that a record which was claimed again has lost."""
+        if run in self._debts.bare:
+            for known in tuple(run.steps.values()):
+                answer = await self._store.note(Note(run.scope, run.ask.nonce, steps.encode(known)))
+                if answer is not Answer.OK:
+                    return answer
+            self._debts.bare.discard(run)
+        return await self._store.note(Note(run.scope, run.ask.nonce, steps.encode(step)))
 
 
 def _inherited(run: Run) -> Any:

@@ -13,10 +13,22 @@ import msgspec
 
 from semel.errors import CodecError
 
-__all__ = ["MAX_BYTES", "MAX_STEPS", "Step", "decode", "encode", "finished", "summarize"]
+__all__ = [
+    "MAX_BYTES",
+    "MAX_STEPS",
+    "Step",
+    "add",
+    "are_readable",
+    "decode",
+    "encode",
+    "finished",
+    "summarize",
+    "taken_back",
+]
 
 MAX_STEPS = 256
 MAX_BYTES = 1 << 20
+_TAKEN_BACK = "taken back"
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
@@ -52,9 +64,30 @@ def decode(data: bytes) -> dict[str, Step]:
             raise CodecError(
                 f"the stored steps are unreadable: {error}; they were damaged, encrypted, or written by a newer version of semel"
             ) from error
-        steps[step.name] = step
+        add(steps, step)
         at += 4 + size
     return steps
+
+
+def add(steps: dict[str, Step], step: Step) -> None:
+    """The last entry of a name counts; one that takes a mark back leaves none."""
+    if step.marker == _TAKEN_BACK:
+        steps.pop(step.name, None)
+    else:
+        steps[step.name] = step
+
+
+def taken_back(name: str, at: float) -> Step:
+    """For a step that was started and of which nothing has run. Who does not know the marker takes it for one that was started."""
+    return Step(name, "started", at, marker=_TAKEN_BACK)
+
+
+def are_readable(data: bytes) -> bool:
+    try:
+        decode(data)
+    except CodecError:
+        return False
+    return True
 
 
 def finished(data: bytes) -> bytes | None:
@@ -66,5 +99,6 @@ def finished(data: bytes) -> bytes | None:
 
 def summarize(steps: Mapping[str, Step]) -> bytes:
     """After the settle names and times stay, values go; an id is itself a name for what was made, and stays."""
-    kept = (step if step.phase == "id" else Step(step.name, step.phase, step.at) for step in steps.values())
+    known = tuple(steps.values())  # a copy: a step that its run has left behind may be remembered meanwhile
+    kept = (step if step.phase == "id" else Step(step.name, step.phase, step.at) for step in known)
     return b"".join(map(encode, kept))

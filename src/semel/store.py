@@ -178,6 +178,7 @@ _SCHEMES: dict[str, str] = {
     "valkeys": "semel.stores.redis",
     "unix": "semel.stores.redis",
 }
+_EXACT: Final = frozenset(_SCHEMES) - {"memory", "postgresql", "postgres"}  # which take capitals, too
 _openers: dict[str, Opener] = {}
 _origins: Final[weakref.WeakKeyDictionary[Any, object]] = weakref.WeakKeyDictionary()
 _TABLE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", re.ASCII)
@@ -202,6 +203,10 @@ def open_store(url: str, settings: Settings, colour: Colour) -> Store:
 
 def _scheme_of(url: str) -> str:
     """One that a store answers to; ConfigurationError for whatever is no URL of one."""
+    if url[:1].isspace():
+        raise ConfigurationError(
+            f"a store URL begins with its scheme, and this one with a space: {url.partition(':')[0]!r}"
+        )
     scheme = scheme_of(url).partition("+")[0]
     if not scheme:
         raise ConfigurationError(
@@ -210,6 +215,9 @@ def _scheme_of(url: str) -> str:
     if scheme not in _SCHEMES and scheme not in _openers:
         known = ", ".join(sorted({*_SCHEMES, *_openers}))
         raise ConfigurationError(f"no store answers to the URL scheme {scheme!r}; known schemes: {known}")
+    written = url.partition(":")[0]
+    if scheme in _EXACT and written != written.lower():
+        raise ConfigurationError(f"write the scheme of a store URL in small letters: {written.lower()}:…")
     return scheme
 
 
@@ -227,6 +235,12 @@ def schema_sql(url: str, settings: Settings) -> str:
     module: Any = import_module(_SCHEMES[scheme]) if scheme in _SCHEMES else None
     if module is None or not hasattr(module, "schema_sql"):
         raise ConfigurationError(f"a {scheme} store has no tables; SQL stores have")
+    driver, drivers = scheme_of(url).partition("+")[2], getattr(module, "DRIVERS", ())
+    if driver and driver not in drivers:
+        used = "".join(f"{scheme}+{one}://, " for one in sorted(drivers))
+        raise ConfigurationError(
+            f"semel does not use the driver {driver!r}: write {used}or plain {scheme}://"
+        )
     text: str = module.schema_sql(settings.table)
     return text
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable
+from math import inf
 
 import msgspec
 
-from semel.calls import Call, in_progress
-from semel.errors import StoreUnavailable
+from semel.calls import Call, in_progress, name_of
+from semel.errors import ConfigurationError, StoreUnavailable
 from semel.hooks import Contended, Emit
 from semel.model import Ask, Busy, Verdict
 from semel.points import reach
+from semel.run import run_or_none
 from semel.runtime import Parker, Runtime
 from semel.store import Store, Unwatch
 
@@ -38,6 +40,8 @@ class Bench:
         seat = Seat(self, call) if options.wait > 0 else None
         try:
             waits = seat is not None and self._waiting.take(seat, options.max_waiters)
+            if waits and not busy.delayed and options.wait == inf:
+                self._refuse_own(call)
             if self._emit is not None:
                 self._emit(Contended(call.scope, waits, busy.retry_after))
             if seat is None or not waits:
@@ -48,6 +52,17 @@ class Bench:
                 await seat.leave()
             raise
         return seat
+
+    def _refuse_own(self, call: Call) -> None:
+        """A run that waits for its own key without a bound, inside of its function or of what that calls, would never end."""
+        run = run_or_none()
+        while run is not None:
+            if run.is_kept_by(call.scope, self.store):
+                raise ConfigurationError(
+                    f"{name_of(call)} is asked for inside of its own run, which cannot end before this call does: it would wait for "
+                    "itself for ever. Use another key or operation= inside, or a shorter wait= to be told InProgress"
+                )
+            run = None if run.parent is None else run.parent()
 
     def stand(self, seat: Seat) -> None:
         self._waiting.give(seat)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from semel import ConfigurationError, points
-from semel.testing.chaos import Cell, Heir, Report, Result, Verdict, choose, matrix
+from semel.testing.chaos import Cell, Heir, Report, Result, Verdict, choose, core, matrix
 from semel.testing.chaos.expectations import AWAY, LOSING, permitted
 from semel.testing.chaos.goals import campaign, misfortunes
 from semel.testing.chaos.ledger import Answer, Effect
@@ -62,6 +62,7 @@ def test_every_named_point_is_struck_by_a_kill_somewhere() -> None:
 
 MODES = ["retry", "hold", "keyed", "probe", "steps", "tx"]
 HTTP_MODES = ["http-db", "http-opaque", "http-steps", "http-stream", "http-tx"]
+GRPC_MODES = ["grpc-db", "grpc-opaque"]
 MESSAGING_MODES = [
     "outbox",
     *(f"relay-{kind}" for kind in SINKS),
@@ -71,7 +72,7 @@ MESSAGING_MODES = [
 ]
 
 
-@pytest.mark.parametrize("mode", [*MODES, *HTTP_MODES, *MESSAGING_MODES])
+@pytest.mark.parametrize("mode", [*MODES, *HTTP_MODES, *GRPC_MODES, *MESSAGING_MODES])
 def test_what_a_mode_promises_less_than_exactly_once_is_shown_by_some_cell(mode: str) -> None:
     found = {each.expected for each in APPLICABLE if each.mode == mode}
     assert (
@@ -88,6 +89,8 @@ def test_what_a_mode_promises_less_than_exactly_once_is_shown_by_some_cell(mode:
             "http-steps": {Verdict.ONCE, Verdict.DOUBLED},
             "http-stream": {Verdict.ONCE, Verdict.DOUBLED},
             "http-tx": {Verdict.ONCE},
+            "grpc-db": {Verdict.ONCE, Verdict.DOUBLED},
+            "grpc-opaque": {Verdict.ONCE, Verdict.UNKNOWN},
             "outbox": {Verdict.ONCE},
             "relay-redis": {Verdict.ONCE, Verdict.LOST},
             "relay-rabbit-stream": {Verdict.ONCE},
@@ -132,6 +135,16 @@ def test_the_http_edge_is_broken_in_every_mode_under_asgi_and_wsgi(mode: str) ->
     assert {"http.admitted", "http.sent"} <= {each.point for each in mine}
     stores = {each.store for each in mine}
     assert stores == {"sqlite", "redis", "postgres"} or mode not in {"http-db", "http-tx"}
+
+
+@pytest.mark.parametrize("mode", GRPC_MODES)
+def test_the_grpc_edge_is_broken_at_every_point_of_a_call_under_both_kinds_of_server(mode: str) -> None:
+    passed = {point for point in core.POINTS["retry"] if point not in {"renew.sent", "wait.parked"}}
+    for colour, fault in product(("sync", "async"), ("kill", "zombie")):
+        mine = {each.point for each in APPLICABLE if each.name.startswith(f"redis/{colour}/{mode}/{fault}@")}
+        assert mine == passed
+    faults = {each.fault for each in APPLICABLE if each.mode == mode}
+    assert mode != "grpc-db" or faults >= {"overlap", "client-reset", "reset-before", "reset-after"}
 
 
 def test_a_client_that_leaves_changes_no_outcome() -> None:
@@ -364,57 +377,6 @@ def test_a_page_does_not_call_a_run_good_that_is_invalid(tmp_path: Path) -> None
     assert "every cell agrees" not in page
     assert "only 0 of 2 calls ended well" in page
     assert "**invalid**: only 0 of 2 calls" in (tmp_path / "matrix.md").read_text("utf-8")
-
-
-COMMON = {
-    "kill", "zombie", "cancel", "interrupt", "reset-before", "reset-after", "stall", "store-kill", "power-loss", "failover",
-    "clock-forward", "clock-back", "disk-full", "slow",
-}  # fmt: skip
-
-
-def test_no_common_fault_is_silent_in_any_mode_on_any_store() -> None:
-    """Each is a cell, or has a reason."""
-    faults: dict[tuple[str, str, str], set[str]] = {}
-    for each in CELLS:
-        faults.setdefault((each.mode, each.store, each.colour), set()).add(each.fault)
-    silent = {name: COMMON - found for name, found in faults.items() if "any" not in found and COMMON - found}
-    assert not silent
-
-
-WIRE = {"reset-before", "reset-after", "stall"}
-LEAVES = {"claim.sent", "settle.sent", "renew.sent", "wait.parked"}
-"""Points of a call from which a request leaves; notes leave at step.returned, commits at commit.sent."""
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_no_request_of_a_call_is_silent_on_the_wire_or_when_its_server_dies(mode: str) -> None:
-    """At each point from which one leaves each is a cell, or has a reason."""
-    leaves = LEAVES | {"tx": {"commit.sent"}, "steps": {"step.returned#1", "step.returned#2"}}.get(
-        mode, set()
-    )
-    stores = ("sqlite", "redis", "postgres", "mariadb", "cluster")
-    for store, colour, fault in product(stores, ("sync", "async"), WIRE | {"store-kill"}):
-        mine = {each.point for each in CELLS if each.name.startswith(f"{store}/{colour}/{mode}/{fault}@")}
-        assert leaves - {"commit.sent" if fault == "store-kill" else ""} <= mine, (store, colour, fault)
-
-
-@pytest.mark.parametrize("point", ["renew.sent", "wait.parked"])
-def test_a_heartbeat_and_one_who_waits_are_broken_on_every_kind_of_wire(point: str) -> None:
-    met = {
-        (each.store, each.colour, each.fault): each.expected
-        for each in APPLICABLE
-        if each.point == point and each.fault in WIRE
-    }
-    assert set(met) == set(product(("redis", "postgres", "mariadb"), ("sync", "async"), WIRE))
-    assert set(met.values()) == {Verdict.ONCE}
-
-
-def test_what_is_broken_in_no_mode_of_its_own_has_a_reason() -> None:
-    listed = {(each.mode, each.store, each.colour) for each in CELLS if each.mode in {"failing", "expiry"}}
-    stores = ("sqlite", "redis", "postgres", "mariadb", "cluster", "memory")
-    assert listed == set(product(("failing", "expiry"), stores, ("sync", "async")))
-    edge = {each.point for each in CELLS if (each.mode, each.fault) == ("http-tx", "reset-after")}
-    assert edge >= {"commit.sent", "settle.sent#1", "claim.sent#2"}
 
 
 def test_recoveries_that_are_late_or_were_not_measured_make_a_run_invalid() -> None:

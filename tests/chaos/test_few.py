@@ -22,6 +22,8 @@ FEW = [
     CELL.format("async", "keyed", "cancel", "effect.made"),
     CELL.format("async", "http-opaque", "kill", "effect.made"),
     CELL.format("sync", "http-stream", "zombie", "http.responding"),
+    CELL.format("async", "grpc-db", "kill", "effect.made"),
+    CELL.format("sync", "hold", "stall", "claim.sent"),
     CELL.format("async", "relay-handler", "kill", "relay.published"),
 ]
 
@@ -30,7 +32,7 @@ def test_semel_chaos_runs_the_cells_that_it_is_told_and_writes_a_report(tmp_path
     words = [word for name in FEW for word in ("--cell", name)]
     done = CliRunner().invoke(app, ["chaos", *words, "--drivers", "2", "--report", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
-    assert "7 cells, 7 schedules" in done.output
+    assert "9 cells, 9 schedules" in done.output
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"index.html", "chaos.json", "matrix.md"}
 
 

@@ -98,9 +98,12 @@ def test_the_matrix_can_tell_that_a_cell_is_wrong() -> None:
     other = msgspec.structs.replace(
         by_name["sqlite/async/relay-handler/kill@relay.planned"], expected=Verdict.DOUBLED
     )
-    made = explore(jobs_for([lie, nowhere, edge, relay, other]), drivers=3)
+    call = msgspec.structs.replace(
+        by_name["sqlite/sync/grpc-db/kill@settle.sent"], expected=Verdict.ONCE, heir=Heir.REPLAYED
+    )
+    made = explore(jobs_for([lie, nowhere, edge, call, relay, other]), drivers=3)
     problems = {each.cell: each.problem for each in made.results}
-    for each in (lie, edge, relay):
+    for each in (lie, edge, call, relay):
         assert problems[each.name] == "expected exactly once, found doubled"
     assert problems[other.name] == "expected doubled, found exactly once"
     assert "did not strike" in problems[nowhere.name]

@@ -84,7 +84,7 @@ class Pair:
             case "jump":
                 span = step.span + DRIFT
                 self.virtual += span
-                self.store._skew += span  # type: ignore[attr-defined]
+                self.store._skew += span  # type: ignore[attr-defined]  # the model has one
             case "purge":
                 while self.ask(self.store.purge(100)):
                     pass
@@ -210,7 +210,7 @@ class Pair:
     def clear(self) -> None:
         """Leave nothing behind: unknown records would stay for ever and slow the next sequence down."""
         ends = [Settle(scope, b"", Kind.FORGOTTEN, 0.0) for scope in self.scopes]
-        self.store._skew += 100.0  # type: ignore[attr-defined]
+        self.store._skew += 100.0  # type: ignore[attr-defined]  # the model has one
         self.ask(self.store.settle(ends))
 
 

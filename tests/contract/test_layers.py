@@ -55,7 +55,7 @@ class Layered(StoreContract):
         if self.colour == "async":
             runtime = LoopRuntime(asyncio.get_running_loop(), _no_pool)
         monotonic = runtime.now
-        runtime.now = lambda: monotonic() + self.ahead  # type: ignore[method-assign]
+        runtime.now = lambda: monotonic() + self.ahead  # type: ignore[method-assign]  # the clock of this test
         return runtime
 
     def test_R29_an_async_store_works_in_two_event_loops_in_a_row(self) -> None:

@@ -13,7 +13,7 @@ from tests.docs.runner import Page
 def run(folder: Path, text: str) -> int:
     # Pages are named relative to the repository; this one only pretends to be there.
     page = Page(ROOT / "docs" / "no-such-page.md", folder, lambda name: f"{name}://127.0.0.1:1/0")
-    page.path = _Text(text)  # type: ignore[assignment]
+    page.path = _Text(text)  # type: ignore[assignment]  # it only has to be read
     return page.run()
 
 

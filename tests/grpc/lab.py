@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # ships no types
 
 from semel import AsyncSemel, Semel
 from semel.grpc import AsyncIdempotencyInterceptor, IdempotencyInterceptor

@@ -106,7 +106,7 @@ def test_g17_fields_are_named_as_on_the_server(light: Lab) -> None:
         light.call(request=order, channel=channel, metadata=(("user", str(fields)),))
     assert seen == ["minted", "minted", "book"]
     with pytest.raises(ConfigurationError, match="request_id"):
-        ClientIdempotencyInterceptor(request_id=[7])  # type: ignore[list-item]
+        ClientIdempotencyInterceptor(request_id=[7])  # type: ignore[list-item]  # wrong on purpose
 
 
 def test_g17_the_legs_of_an_operation_keep_their_keys_when_it_is_repeated(lab: Lab) -> None:

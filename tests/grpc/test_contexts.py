@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from google.rpc import code_pb2, status_pb2  # type: ignore[import-untyped]
+from google.rpc import code_pb2, status_pb2  # type: ignore[import-untyped]  # ships no types
 from grpc_status import rpc_status
 
 from semel.grpc import IdempotencyInterceptor
@@ -211,5 +211,5 @@ def test_g01_one_field_may_be_named_as_text() -> None:
         IdempotencyInterceptor(
             once=Semel("memory://"),
             anonymous=True,
-            methods={"/a.B/C": Method(request_id="order_id")},  # type: ignore[arg-type]
+            methods={"/a.B/C": Method(request_id="order_id")},  # type: ignore[arg-type]  # wrong on purpose
         )

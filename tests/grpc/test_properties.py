@@ -136,7 +136,7 @@ def test_a_mistake_in_the_program_is_no_answer() -> None:
 
 def test_g10_a_word_that_is_none_is_refused_at_startup() -> None:
     with pytest.raises(ConfigurationError, match="on_status answered 'keep'"):
-        words_for(Rules(on_status=lambda code: "keep"))  # type: ignore[arg-type,return-value]
+        words_for(Rules(on_status=lambda code: "keep"))  # type: ignore[arg-type,return-value]  # wrong on purpose
 
 
 def test_what_a_method_says_comes_before_what_all_say() -> None:

@@ -36,9 +36,9 @@ def test_g04_an_interceptor_without_a_principal_does_not_start() -> None:
 
 def test_the_colours_are_not_mixed() -> None:
     with pytest.raises(ConfigurationError, match="AsyncIdempotencyInterceptor"):
-        IdempotencyInterceptor(once=AsyncSemel("memory://"), principal=who)  # type: ignore[arg-type]
+        IdempotencyInterceptor(once=AsyncSemel("memory://"), principal=who)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ConfigurationError, match="takes IdempotencyInterceptor"):
-        AsyncIdempotencyInterceptor(once=Semel("memory://"), principal=who)  # type: ignore[arg-type]
+        AsyncIdempotencyInterceptor(once=Semel("memory://"), principal=who)  # type: ignore[arg-type]  # wrong on purpose
 
     async def later(context: object) -> str:
         return "ann"

@@ -73,7 +73,7 @@ class Edge:
         user: str | None = "ada",
         **request: Any,
     ) -> httpx.Response:
-        return self.do(self._sent(path, key, method, user, request))  # type: ignore[no-any-return]
+        return self.do(self._sent(path, key, method, user, request))  # type: ignore[no-any-return]  # of either colour
 
     def _sent(
         self, path: str, key: str | None, method: str, user: str | None, request: dict[str, Any]

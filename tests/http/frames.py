@@ -142,7 +142,7 @@ def _fastapi_app(ledger: Ledger, guard: Callable[[Any], Any]) -> Any:
     for fn, status in ((orders, 201), (empty, 204), (stream, 200), (form, 200), (fail, 200), (refuse, 200)):
         fn.__annotations__ = {name: eval(hint, local) for name, hint in fn.__annotations__.items()}
         kind = {"response_class": PlainTextResponse} if fn in (form, fail) else {}
-        app.post(f"/{fn.__name__}", status_code=status, **kind)(guard(fn))  # type: ignore[arg-type]
+        app.post(f"/{fn.__name__}", status_code=status, **kind)(guard(fn))  # type: ignore[arg-type]  # options by their names
     return app
 
 
@@ -277,7 +277,7 @@ def quart(once: Any, ledger: Ledger, options: dict[str, Any]) -> Any:
         abort(404)
 
     inner: Any = app.asgi_app
-    app.asgi_app = IdempotencyMiddleware(inner, once=once, **OUTSIDE, **options)  # type: ignore[assignment]
+    app.asgi_app = IdempotencyMiddleware(inner, once=once, **OUTSIDE, **options)  # type: ignore[assignment]  # as Quart's own pages say
     return app
 
 
@@ -342,7 +342,7 @@ def flask_decorator(once: Any, ledger: Ledger, options: dict[str, Any]) -> Any:
 
 
 def bottle(once: Any, ledger: Ledger, options: dict[str, Any]) -> Any:
-    from bottle import Bottle, HTTPResponse, abort, request  # type: ignore[import-untyped]
+    from bottle import Bottle, HTTPResponse, abort, request  # type: ignore[import-untyped]  # ships no types
 
     from semel.http.wsgi import IdempotencyMiddleware
 
@@ -444,7 +444,7 @@ class DjangoApp:
             settings.configure(DATABASES={}, USE_TZ=True)
             django.setup()
         urls = types.ModuleType("shop_urls")
-        urls.urlpatterns = [path(view.__name__, view) for view in views]  # type: ignore[attr-defined]
+        urls.urlpatterns = [path(view.__name__, view) for view in views]  # type: ignore[attr-defined]  # a module made here
         given = {"ROOT_URLCONF": urls, "ALLOWED_HOSTS": ["*"], "MIDDLEWARE": [], "LOGGING_CONFIG": None}
         self._settings: AbstractContextManager[Any] = override_settings(**{**given, **options})
         self.stack = ExitStack()

@@ -184,7 +184,7 @@ def django() -> Any:
         return StreamingHttpResponse(pieces())
 
     urls = types.ModuleType("urls")
-    urls.urlpatterns = [path("slow", slow), path("stream", stream)]  # type: ignore[attr-defined]
+    urls.urlpatterns = [path("slow", slow), path("stream", stream)]  # type: ignore[attr-defined]  # a module made here
     settings.configure(
         ROOT_URLCONF=urls,
         ALLOWED_HOSTS=["*"],

@@ -538,7 +538,7 @@ def test_a_block_serves_httpx_too_and_the_request_itself_wins(server: Rogue) -> 
 
 def test_a_transport_of_the_other_colour_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"httpx\.Client, not AsyncHTTPTransport"):
-        IdempotentTransport(httpx.AsyncHTTPTransport())  # type: ignore[arg-type]
+        IdempotentTransport(httpx.AsyncHTTPTransport())  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_retries_below_the_key_are_refused() -> None:

@@ -374,7 +374,7 @@ def test_faces_of_the_other_colour_and_stores_that_forget_are_refused(store: str
     with pytest.raises(ConfigurationError, match="forgets at a restart"):
         DurableKeys(Semel("memory://"))
     with pytest.raises(ConfigurationError, match="not int"):
-        DurableKeys(7)  # type: ignore[arg-type]
+        DurableKeys(7)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ConfigurationError, match="nonsense"):
         DurableKeys("nonsense://x")
 

@@ -436,7 +436,7 @@ def test_h42_a_route_that_keeps_failures_says_so(client: Client) -> None:
     for path, options in {"/plain": {}, "/kept": {"effects": "opaque", "max_waiters": 3}}.items():
 
         @client.app.post(path)
-        @idempotent(once=AsyncSemel("memory://"), principal=lambda _: "ada", **options)  # type: ignore[arg-type]
+        @idempotent(once=AsyncSemel("memory://"), principal=lambda _: "ada", **options)  # type: ignore[arg-type]  # options by their names
         async def act() -> None: ...
 
     install(client.app)
@@ -506,7 +506,7 @@ def test_decorators_in_the_wrong_order_are_refused(client: Client) -> None:
 def test_decorators_in_the_wrong_order_are_refused_when_the_app_starts(client: Client) -> None:
     install(client.app)
     router = APIRouter()
-    act = swapped(router)  # type: ignore[arg-type]
+    act = swapped(router)  # type: ignore[arg-type]  # wrong on purpose
     client.app.include_router(router)
     transport = httpx.ASGITransport(client.app)
 

@@ -46,7 +46,7 @@ class Frame:
         headers = {"Idempotency-Key": key, "X-User": user}
         sent = {name: value for name, value in headers.items() if value is not None}
         answer = self.client.post(path, headers=sent, **given)
-        return self.runner.run(answer) if self.is_async else answer  # type: ignore[no-any-return]
+        return self.runner.run(answer) if self.is_async else answer  # type: ignore[no-any-return]  # a client of either colour
 
     def count(self, what: str) -> int:
         return self.ledger.count(what)

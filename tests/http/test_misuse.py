@@ -94,9 +94,9 @@ def test_options_that_cannot_work_are_refused_by_name(options: dict[str, Any], m
 
 def test_the_wrong_colour_is_refused() -> None:
     with Semel("memory://") as once, pytest.raises(ConfigurationError, match="AsyncSemel"):
-        asgi.IdempotencyMiddleware(None, once=once, anonymous=True, authenticated_outside=True)  # type: ignore[arg-type]
+        asgi.IdempotencyMiddleware(None, once=once, anonymous=True, authenticated_outside=True)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ConfigurationError, match="once="):
-        wsgi.IdempotencyMiddleware(lambda *_: [], once="memory://")  # type: ignore[arg-type]
+        wsgi.IdempotencyMiddleware(lambda *_: [], once="memory://")  # type: ignore[arg-type]  # wrong on purpose
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_h25_flask_reads_no_more_than_the_limit(once: Semel, announced: str | No
     if announced is not None:
         environ["CONTENT_LENGTH"] = announced
     told: list[str] = []
-    b"".join(app(environ, lambda status, *_: told.append(status)))  # type: ignore[arg-type]
+    b"".join(app(environ, lambda status, *_: told.append(status)))  # type: ignore[arg-type]  # no `write` is returned, and none is used
     assert told == ["413 REQUEST ENTITY TOO LARGE"]
     assert body.given <= (1 << 17 if announced is None else 0)
 
@@ -309,6 +309,6 @@ def test_a_route_that_is_guarded_twice_says_so_wsgi(once: Semel) -> None:
     app = Flask("shop")
     app.testing = True
     app.post("/")(flask_idempotent(once=once, principal=plain_user)(lambda: Response("x")))
-    app.wsgi_app = Wsgi(app.wsgi_app, once=once, principal=plain_user, authenticated_outside=True)  # type: ignore[method-assign]
+    app.wsgi_app = Wsgi(app.wsgi_app, once=once, principal=plain_user, authenticated_outside=True)  # type: ignore[method-assign]  # as Flask's own pages say
     with pytest.raises(ConfigurationError, match="POST / is guarded twice"):
         app.test_client().post("/", headers=HEADERS)

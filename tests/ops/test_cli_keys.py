@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from semel import ConfigurationError, Found, Semel, SemelError, current_run
+from semel import ConfigurationError, Found, OutcomeUnknown, Semel, SemelError, current_run
 from semel.cli import keys
 from semel.cli.commands import app
 from semel.cli.records import explained
@@ -290,7 +290,7 @@ def test_a_masked_key_is_named_by_its_scope(desk: Desk) -> None:
         assert [event.kind for event in masked.history("a-very-secret-key")] == ["done"]
         record = masked.peek("a-very-secret-key")
         assert record is not None
-        assert (record.scope, record.resolved) == (masked.peek(record.scope or "").scope, True)  # type: ignore[union-attr]
+        assert (record.scope, record.resolved) == (masked.peek(record.scope or "").scope, True)  # type: ignore[union-attr]  # the record that was just found
         assert masked.forget(record.scope or "") is True
     with pytest.raises(ConfigurationError, match="64 hexadecimal digits"):
         desk.run("show", desk.url, "lost-1", "--scope")
@@ -304,3 +304,40 @@ def test_what_a_store_cannot_list_is_refused_not_empty(desk: Desk) -> None:
         assert desk.listed("--state", "done") == {"done-1": "done"}
     if desk.url.startswith("sqlite"):
         assert desk.run("ls", desk.url, "--state", "expired") == "no such records\n"
+
+
+def test_the_digits_of_a_message_name_a_key_that_needs_attention(desk: Desk) -> None:
+    with pytest.raises(OutcomeUnknown) as caught:
+        desk.once.execute("lost-1", _fails, on_unknown="hold")
+    digits = str(caught.value).partition("[")[2].partition("]")[0]
+    assert len(digits) == 8
+    assert "no answer from the bank" in desk.run("show", desk.url, digits, "--scope")
+    assert "the function raised" in desk.run("explain", desk.url, digits.upper(), "--scope").lower()
+    with pytest.raises(ConfigurationError, match=r"no record that needs attention .* all 64 digits only"):
+        desk.run("show", desk.url, "0" * 8, "--scope")
+    with pytest.raises(ConfigurationError, match="the first 8 are enough for a key that needs attention"):
+        desk.run("show", desk.url, digits[:7], "--scope")
+
+
+class Paid(msgspec.Struct):
+    cents: int
+
+
+def _pays() -> Paid:
+    return Paid(5)
+
+
+def test_a_value_that_was_wrong_is_corrected(desk: Desk) -> None:
+    desk.about("resolve", "lost-1", "--value", '{"cents": "five"}')
+    with pytest.raises(OutcomeUnknown, match=r"a person resolved.*resolve\(key, value=…, result_type=…\)"):
+        desk.once.execute("lost-1", _pays)
+    with pytest.raises(ConfigurationError, match=r"resolved already.*semel resolve --correct"):
+        desk.about("resolve", "lost-1", "--value", '{"cents": 5}')
+    assert desk.about("resolve", "lost-1", "--value", '{"cents": 5}', "--correct") == "lost-1: done\n"
+    assert desk.once.execute("lost-1", _pays).value == Paid(5)
+    assert [event.kind for event in desk.once.history("lost-1")] == ["done", "done"]
+    with pytest.raises(ConfigurationError, match="say value=…, or error=…"):
+        desk.about("resolve", "lost-1", "--release", "--correct")
+    for key in ("done-1", "bad-1"):
+        with pytest.raises(ConfigurationError, match="holds no value that a person gave"):
+            desk.about("resolve", key, "--value", "1", "--correct")

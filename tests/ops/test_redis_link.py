@@ -492,7 +492,7 @@ def test_a_source_that_cannot_work_is_refused_at_construction(source: Any, says:
 )
 def test_senseless_timeouts_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match="seconds above 0"):
-        open_link("redis://127.0.0.1", colour="sync", **options)  # type: ignore[arg-type]
+        open_link("redis://127.0.0.1", colour="sync", **options)  # type: ignore[arg-type]  # options by their names
 
 
 # ------------------------------------------------------------------------------------------------ clients
@@ -535,8 +535,8 @@ def test_our_connections_never_retry_by_themselves(redis_server: services.RedisS
 
     eager = redis.Redis.from_url(redis_server.url)  # redis-py's default: ten retries
     for colour, source in (("sync", eager), ("sync", redis_server.url), ("async", redis_server.url)):
-        target = read_target(source, colour)  # type: ignore[arg-type]
-        made = connection(target, target.seeds[0], colour, connect_timeout=1)  # type: ignore[arg-type]
+        target = read_target(source, colour)  # type: ignore[arg-type]  # a literal, in a tuple
+        made = connection(target, target.seeds[0], colour, connect_timeout=1)  # type: ignore[arg-type]  # a literal, in a tuple
         assert made.retry.get_retries() == 0
     eager.close()
 

@@ -66,7 +66,7 @@ def test_a_connection_class_of_the_callers_own_is_kept(
     made: list[object] = []
     package: Any = redis.connection if face == "sync" else redis.asyncio.connection
 
-    class Counted(package.Connection):  # type: ignore[misc]
+    class Counted(package.Connection):  # type: ignore[misc]  # a class of either colour
         def __init__(self, **settings: Any) -> None:
             made.append(self)
             super().__init__(**settings)
@@ -264,7 +264,7 @@ def test_a_ping_that_is_out_is_waited_for_whatever_else_happens(redis_server: se
         turns = _counted(link._watcher)
         for number in range(3):
             link._watcher._nudge()
-            assert _comes_true(lambda want=number: len(turns) > want)  # type: ignore[misc]
+            assert _comes_true(lambda want=number: len(turns) > want)  # type: ignore[misc]  # mypy knows no lambda with a default
         proxy.release()
         drive(link.watch(b"two", lambda: None))
         assert list(link._watcher._lines.values()) == [line]

@@ -35,6 +35,7 @@ from redis.cluster import RedisCluster
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from semel import ConfigurationError
 from semel.testing import services
 from semel.testing.services import home, watchdog
 from semel.testing.services.server import wait_until
@@ -190,7 +191,7 @@ def test_a_group_that_is_patient_gives_up_nobody_who_is_silent_for_a_while(kind:
 
 
 def test_sentinel_names_the_master(redis_sentinel: services.RedisSentinel) -> None:
-    sentinel: Any = Sentinel(redis_sentinel.addresses)  # type: ignore[no-untyped-call]
+    sentinel: Any = Sentinel(redis_sentinel.addresses)  # type: ignore[no-untyped-call]  # redis-py has no types here
     master = redis_sentinel.master()
     assert sentinel.discover_master(redis_sentinel.service_name) == (master.host, master.port)
     with sentinel.master_for(redis_sentinel.service_name) as connection:
@@ -595,3 +596,19 @@ def test_a_folder_that_a_dying_server_made_again_is_removed(tmp_path: Path) -> N
     home.give(left)
     home._reap_stale(tmp_path)
     assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    ("start", "driver", "extra"),
+    [
+        (services.redis, "redis", "redis"),
+        (services.postgres, "psycopg", "postgres"),
+        (services.mariadb, "pymysql", "mysql"),
+    ],
+)
+def test_a_server_without_its_driver_names_the_extra(
+    start: Callable[[], services.Server], driver: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, driver, None)
+    with pytest.raises(ConfigurationError, match=rf'pip install "semel\[{extra}\]"'):
+        start()

@@ -490,7 +490,7 @@ def test_tls_verifies_the_server_by_its_authority(
 
     async def body(store: MysqlStore) -> str:
         async def cipher(table: object) -> str:
-            session = table.session  # type: ignore[attr-defined]
+            session = table.session  # type: ignore[attr-defined]  # what is borrowed is declared as an object
             return str((await session.query("SHOW STATUS LIKE 'Ssl_cipher'"))[0][1])
 
         await win(store)
@@ -577,7 +577,7 @@ def test_a_server_that_wants_tls_says_so(tls_server: services.MariaServer, autho
 
 async def _insecure_again(store: MysqlStore) -> None:
     async def reset(table: object) -> None:
-        await table.session.execute("SET GLOBAL require_secure_transport = OFF")  # type: ignore[attr-defined]
+        await table.session.execute("SET GLOBAL require_secure_transport = OFF")  # type: ignore[attr-defined]  # what is borrowed is declared as an object
 
     await store._run(reset)
 

@@ -540,5 +540,5 @@ def test_a_pool_behind_pgbouncer_is_not_listened_on(
     url = pgbouncer.through(postgres_server.database())
     with psycopg_pool.ConnectionPool(url, min_size=1, max_size=3, kwargs={"prepare_threshold": None}) as pool:
         store = adopt(pool, Settings(timeout=20), "sync")
-        run_sync(both_ways(store))  # type: ignore[arg-type]
+        run_sync(both_ways(store))  # type: ignore[arg-type]  # a store of psycopg, here
         assert not store.capabilities.notifies

@@ -340,7 +340,7 @@ class _Foreign:
 )
 def test_an_engine_for_another_database_or_driver_is_refused(name: str, driver: str, words: str) -> None:
     made = create_engine("postgresql+psycopg://127.0.0.1:1/none")
-    made.dialect = _Foreign(name, driver)  # type: ignore[assignment]
+    made.dialect = _Foreign(name, driver)  # type: ignore[assignment]  # a dialect that there is not
     with pytest.raises(ConfigurationError, match=words):
         adopt(made, Settings(timeout=20), "sync")
 

@@ -238,7 +238,7 @@ def test_a_mistake_of_ours_is_not_called_an_outage(store: SqliteStore) -> None:
     def broken(db: sqlite3.Connection, item: object) -> object:
         return db.execute("SELEKT 1")
 
-    store._records.renew = broken  # type: ignore[method-assign, assignment]
+    store._records.renew = broken  # type: ignore[method-assign, assignment]  # replaced for this test
     with pytest.raises(sqlite3.OperationalError, match="syntax error"):
         run_sync(store.renew([Renewal(scope(), b"", 1.0, 1.0)]))
     with pytest.raises(sqlite3.OperationalError, match="syntax error"):

@@ -225,9 +225,9 @@ def test_what_cannot_be_closed_before_a_fork_is_left_to_the_parent(
     file.after_fork_in_child()
     assert file._idle == []
     kept = sqlite_file._inherited.pop()
-    assert connection in kept  # type: ignore[operator]
+    assert connection in kept  # type: ignore[operator]  # what a fork keeps is nobody's to read, and declared as an object
     connection.close()
-    for reader in kept[1]:  # type: ignore[index]
+    for reader in kept[1]:  # type: ignore[index]  # what a fork keeps is nobody's to read, and declared as an object
         reader.close()
     run_sync(finish(store, run_sync(win(store, "again"))))
     run_sync(store.aclose())

@@ -175,8 +175,16 @@ def test_what_effects_return_is_shown_if_it_is_no_number(book: Book) -> None:
     def effects(key: str) -> Any:
         return book if book.count(key) else 0
 
-    with pytest.raises(RuntimeError, match=r"must return how many effects there are, not '<.*Book object"):
+    told = r"^exactly_once: effects\(\) must return how many effects there are, a whole number, not '<.*Book object"
+    with pytest.raises(ConfigurationError, match=told):
         book.prove(book.write, effects=effects)
+    with pytest.raises(ConfigurationError, match="a whole number, not '1'"):
+        book.prove(book.write, effects=lambda key: str(book.count(key)))  # type: ignore[arg-type, return-value] # the mistake
+
+
+def test_one_fault_is_not_four_letters(book: Book) -> None:
+    with pytest.raises(ConfigurationError, match=r"faults is a list: faults=\['kill'\]"):
+        prove(book.write, arguments=lambda key: (key,), effects=book.count, faults="kill")  # type: ignore[arg-type] # the mistake
 
 
 def test_what_a_reset_returns_does_not_matter(book: Book) -> None:

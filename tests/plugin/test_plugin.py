@@ -206,7 +206,7 @@ def test_fixed_arguments_without_a_reset_are_refused() -> None:
 
 def test_an_unknown_fault_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="kill, zombie, interrupt"):
-        prove(print, arguments=lambda key: (key,), effects=lambda: 1, faults=["flood"])  # type: ignore[list-item]
+        prove(print, arguments=lambda key: (key,), effects=lambda: 1, faults=["flood"])  # type: ignore[list-item]  # wrong on purpose
 
 
 def report_of(*verdicts: str) -> Report:
@@ -317,7 +317,7 @@ def test_arguments_that_are_no_tuple_are_refused_by_name(tmp_path: Path) -> None
     with pytest.raises(
         ConfigurationError, match=r"gave 5: give a tuple of arguments, arguments=lambda key: \(key,\)"
     ):
-        prove(handler, arguments=lambda _: 5, effects=handler.count)  # type: ignore[arg-type,return-value]
+        prove(handler, arguments=lambda _: 5, effects=handler.count)  # type: ignore[arg-type,return-value]  # wrong on purpose
 
 
 def test_an_interrupt_in_a_thread_of_the_handlers_strikes_its_main_thread(tmp_path: Path) -> None:
@@ -347,6 +347,18 @@ def test_a_mark_without_effects_is_refused_with_the_remedy(pytester: pytest.Pyte
         """
     )
     run(pytester).stdout.fnmatch_lines(["*exactly_once needs effects=*"])
+
+
+def test_a_fixture_without_effects_is_refused_with_the_remedy(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        def test_it(exactly_once):
+            exactly_once(print, arguments=lambda key: (key,))
+        """
+    )
+    run(pytester).stdout.fnmatch_lines(
+        ["*ConfigurationError: exactly_once needs effects=*exactly_once(handler, effects=count)*"]
+    )
 
 
 def test_a_marked_test_must_take_its_key_itself(pytester: pytest.Pytester) -> None:

@@ -199,14 +199,14 @@ async def test_R5_self_is_not_part_of_the_request(lab: Lab) -> None:
                 return str(cmd["id"])
     else:
 
-        class Service:  # type: ignore[no-redef]
+        class Service:  # type: ignore[no-redef]  # of one colour or the other
             @once(operation="svc", key=lambda number: f"n-{number}", request="number")
             async def add(self, number: int) -> int:
                 calls.append(self)
                 return number + 1
 
         @once(operation="handler", key="cmd.id", method="run")
-        class Handler:  # type: ignore[no-redef]
+        class Handler:  # type: ignore[no-redef]  # of one colour or the other
             async def run(self, cmd: dict[str, Any]) -> str:
                 calls.append(self)
                 return str(cmd["id"])
@@ -303,9 +303,8 @@ async def test_R45_create_makes_the_tables_before_the_first_call(lab: Lab) -> No
     once = lab.face(table="made_early")
     await lab.do(once.create())
     await lab.do(once.create())
-    assert (
-        await lab.do(lab.face(table="made_early", create=False).execute("k", lab.effect()))
-    ).value == "done"
+    late = lab.face(table="made_early", create=False)
+    assert (await lab.do(late.execute("k", lab.effect()))).value == "done"
 
 
 async def test_R7_forget_refuses_a_live_run(lab: Lab) -> None:

@@ -128,6 +128,25 @@ def test_every_part_of_a_sealed_value_is_refused_with_cause_and_remedy() -> None
     ring = Ring(RING)
     whole = ring.seal(b"secret", scope)
     for size in range(1, len(whole)):
-        with pytest.raises(CodecError, match=r"(cut short|changed|not in the ring).*(resolve|put it back)"):
+        with pytest.raises(CodecError, match=r"(cut short|changed|not in encrypt=).*(resolve|put it back)"):
             ring.open(whole[:size], scope)
     assert ring.open(whole, scope) == b"secret"
+
+
+async def test_R15_a_record_says_which_key_it_was_sealed_with(light_lab: Lab) -> None:
+    lab, store = light_lab, MemoryStore()
+    await lab.do(_over(lab, store, encrypt=RING).execute("k", lab.effect("4111")))
+    says = r"sealed with key '2026-a', which is not in encrypt=: put it back; resolve would overwrite it"
+    other = _over(lab, store, encrypt=OTHER)
+    for verb in ("execute", "peek"):
+        with pytest.raises(OutcomeUnknown, match=says) as caught:
+            await lab.do(other.execute("k", lab.effect()) if verb == "execute" else other.peek("k"))
+        assert caught.value.unreadable
+        assert "Look the effect up" not in str(caught.value)  # it is not lost
+    plain = _over(lab, store)
+    with pytest.raises(OutcomeUnknown, match=r"sealed with key '2026-a', and here is no encrypt="):
+        await lab.do(plain.execute("k", lab.effect()))
+    await lab.do(plain.execute("open", lab.effect()))
+    with pytest.raises(OutcomeUnknown, match=r"written without encrypt=.*resolve would overwrite it"):
+        await lab.do(other.execute("open", lab.effect()))
+    assert len(lab.effects) == 2

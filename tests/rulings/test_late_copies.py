@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
-from semel import InProgress
+from semel import InProgress, LeaseLost
 from semel.model import Busy, Record, State
 from semel.testing.proxy import CHUNKS, RESP, Proxy, Rule
 
@@ -122,6 +123,39 @@ async def test_R16_a_late_copy_of_a_claim_that_was_won_and_freed_is_given_back(l
     freed = await wire.record()
     assert mine.nonce != freed.nonce
     await _blocks_nobody(lab, wire, freed)
+
+
+@pytest.mark.parametrize("lab", ["redis"], indirect=True)  # the others insert what is not there, or read
+async def test_R16_a_late_copy_of_a_claim_that_took_a_vanished_record_back_is_given_back(
+    lab: Lab, wire: Wire
+) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with owned(lab, wire.reset, wire.key):
+            rule = await wire.warm_up()
+            with redis.Redis.from_url(lab.url) as stranger:
+                stranger.flushdb()
+            raise ZeroDivisionError  # its release finds no record, and claims it again
+    assert rule.fired.is_set()
+    mine = await wire.record()
+    await wire.has_and_frees()
+    freed = await wire.record()
+    assert mine.nonce != freed.nonce
+    await _blocks_nobody(lab, wire, freed)
+
+
+@pytest.mark.parametrize("lab", ["redis"], indirect=True)
+async def test_R16_a_late_copy_of_a_claim_of_a_run_that_was_overtaken_is_given_back(
+    lab: Lab, wire: Wire
+) -> None:
+    rule = await wire.warm_up()
+    with pytest.raises(LeaseLost):
+        async with owned(lab, wire.reset, wire.key) as claim:
+            assert rule.fired.is_set()
+            with redis.Redis.from_url(lab.url) as stranger:
+                stranger.flushdb()
+            await wire.has_and_frees()
+            await lab.do(claim.complete("late"))
+    await _blocks_nobody(lab, wire, await wire.record())
 
 
 async def test_R16_a_late_copy_is_its_own_caller_s_while_he_waits(lab: Lab, wire: Wire) -> None:

@@ -263,6 +263,25 @@ def test_the_logging_hook_masks_keys(caplog: pytest.LogCaptureFixture) -> None:
     assert "4711" not in caplog.text
 
 
+def test_the_logging_hook_says_which_key_and_what_kind_of_error(caplog: pytest.LogCaptureFixture) -> None:
+    from semel.hooks import log_events
+
+    def fails() -> None:
+        raise TimeoutError
+
+    once = Semel("memory://", operation="pay", hooks=[log_events])
+    with caplog.at_level("WARNING", logger="semel"), pytest.raises(TimeoutError):
+        once.execute("order-4711", fails, on_error="replay")
+    record = once.peek("order-4711")
+    assert record is not None
+    assert record.scope is not None
+    (line,) = caplog.records
+    assert line.getMessage().startswith(f"Failed default/pay/o…1 [{record.scope.hex[:8]}] attempt=1 ")
+    assert line.getMessage().endswith("error=TimeoutError")
+    assert line.semel_scope == record.scope.hex  # type: ignore[attr-defined]  # an extra
+    once.close()
+
+
 def test_an_encryption_ring_must_have_good_keys() -> None:
     from semel import ConfigurationError
 

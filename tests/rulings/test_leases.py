@@ -63,7 +63,43 @@ def test_R17_a_lost_lease_cancels_the_coroutine_unless_told_to_warn(tmp_path: An
             with pytest.raises(LeaseLost):
                 await once.execute(key, work, patient, on_lease_lost=mode)
         assert flags == [True, True]
-        assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
+        assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]  # inside of a task
+        await once.aclose()
+
+    asyncio.run(main())
+
+
+def test_R17_a_lost_lease_cancels_the_coroutine_that_a_plain_function_gave() -> None:
+    from semel import AsyncSemel
+
+    async def main() -> None:
+        store = MemoryStore()
+        once, thief = AsyncSemel(store, lease=0.2), AsyncSemel(store)
+        lab, loop, ended = Lab("async", ""), asyncio.get_running_loop(), list[str]()
+
+        async def work(stolen_before: bool) -> str:
+            run = current_run()
+            if not stolen_before:
+                await _steal(store, thief, run.key)
+            try:
+                await asyncio.sleep(30)
+            finally:
+                ended.append(run.key)
+            return "too late"
+
+        def slow() -> Any:
+            """Its lease is lost while it is still in its thread."""
+            run = current_run()
+            asyncio.run_coroutine_threadsafe(_steal(store, thief, run.key), loop).result()
+            asyncio.run_coroutine_threadsafe(until(lab, lambda: run.lease_lost), loop).result()
+            return work(True)
+
+        with pytest.raises(LeaseLost):
+            await once.execute("given", lambda: work(False))
+        with pytest.raises(LeaseLost):
+            await once.execute("given late", slow)
+        assert ended == ["given", "given late"]
+        assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]  # inside of a task
         await once.aclose()
 
     asyncio.run(main())

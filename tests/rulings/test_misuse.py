@@ -179,6 +179,29 @@ async def test_a_decorated_async_method_is_known_as_a_coroutine_function() -> No
         assert (await Shop().order.outcome("tea")).replayed
 
 
+def test_a_decorated_method_is_named_as_the_plain_one() -> None:
+    def marked(fn: Any) -> Any:
+        fn.route = "/order"
+        return fn
+
+    with Semel("memory://") as once:
+
+        class Shop:
+            @once(operation="order")
+            @marked
+            def order(self, item: str) -> str:
+                """Take an order."""
+                return item
+
+        order: Any = Shop().order
+        assert (order.__name__, order.__qualname__) == ("order", Shop.order.__qualname__)
+        assert (order.__doc__, order.__module__, order.route) == ("Take an order.", __name__, "/order")
+        assert list(inspect.signature(order).parameters) == ["item"]
+        assert order.__wrapped__(None, "tea") == "tea"
+        assert order("tea") == "tea"
+        assert order.outcome("tea").replayed
+
+
 def test_R8_an_unprotected_face_never_refuses_a_call() -> None:
     with pytest.warns(match="nothing is protected"):
         once = Semel("memory://", enabled=False, on_unknown="hold")

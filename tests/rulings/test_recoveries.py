@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import time
 from typing import Any
 
 import pytest
 
-from semel import UNDECIDED, ConfigurationError, Found, KeyExpired, current_run
+from semel import NOT_FOUND, UNDECIDED, ConfigurationError, Found, KeyExpired, current_run
 
 from .conftest import Lab
 from .test_failure import _stop_heart
@@ -98,3 +100,75 @@ async def test_R7_a_resumed_run_has_the_labels_of_its_record(lab: Lab) -> None:
     )
     assert (await lab.do(once.reconcile())).resumed == 1
     assert seen == [{"order": "7"}]
+
+
+@pytest.mark.parametrize("readable", ["masked", "none"])
+async def test_R24_a_probe_of_a_masked_record_gets_no_other_downstream_key(lab: Lab, readable: str) -> None:
+    told: list[Any] = []
+    once = lab.face(readable=readable, operation="charge", secret="s" * 32, hooks=[told.append])
+    await _lose(lab, once, "customer-4711-order-99", on_unknown=lab.fn(lambda: UNDECIDED))
+    keys: list[str] = []
+
+    def probe(_: Any) -> object:
+        keys.append(current_run().key)
+        current_run().downstream_key("stripe")
+        return NOT_FOUND
+
+    once.recovery("charge", probe=lab.fn(probe), tenant=lab.tenant, masked=True)
+    report = await lab.do(once.reconcile())
+    assert (report.settled, report.failed) == (0, 1)
+    assert "…" in keys[0]
+    errors = [getattr(event, "error", None) for event in told]
+    (error,) = [each for each in errors if isinstance(each, ConfigurationError)]
+    assert re.search(r"masked.*set_ref.*label", str(error))
+    assert (await lab.do(once.peek("customer-4711-order-99"))).state == "unknown", "nothing was freed"
+    await lab.do(once.forget("customer-4711-order-99"))
+
+
+async def test_R24_the_probe_of_a_record_with_its_whole_key_has_the_runs_downstream_key(
+    light_lab: Lab,
+) -> None:
+    lab = light_lab
+    once = lab.face(operation="charge", secret="s" * 32)
+    keys: list[str] = []
+
+    def lost() -> None:
+        keys.append(current_run().downstream_key("stripe"))
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        await lab.do(once.execute("k", lab.fn(lost), on_unknown=lab.fn(lambda: UNDECIDED)))
+
+    def probe(_: Any) -> object:
+        keys.append(current_run().downstream_key("stripe"))
+        return Found("charged")
+
+    once.recovery("charge", probe=lab.fn(probe), masked=True)
+    assert (await lab.do(once.reconcile())).settled == 1
+    assert keys[0] == keys[1]
+
+
+async def test_R26_a_reconcile_does_not_wait_for_who_runs_a_key_whatever_its_face_does(lab: Lab) -> None:
+    dead, other = lab.face(lease=30, operation="op"), lab.face(lease=60, operation="op")
+    once = lab.face(operation="op", wait=20)
+    claim = dead.claim("k")
+    await lab.do(claim.__enter__() if lab.colour == "sync" else claim.__aenter__())
+    _stop_heart(dead, lab)
+    for face in (once, other):
+        let_pass(face, 31)
+    scan = once._engine().store.scan
+
+    async def scanned(query: Any) -> Any:
+        """What is lost, as it was before another reconciler took it over."""
+        page = await scan(query)
+        taken = other.claim("k")
+        await lab.do(taken.__enter__() if lab.colour == "sync" else taken.__aenter__())
+        return page
+
+    once._engine().store.scan = scanned
+    once.recovery("op", resume=lab.fn(lambda _: "twice"), tenant=lab.tenant)
+    began = time.monotonic()
+    report = await lab.do(once.reconcile())
+    assert report.resumed == 0
+    assert "k" in report.left
+    assert time.monotonic() - began < 15

@@ -17,9 +17,10 @@ from semel import (
     OutcomeUnknown,
     current_run,
 )
+from semel.runtime import run_sync
 
 from .conftest import Lab
-from .tools import owned
+from .tools import meanwhile, owned, until
 
 
 def _stepping(lab: Lab, name: str, fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -100,6 +101,54 @@ async def test_R26_a_step_inside_of_itself_is_refused_in_threads_too(light_lab: 
 
 
 @pytest.mark.timeout(20)
+@pytest.mark.parametrize("runs", [1, 2])
+async def test_R26_steps_that_wait_for_each_other_are_refused_instead_of_waiting_for_ever(
+    lab: Lab, runs: int
+) -> None:
+    """Two tasks or threads, of one run or of two: each is in a step of its own, and asks for that of the other."""
+    once = lab.face()
+    async with owned(lab, once, "first") as first, owned(lab, once, "second") as second:
+        one, other = first.run, second.run if runs == 2 else first.run
+        inside = [False, False]
+
+        def nested(place: int, run: Any, name: str) -> Any:
+            async def both_inside() -> None:
+                inside[place] = True
+                await until(lab, lambda: all(inside))
+
+            if lab.colour == "sync":
+                run_sync(both_inside())
+                return run.step(name, lab.effect())
+
+            async def asked() -> Any:
+                await both_inside()
+                return await run.step(name, lab.effect())
+
+            return asked()
+
+        ends = [
+            meanwhile(lab, 0.0, lambda: one.step("a", lab.fn(lambda: nested(0, other, "b")))),
+            meanwhile(lab, 0.0, lambda: other.step("b", lab.fn(lambda: nested(1, one, "a")))),
+        ]
+        told = [await _raised(end) for end in ends]
+        assert [each for each in told if each is not None]
+        for each in told:
+            assert each is None or (
+                isinstance(each, ConfigurationError) and "neither would ever end" in str(each)
+            )
+        await lab.do(first.complete())
+        await lab.do(second.complete())
+
+
+async def _raised(end: Any) -> BaseException | None:
+    try:
+        await end()
+    except Exception as error:
+        return error
+    return None
+
+
+@pytest.mark.timeout(20)
 @pytest.mark.parametrize("colour", ["async"])
 async def test_R26_a_task_that_outlives_its_step_may_use_the_name(light_lab: Lab) -> None:
     once = light_lab.face()
@@ -157,3 +206,94 @@ async def test_R26_a_step_whose_result_was_not_kept_says_why_and_what_to_do(
         ):
             await lab.do(once.execute("k", _stepping(lab, "export", lab.effect("small"))))
     assert len(lab.effects) == 1
+
+
+@pytest.mark.parametrize("colour", ["sync"])
+async def test_R26_a_coroutine_function_is_refused_before_its_step_is_marked(lab: Lab) -> None:
+    once = lab.face()
+
+    async def charge() -> str:
+        return "paid"
+
+    with pytest.raises(ConfigurationError, match=r"'charge' cannot be the coroutine function.*AsyncSemel"):
+        once.execute("k", _stepping(lab, "charge", charge, on_unknown="hold"))
+    assert once.execute("k", _stepping(lab, "charge", lab.effect("paid"), on_unknown="hold")).value == "paid"
+
+
+@pytest.mark.parametrize("what", ["generator", "coroutine"])
+async def test_R26_a_step_of_which_nothing_has_run_leaves_no_mark(lab: Lab, what: str) -> None:
+    """A promise to run is no result: whoever repairs the function makes the step."""
+    once = lab.face()
+
+    async def charge() -> str:
+        return "paid"
+
+    if what == "coroutine" and lab.colour == "async":
+        return  # it is awaited there, and its result is that of the step
+    lazy = (lambda: (each for each in "paid")) if what == "generator" else (lambda: charge())
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=f"returned a {what}, and nothing of that has run"):
+            await lab.do(once.execute("k", _stepping(lab, "charge", lazy, on_unknown="hold")))
+    again = _stepping(lab, "charge", lab.effect("paid"), on_unknown="hold")
+    assert (await lab.do(once.execute("k", again))).value == "paid"
+    assert len(lab.effects) == 1
+
+
+async def test_R26_a_mark_is_not_taken_back_for_a_promise_that_was_made_further_inside(
+    light_lab: Lab,
+) -> None:
+    lab = light_lab
+    once = lab.face()
+
+    async def both() -> Any:
+        lab.effects.append("charged")
+        inner: Any = current_run()
+        return await lab.do(inner.step("inner", lambda: (each for each in "paid"), on_unknown="hold"))
+
+    outer = (lambda: run_sync(both())) if lab.colour == "sync" else both
+    with pytest.raises(ConfigurationError, match="nothing of that has run"):
+        await lab.do(once.execute("k", _stepping(lab, "charge", outer, on_unknown="hold")))
+    with pytest.raises(OutcomeUnknown, match="step 'charge'"):
+        await lab.do(once.execute("k", _stepping(lab, "charge", outer, on_unknown="hold")))
+    assert lab.effects == ["charged"]
+
+
+@pytest.mark.parametrize("policy", ["retry", "hold"])
+async def test_R26_a_run_has_at_most_256_steps_however_they_are_made(light_lab: Lab, policy: str) -> None:
+    lab = light_lab
+    once = lab.face()
+    made: list[int] = []
+
+    async def work() -> str:
+        run: Any = current_run()
+        for number in range(256):
+            await lab.do(run.step(f"s{number}", lab.fn(lambda: made.append(1)), on_unknown=policy))
+        with pytest.raises(ConfigurationError, match="at most 256 steps"):
+            await lab.do(run.step("one more", lab.fn(lambda: made.append(1)), on_unknown=policy))
+        with pytest.raises(ConfigurationError, match="at most 256 steps"):
+            await lab.do(run.new_id("ord"))
+        assert await lab.do(run.step("s7", lab.fn(lambda: made.append(1)), on_unknown=policy)) is None
+        return "done"
+
+    await lab.do(once.execute("k", (lambda: run_sync(work())) if lab.colour == "sync" else work))
+    assert len(made) == 256
+
+
+@pytest.mark.parametrize("colour", ["async"])
+@pytest.mark.parametrize("policy", ["retry", "hold"])
+async def test_R26_steps_at_the_same_time_are_not_more_than_256_either(light_lab: Lab, policy: str) -> None:
+    once = light_lab.face()
+    made: list[int] = []
+
+    async def one() -> None:
+        made.append(1)
+        await asyncio.sleep(0)
+
+    async def work() -> int:
+        run: Any = current_run()
+        every = (run.step(f"s{number}", one, on_unknown=policy) for number in range(300))
+        told = await asyncio.gather(*every, return_exceptions=True)
+        assert all(each is None or isinstance(each, ConfigurationError) for each in told)
+        return len(run.steps)
+
+    assert (await once.execute("k", work)).value == len(made) <= 256

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import datetime as dt
 import decimal
 import socket
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import Any, TypedDict
 
 import msgspec
@@ -19,6 +23,7 @@ from semel import (
     InvalidKey,
     KeyMismatch,
     OutcomeUnknown,
+    Semel,
     current_run,
     fingerprint,
     parse_id,
@@ -182,6 +187,40 @@ async def test_R23_over_max_result_the_caller_gets_its_value_and_the_record_a_ma
     assert (again.replayed, again.ref, lab.effects) == (True, "ord_9", ["big"])
     with pytest.raises(CodecError, match="ord_9"):
         _ = again.value
+
+
+async def test_R23_whoever_made_it_happen_is_told_that_it_did(light_lab: Lab) -> None:
+    lab, once = light_lab, light_lab.face(on_unknown="hold")
+    says = r"key .* \[[0-9a-f]{8}\] of .*ran and is recorded as done, and will not run again; its result was not kept: result is a type"
+    for words in (says, "its result could not be encoded when it happened"):
+        with pytest.raises(CodecError, match=words) as caught:
+            await lab.do(once.execute("k", lab.effect(socket.socket)))
+        assert caught.value.recorded
+        assert copy.copy(caught.value).recorded  # as it is after a way to another process
+    with pytest.raises(CodecError) as early:
+        await lab.do(once.execute("k2", lab.fn(make_socket)))
+    assert not early.value.recorded
+    with pytest.raises(SystemExit):
+        await lab.do(once.execute("k3", lab.raising(SystemExit())))
+    with pytest.raises(
+        CodecError, match=r"what the probe found for .* stays unknown: result is a type"
+    ) as lost:
+        await lab.do(once.execute("k3", lab.effect(), on_unknown=lambda: Found(socket.socket)))
+    assert not lost.value.recorded
+    assert len(lab.effects) == 2
+
+
+def test_R27_within_a_transaction_it_is_recorded_when_that_commits(tmp_path: Path) -> None:
+    path = tmp_path / "semel.db"
+    with Semel(f"sqlite:///{path}") as once, closing(sqlite3.connect(path)) as db:
+        once.create()
+        with pytest.raises(
+            CodecError, match="ran and is recorded as done if this transaction commits"
+        ) as told:
+            once.within(db).execute("k", lambda: socket.socket)
+        assert told.value.recorded
+        db.commit()
+        assert once.peek("k").state == "done"  # type: ignore[union-attr]  # it is there
 
 
 async def test_R23_results_may_be_compressed(lab: Lab) -> None:
@@ -382,10 +421,10 @@ class Modelled(pydantic.BaseModel):
     cents: decimal.Decimal
 
 
-def _as_told() -> Told: ...  # type: ignore[empty-body]
-def _as_model() -> Modelled: ...  # type: ignore[empty-body]
-def _as_pair() -> tuple[int, str]: ...  # type: ignore[empty-body]
-def _as_bytes() -> bytes: ...  # type: ignore[empty-body]
+def _as_told() -> Told: ...  # type: ignore[empty-body]  # only its annotation counts
+def _as_model() -> Modelled: ...  # type: ignore[empty-body]  # only its annotation counts
+def _as_pair() -> tuple[int, str]: ...  # type: ignore[empty-body]  # only its annotation counts
+def _as_bytes() -> bytes: ...  # type: ignore[empty-body]  # only its annotation counts
 def _as_maybe() -> Told | None: ...
 
 

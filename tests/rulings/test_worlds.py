@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from semel import AsyncSemel, ConfigurationError, Semel, StoreUnavailable, current_run
 from semel.layers import Layer
+from semel.loop import LoopRuntime
 from semel.model import State
 from semel.runtime import run_sync
 from semel.stores.memory import MemoryStore
+
+from .conftest import url_of
 
 
 def test_steps_of_plain_functions_do_not_deadlock_a_full_pool() -> None:
@@ -46,6 +52,66 @@ def test_a_loop_that_ends_under_a_thread_does_not_free_its_key() -> None:
     (record,) = store._records.values()
     finish.set()
     assert record.state is State.RUNNING
+
+
+@pytest.mark.timeout(60)
+def test_R26_a_step_of_a_thread_whose_loop_does_not_run_any_more_is_refused() -> None:
+    once = AsyncSemel(MemoryStore())
+    stopped, told = threading.Event(), threading.Event()
+    problems: list[BaseException] = []
+
+    def work() -> None:
+        assert stopped.wait(30)
+        try:
+            current_run().step("charge", int)
+        except ConfigurationError as error:
+            problems.append(error)
+        told.set()
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(once.execute("k", work), 0.1)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    stopped.set()
+    assert told.wait(30)
+    assert "loop of its call does not run any more" in str(problems[0])
+    loop.run_until_complete(once.aclose())  # which hears how the function has ended
+    loop.close()
+
+
+def test_R26_what_a_thread_asks_of_a_closed_loop_is_refused() -> None:
+    loop = asyncio.new_event_loop()
+    runtime = LoopRuntime(loop, ThreadPoolExecutor)
+    loop.close()
+
+    async def answer() -> int:
+        return 7
+
+    with pytest.raises(ConfigurationError, match="loop of its call does not run any more"):
+        runtime.drive(answer())
+
+
+def test_R26_a_step_of_a_thread_waits_for_a_loop_that_only_pauses() -> None:
+    once = AsyncSemel(MemoryStore())
+    stopped = threading.Event()
+
+    def work() -> int:
+        assert stopped.wait(30)
+        value: int = current_run().step("charge", int, "7")
+        return value
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(once.execute("k", work), 0.1)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    stopped.set()
+    assert loop.run_until_complete(once.execute("k", work, wait=30)).value == 7
+    loop.run_until_complete(once.aclose())
+    loop.close()
 
 
 def test_an_outage_starts_no_thread_per_call() -> None:
@@ -99,3 +165,28 @@ def test_an_async_face_outside_a_loop_is_refused() -> None:
     coroutine = once.execute("k", lambda: 1)
     with pytest.raises(ConfigurationError, match="asyncio"):
         run_sync(coroutine)
+
+
+@pytest.mark.parametrize("store", ["sqlite", "redis", "postgres", "mysql"])
+def test_R7_a_face_closes_although_another_loop_that_used_it_stands_still(
+    request: pytest.FixtureRequest, tmp_path: Path, store: str
+) -> None:
+    once = AsyncSemel(url_of(request, store, "async", tmp_path), tenant=uuid.uuid4().hex, timeout=20)
+    idle = asyncio.new_event_loop()
+
+    async def work() -> int:
+        return 1
+
+    async def main() -> None:
+        assert (await once.execute("k", work)).replayed
+        await once.aclose()
+
+    try:
+        assert not idle.run_until_complete(once.execute("k", work)).replayed
+        asyncio.run(main())
+        idle.run_until_complete(asyncio.sleep(0.1))  # goes on, and closes what it had
+        with pytest.raises(ConfigurationError):
+            idle.run_until_complete(once.execute("k", work))
+    finally:
+        idle.run_until_complete(idle.shutdown_asyncgens())
+        idle.close()

@@ -49,7 +49,8 @@ def store_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 @pytest.fixture(scope="module")
 def once(store_url: str) -> Iterator[Semel]:
     """A face with a prefix of its own: nothing of another test is in sight."""
-    with Semel(store_url, prefix=uuid.uuid4().hex, capacity=1_000_000, timeout=15) as face:
+    room: dict[str, Any] = {"capacity": 1_000_000} if store_url.startswith("memory:") else {}
+    with Semel(store_url, prefix=uuid.uuid4().hex, timeout=15, **room) as face:
         yield face
 
 

@@ -152,7 +152,7 @@ def test_a_failure_is_kept_whatever_its_text_says(once: Semel, message: str, cod
     def fail() -> None:
         error = Failed(message)
         if code is not None:
-            error.code = code  # type: ignore[attr-defined]
+            error.code = code  # type: ignore[attr-defined]  # as drivers do
         raise error
 
     with pytest.raises(Failed):

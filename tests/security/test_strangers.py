@@ -119,7 +119,7 @@ def test_a_prefix_a_tenant_and_a_namespace_keep_a_shared_store_apart(store_url: 
         {"prefix": f"{mine}{prefix}", "tenant": tenant, "namespace": namespace}
         for prefix, tenant, namespace in product(("a", "b"), ("t", "u"), (None, "n", "m"))
     ]
-    faces = [Semel(store_url, timeout=20, **world) for world in worlds]  # type: ignore[arg-type]
+    faces = [Semel(store_url, timeout=20, **world) for world in worlds]  # type: ignore[arg-type]  # options by their names
     try:
         for number, face in enumerate(faces):
             assert face.execute("key", told(number)).value == number

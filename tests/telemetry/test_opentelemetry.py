@@ -83,7 +83,7 @@ def test_calls_are_spans_and_everything_else_is_an_event_of_the_current_one() ->
 
 
 class Gone(Layer):
-    async def claim(self, asks: list[Ask]) -> Any:  # type: ignore[override]
+    async def claim(self, asks: list[Ask]) -> Any:  # type: ignore[override]  # a list will do here
         raise StoreUnavailable("gone")
 
 

@@ -110,7 +110,7 @@ def test_a_take_over_and_the_lost_lease_are_counted(figures: Figures, url: str) 
 class Deaf(Layer):
     """A store that takes claims and no settles."""
 
-    async def settle(self, ends: list[Settle]) -> list[Answer | Exception]:  # type: ignore[override]
+    async def settle(self, ends: list[Settle]) -> list[Answer | Exception]:  # type: ignore[override]  # a list will do here
         raise StoreUnavailable("no")
 
 

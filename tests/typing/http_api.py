@@ -38,13 +38,13 @@ def asgi_middleware(once: AsyncSemel) -> None:
     app.add_middleware(CORSMiddleware, allow_origins=["https://page.example"], **cors())
     Starlette(middleware=[Middleware(asgi.IdempotencyMiddleware, once=once, anonymous=True)])
     FastAPI().add_middleware(asgi.IdempotencyMiddleware, once=once, wait=0, profile="acp")
-    app.add_middleware(asgi.IdempotencyMiddleware, once=once, waits=3)  # type: ignore[call-arg]
-    app.add_middleware(asgi.IdempotencyMiddleware, once=once, effects="none")  # type: ignore[arg-type]
-    app.add_middleware(asgi.IdempotencyMiddleware)  # type: ignore[call-arg]
+    app.add_middleware(asgi.IdempotencyMiddleware, once=once, waits=3)  # type: ignore[call-arg]  # wrong on purpose
+    app.add_middleware(asgi.IdempotencyMiddleware, once=once, effects="none")  # type: ignore[arg-type]  # wrong on purpose
+    app.add_middleware(asgi.IdempotencyMiddleware)  # type: ignore[call-arg]  # wrong on purpose
     with pytest.raises(ConfigurationError, match="AsyncSemel"):
-        asgi.IdempotencyMiddleware(app, once=Semel("memory://"), anonymous=True)  # type: ignore[arg-type]
+        asgi.IdempotencyMiddleware(app, once=Semel("memory://"), anonymous=True)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ConfigurationError, match="wiat"):
-        asgi.IdempotencyMiddleware(app, once=once, wiat=0)  # type: ignore[call-arg]
+        asgi.IdempotencyMiddleware(app, once=once, wiat=0)  # type: ignore[call-arg]  # wrong on purpose
 
 
 def decorators(once: AsyncSemel, plain: Semel) -> None:
@@ -70,4 +70,4 @@ def decorators(once: AsyncSemel, plain: Semel) -> None:
 
     wsgi.IdempotencyMiddleware(application, once=plain, anonymous=True, authenticated_outside=True)
     with pytest.raises(ConfigurationError, match="routes"):
-        flask.idempotent(once=plain, anonymous=True, routes={})  # type: ignore[call-arg]
+        flask.idempotent(once=plain, anonymous=True, routes={})  # type: ignore[call-arg]  # wrong on purpose

@@ -461,11 +461,11 @@ TYPED: list[tuple[Any, Any]] = [
     (Model, Model(a=1)),
     (Model, Model(a=1, b=Decimal("1.50"), child=Struct(1))),
     (list[Model], [Model(a=1), Model(a=2, b=None)]),
-    (Open, Open(a=1, more=(1, 2))),  # type: ignore[call-arg]
+    (Open, Open(a=1, more=(1, 2))),  # type: ignore[call-arg]  # it takes fields that it does not declare
     (Open, Open()),
     (Unset, Unset(a=1)),
     (Root, Root([1, 2])),
-    (Linked, Linked(url="https://a.example/x")),  # type: ignore[arg-type]
+    (Linked, Linked(url="https://a.example/x")),  # type: ignore[arg-type]  # pydantic converts text
     (Boxed[Line], Boxed[Line](item=Line("a", Decimal(1)))),
     (PydanticData, PydanticData(a=1)),
     (
@@ -513,10 +513,10 @@ MISMATCHED: list[tuple[Any, Any]] = [
     (list[int], (1, 2)),
     (str, None),
     (Line, {"sku": "a"}),
-    (Line, Line(7, [1.0])),  # type: ignore[arg-type]
-    (Frozen, Frozen(1.0, [1])),  # type: ignore[arg-type]
-    (Struct, Struct("text")),  # type: ignore[arg-type]
-    (Point, Point("a", 1)),  # type: ignore[arg-type]
+    (Line, Line(7, [1.0])),  # type: ignore[arg-type]  # wrong on purpose
+    (Frozen, Frozen(1.0, [1])),  # type: ignore[arg-type]  # wrong on purpose
+    (Struct, Struct("text")),  # type: ignore[arg-type]  # wrong on purpose
+    (Point, Point("a", 1)),  # type: ignore[arg-type]  # wrong on purpose
     (Model, Model.model_construct(a="text", b=1.5, child=(1, 2))),
 ]
 
@@ -542,7 +542,7 @@ def test_R2_neither_init_nor_validators_run_on_replay() -> None:
 def test_R2_a_model_keeps_which_of_its_fields_were_set() -> None:
     assert round_trip(Model(a=1), Model).model_fields_set == {"a"}
     assert round_trip(Model(a=1, b=None, child=None), Model).model_fields_set == {"a", "b", "child"}
-    assert round_trip(Open(z=1), Open).model_extra == {"z": 1}  # type: ignore[call-arg]
+    assert round_trip(Open(z=1), Open).model_extra == {"z": 1}  # type: ignore[call-arg]  # it takes fields that it does not declare
     assert round_trip(Open(), Open).model_extra == {}
     again = round_trip(Upper(name="x"), Upper)
     assert again._seen == 0
@@ -616,7 +616,7 @@ class Ghost(enum.Enum):
 
 TYPED_REFUSED: list[tuple[Any, Any, str]] = [
     (Line, Sub("a", Decimal(1)), r"^result is a .*\.Sub, a class that the annotation .*Line.* does not name"),
-    (Line, Line("a", Foreign()), r"^result\.price is a .*\.Foreign"),  # type: ignore[arg-type]
+    (Line, Line("a", Foreign()), r"^result\.price is a .*\.Foreign"),  # type: ignore[arg-type]  # wrong on purpose
     (
         list[Order],
         [Order(uuid.UUID(int=1), NOON, [], extra={"x": Foreign()})],
@@ -625,8 +625,8 @@ TYPED_REFUSED: list[tuple[Any, Any, str]] = [
     (Line, with_attribute(Line("a", Decimal(1)), Foreign()), r"^result\.more is a .*\.Foreign"),
     (Model, Model.model_construct(a=Foreign()), r"^result\.a is a .*\.Foreign"),
     (Model, Model.model_construct(b=Decimal(1)), r"has no value in its field 'a'"),
-    (Linked, Linked(url="https://a.example", anything={1, 2}), r"^result\.url is a"),  # type: ignore[arg-type]
-    (Linked, Linked(url="https://a.example", anything=Word.A), r"^result\.(url|anything) is a"),  # type: ignore[arg-type]
+    (Linked, Linked(url="https://a.example", anything={1, 2}), r"^result\.url is a"),  # type: ignore[arg-type]  # pydantic converts text
+    (Linked, Linked(url="https://a.example", anything=Word.A), r"^result\.(url|anything) is a"),  # type: ignore[arg-type]  # pydantic converts text
     (Wide, with_attribute(Wide(1)), "attributes that are no fields of .*Wide: more"),
     (Loose, with_attribute(Loose(1)), "attributes that are no fields of .*Loose: more"),
     (Growing, Growing(1), "that its own __post_init__ would change on replay"),
@@ -1015,7 +1015,7 @@ def gives_coroutine() -> Coroutine[Any, Any, list[Line]]:
     raise NotImplementedError
 
 
-def yields():  # type: ignore[no-untyped-def]
+def yields():  # type: ignore[no-untyped-def]  # without annotations on purpose
     yield 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ URL = {"SEMEL_URL": "memory://"}
 def test_every_setting_is_one_of_a_face() -> None:
     known = set(inspect.signature(Face.__init__).parameters) | set(Options.__struct_fields__) | {"url"}
     assert set(SETTINGS) <= known
-    left = set(inspect.signature(Face.__init__).parameters) - set(SETTINGS)
-    assert left == {"self", "store", "hooks", "encrypt", "options"}
+    left = (known | {"self"}) - set(SETTINGS)
+    assert left == {"self", "store", "hooks", "encrypt", "options", "result_type"}
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,16 @@ def test_every_setting_is_one_of_a_face() -> None:
         ("coalesce", "True", True),
         ("index", "ref, trace", ["ref", "trace"]),
         ("tenant", "acme", "acme"),
+        ("wait", "inf", math.inf),
+        ("retention", "inf", None),
+        ("poll", "5ms, 1s", [0.005, 1.0]),
+        ("max_waiters", "5", 5),
+        ("compress_over", "4096", 4096),
+        ("compress_over", "none", None),
+        ("inline", "yes", True),
+        ("fingerprints", "required", "required"),
+        ("on_lease_lost", "warn", "warn"),
+        ("ref_type", "ord", "ord"),
     ],
 )
 def test_a_text_becomes_what_the_setting_takes(name: str, text: str, value: Any) -> None:
@@ -68,6 +79,30 @@ def test_typos_are_refused_and_strangers_left_alone() -> None:
         AsyncSemel.from_config({})
     with Semel.from_env(environ={**URL, "SEMEL_TEST": "full", "PATH": "/bin"}, lease=3) as once:
         assert once.execute("k", lambda: 1).value == 1
+
+
+@pytest.mark.parametrize("name", ["hooks", "encrypt", "result_type", "encryption"])
+def test_what_only_the_program_can_give_is_not_dropped(name: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"given by the program, not by the environment: from_env\(…, "
+    ):
+        Semel.from_env(environ={**URL, f"SEMEL_{name.upper()}": "x"})
+
+
+def test_a_configuration_cannot_say_what_only_the_program_can_give() -> None:
+    with pytest.raises(ConfigurationError, match=r"'hooks': hooks is given by the program.*from_config\("):
+        Semel.from_config({"url": "memory://", "hooks": []})
+
+
+def test_texts_reach_the_face_as_settings() -> None:
+    more = {"SEMEL_POLL": "1ms,2ms", "SEMEL_WAIT": "inf", "SEMEL_FINGERPRINTS": "required"}
+    with (
+        Semel.from_env(environ={**URL, **more}) as once,
+        pytest.raises(ConfigurationError, match='fingerprints="required"'),
+    ):
+        once.execute("k", lambda: 1)
+    with pytest.raises(ConfigurationError, match="poll must be a pair"):
+        Semel.from_env(environ={**URL, "SEMEL_POLL": "1ms"})
 
 
 def test_a_file_has_sections(tmp_path: Path) -> None:

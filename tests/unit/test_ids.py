@@ -151,7 +151,7 @@ def test_R25_an_id_of_another_kind_is_refused_by_name() -> None:
 
 def test_what_is_no_text_is_refused() -> None:
     with pytest.raises(InvalidKey, match="must be a str, not bytes"):
-        parse(b"ord_")  # type: ignore[arg-type]
+        parse(b"ord_")  # type: ignore[arg-type]  # wrong on purpose
 
 
 @pytest.mark.parametrize("kind", ["", "Ord", "1rd", "or_d", "a" * 21, "ord\n", None])

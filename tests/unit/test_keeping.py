@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +14,7 @@ import pytest
 
 from semel import (
     NOT_FOUND,
+    AsyncSemel,
     ConfigurationError,
     Found,
     InProgress,
@@ -20,6 +23,7 @@ from semel import (
     StoreUnavailable,
     keeping,
 )
+from semel.hooks import Unreconciled, log_events
 from semel.layers.layer import Layer
 from semel.model import Answer, Settle
 from semel.stores.memory import MemoryStore
@@ -185,7 +189,89 @@ def test_R26_one_operation_that_fails_does_not_stop_the_others() -> None:
             once.recovery(operation, probe=probe)
         report = once.reconcile()
         assert (report.found, report.failed, report.settled, report.left) == (3, 1, 1, ("k",))
-    assert [type(each) for each in told if isinstance(each, Exception)] == [ZeroDivisionError]
+        assert [(key, type(error)) for key, error in report.failures] == [
+            ("k", ZeroDivisionError),
+            ("k", InProgress),
+        ]
+    events = [each for each in told if isinstance(each, Unreconciled)]
+    assert [(each.scope.operation, each.error) for each in events] == [
+        ("one", report.failures[0][1]),
+        ("two", report.failures[1][1]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("probe", "says"),
+    [(lambda record: True, "a probe answers Found"), (lambda: NOT_FOUND, "takes 0 positional arguments")],
+    ids=["answer", "arguments"],
+)
+def test_R26_a_reconcile_tells_why_a_probe_did_not_settle(
+    probe: Any, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Semel("memory://", on_unknown="hold", hooks=[log_events]) as once:
+        lose(once, "k", operation="pay")
+        once.recovery("pay", probe=probe)
+        with caplog.at_level(logging.WARNING, "semel"):
+            report = once.reconcile()
+        assert (report.failed, report.left) == (1, ())
+        ((key, error),) = report.failures
+        assert key == "k"
+        assert says in str(error)
+        assert once.peek("k", operation="pay").state == "unknown"  # type: ignore[union-attr]  # it is there
+    (line,) = [each for each in caplog.records if "Unreconciled" in each.getMessage()]
+    assert (line.levelname, line.semel_operation) == ("WARNING", "pay")  # type: ignore[attr-defined]  # an extra
+
+
+def test_R26_what_is_wrong_with_the_store_reaches_whoever_reconciles() -> None:
+    store = Between()
+    with Semel(store, on_unknown="hold") as once:
+        lose(once, "k", operation="pay")
+        once.recovery("pay", probe=lambda record: Found("paid"))
+        store.answer = StoreUnavailable("gone")
+        with pytest.raises(StoreUnavailable):
+            once.reconcile()
+
+        def its_own(record: Any) -> Found:
+            raise StoreUnavailable("of another store, which the probe asks")
+
+        once.recovery("pay", probe=its_own)
+        report = once.reconcile()
+        assert (report.left, type(report.failures[0][1])) == (("k",), StoreUnavailable)
+
+
+def test_R26_a_recovery_that_can_do_nothing_is_refused_at_once() -> None:
+    def generator(record: Any) -> Iterator[int]:
+        yield 1
+
+    with Semel("memory://") as once:
+        with pytest.raises(ConfigurationError, match=r"recovery\('pay'\) says nothing: give it probe=…"):
+            once.recovery("pay")
+        wrong: Any
+        for name, wrong in (("probe", 5), ("resume", "run"), ("resume", generator)):
+            with pytest.raises(ConfigurationError, match=r"must be a function|generator function"):
+                once.recovery("pay", **{name: wrong})
+
+
+def test_R26_probes_of_either_colour_are_heard() -> None:
+    async def main() -> None:
+        async with AsyncSemel("memory://", on_unknown="hold", lease=0.05) as once:
+            for key in ("a", "b"):
+                with pytest.raises(SystemExit):
+                    await once.execute(key, _exits, operation=key)
+
+            async def coroutine(record: Any) -> Found:
+                return Found({"by": "coroutine"})
+
+            once.recovery("a", probe=coroutine)
+            once.recovery("b", probe=lambda record: coroutine(record))
+            report = await once.reconcile()
+            assert (report.settled, report.failures) == (2, ())
+
+    asyncio.run(main())
+
+
+async def _exits() -> None:
+    raise SystemExit
 
 
 def test_R26_what_a_probe_does_not_find_is_free_again_unless_it_is_held() -> None:

@@ -98,7 +98,7 @@ def test_R21_readable_decides_what_of_the_key_is_kept() -> None:
     assert (full.key, masked.key, none.key) == (key, "0191…90ab", "")
     assert full.hash == masked.hash == none.hash
     with pytest.raises(ConfigurationError, match='"full", "masked" or "none"'):
-        make_scope("p", "t", "o", key, "some")  # type: ignore[arg-type]
+        make_scope("p", "t", "o", key, "some")  # type: ignore[arg-type]  # wrong on purpose
 
 
 @given(NAMES)
@@ -274,7 +274,7 @@ SAME = [
     (Order("x", 1, seen_at=1.5), Order("x", 1, seen_at=2.5)),
     ({"item": "x", "amount": 1}, StructOrder("x", 1)),
     ({"item": "x", "amount": 1}, ModelOrder(item="x", amount=1)),
-    ({"a": 1, "b": [2]}, OpenModel(b=[2])),  # type: ignore[call-arg]
+    ({"a": 1, "b": [2]}, OpenModel(b=[2])),  # type: ignore[call-arg]  # it takes fields that it does not declare
     ({"type": "Cat", "name": "Tom"}, Cat("Tom")),
     ({"kind": "dog", "name": "Tom"}, Dog("Tom")),
     (UTC_NOON, UTC_NOON.astimezone(ZoneInfo("Europe/Rome"))),
@@ -308,9 +308,9 @@ DIFFERENT: list[Any] = [
     uuid.UUID(int=1), str(uuid.UUID(int=1)), uuid.UUID(int=1).bytes,
     ipaddress.ip_address("10.0.0.1"), "10.0.0.1", PurePosixPath("a/b"), "a/b", Fraction(1, 3), "1/3",
     message(a=1), message(a=2), wrappers_pb2.StringValue(value="a"), wrappers_pb2.BytesValue(value=b"a"),
-    Secretive(token="a", site="https://a.example"),  # type: ignore[arg-type]
-    Secretive(token="b", site="https://a.example"),  # type: ignore[arg-type]
-    Secretive(token="b", site="https://b.example"),  # type: ignore[arg-type]
+    Secretive(token="a", site="https://a.example"),  # type: ignore[arg-type]  # pydantic converts text
+    Secretive(token="b", site="https://a.example"),  # type: ignore[arg-type]  # pydantic converts text
+    Secretive(token="b", site="https://b.example"),  # type: ignore[arg-type]  # pydantic converts text
     Order("x", 1), Order("x", 2), StructOrder("x", 1, "note"), Cat("Tom"), Dog("Tom"),
 ]  # fmt: skip
 

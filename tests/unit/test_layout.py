@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
 import re
 import types
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -46,10 +47,28 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def functions(path: Path) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+class Read(NamedTuple):
+    """What the tests ask about a module."""
+
+    says: str | None
+    functions: dict[str, int]
+    exported: set[str] | None
+    bound: set[str]
+    defined: set[str]
+
+
+@functools.cache
+def read(path: Path) -> Read:
+    """Each module is parsed and walked once; the trees of them all would fill the memory."""
+    tree = ast.parse(path.read_text("utf-8"))
+    functions, everything = {}, set[str]()
+    for node in ast.walk(tree):
+        everything |= bound(node)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield f"{name_of(path)}:{node.name}", (node.end_lineno or node.lineno) - node.lineno + 1
+            functions[f"{name_of(path)}:{node.name}"] = (node.end_lineno or node.lineno) - node.lineno + 1
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    defined = {node.name for node in tree.body if isinstance(node, kinds)}
+    return Read(ast.get_docstring(tree), functions, exported(tree), everything, defined)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
@@ -62,7 +81,7 @@ def test_a_module_is_short(path: Path) -> None:
 def test_a_function_is_short(path: Path) -> None:
     long = {
         name: lines
-        for name, lines in functions(path)
+        for name, lines in read(path).functions.items()
         if lines > LONGER_FUNCTIONS.get(name, (FUNCTION_LINES, ""))[0]
     }
     assert not long
@@ -70,7 +89,8 @@ def test_a_function_is_short(path: Path) -> None:
 
 def test_the_tables_of_exceptions_hold_nothing_that_became_short() -> None:
     lengths = {name_of(path): len(path.read_text("utf-8").splitlines()) for path in SOURCES}
-    lengths |= {name: lines for path in SOURCES for name, lines in functions(path)}
+    for name in LONGER_FUNCTIONS:
+        lengths |= read(ROOT / name.partition(":")[0]).functions
     limits = {
         **dict.fromkeys(LONGER_MODULES, MODULE_LINES),
         **dict.fromkeys(LONGER_FUNCTIONS, FUNCTION_LINES),
@@ -102,31 +122,28 @@ def exported(tree: ast.Module) -> set[str] | None:
     return None
 
 
-def bound(tree: ast.Module, *, imports: bool) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(tree) if imports else tree.body:
-        match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                names.add(node.name)
-            case ast.Import() | ast.ImportFrom() if imports:
-                names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
-            case ast.Assign() if imports:
-                names.update(target.id for target in node.targets if isinstance(target, ast.Name))
-            case ast.AnnAssign(target=ast.Name(id=name)) if imports:
-                names.add(name)
-            case _:
-                pass
-    return names
+def bound(node: ast.AST) -> set[str]:
+    """The names that a statement binds."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return {node.name}
+        case ast.Import() | ast.ImportFrom():
+            return {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        case ast.Assign():
+            return {target.id for target in node.targets if isinstance(target, ast.Name)}
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return {name}
+        case _:
+            return set()
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_all_of_a_module_is_exact(path: Path) -> None:
-    tree = ast.parse(path.read_text("utf-8"))
-    names = exported(tree)
+    names = read(path).exported
     if names is None:
         return
-    assert not names - bound(tree, imports=True), "in __all__, but not there"
-    public = {name for name in bound(tree, imports=False) if not name.startswith("_")}
+    assert not names - read(path).bound, "in __all__, but not there"
+    public = {name for name in read(path).defined if not name.startswith("_")}
     assert not public - names - {"main"}, "public, but not in __all__ (export it, or begin its name with _)"
 
 
@@ -156,5 +173,5 @@ def test_the_changelog_begins_with_the_version_of_the_package() -> None:
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    silent = [name_of(path) for path in SOURCES if not ast.get_docstring(ast.parse(path.read_text("utf-8")))]
+    silent = [name_of(path) for path in SOURCES if not read(path).says]
     assert not [name for name in silent if not name.endswith("__init__.py")]

@@ -31,7 +31,7 @@ def ask(key: str = "key", nonce: bytes = b"1" * 16) -> Ask:
 
 
 def done(key: str = "key", **more: object) -> Settle:
-    return Settle(scope(key), b"1" * 16, Kind.DONE, 100.0, **more)  # type: ignore[arg-type]
+    return Settle(scope(key), b"1" * 16, Kind.DONE, 100.0, **more)  # type: ignore[arg-type]  # options by their names
 
 
 def test_R8_a_name_is_shared_in_the_process_and_no_name_is_private() -> None:
@@ -96,11 +96,11 @@ def test_watchers_leave_nothing_behind() -> None:
     unwatch_first = run_sync(store.watch(scope(), first.set))
     unwatch_second = run_sync(store.watch(scope(), second.set))
     for _ in range(2):
-        run_sync(unwatch_first())  # type: ignore[arg-type]
+        run_sync(unwatch_first())  # type: ignore[arg-type]  # any awaitable will do
     run_sync(store.claim([ask()]))
     run_sync(store.settle([done()]))
     assert (first.is_set(), second.is_set()) == (False, True)
-    run_sync(unwatch_second())  # type: ignore[arg-type]
+    run_sync(unwatch_second())  # type: ignore[arg-type]  # any awaitable will do
     assert not store._watchers
 
 

@@ -68,6 +68,44 @@ def test_a_client_in_place_of_a_url_changes_nothing_about_that() -> None:
     assert open_store("memory://", Settings(table="shop.semel"), "sync").colour == "both"
 
 
+@pytest.mark.parametrize(
+    ("setting", "where", "says"),
+    [
+        (
+            {"capacity": 5},
+            "sqlite:///semel.db",
+            "capacity is how many records memory:// holds; a sqlite store",
+        ),
+        ({"acks": 1}, "postgresql://host/db", "acks is a number of replicas .* a postgresql store"),
+        ({"index": {"ref"}}, "memory://", "index is .* on Redis; a memory store"),
+    ],
+)
+def test_a_setting_that_a_store_would_ignore_is_refused(
+    setting: dict[str, Any], where: str, says: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        Semel(where, **setting)
+
+
+def test_so_it_is_with_clients_and_engines(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    tried: list[tuple[Any, dict[str, Any]]] = [
+        (engine, {"index": {"ref"}}),
+        (engine, {"acks": 1}),
+        (engine, {"capacity": 1}),
+    ]
+    for source, setting in tried:
+        with pytest.raises(ConfigurationError, match=f"does not know {next(iter(setting))}="):
+            Semel(source, **setting)
+    with Semel(engine, table="shop") as once:
+        assert once.execute("k", lambda: 1).value == 1
+
+
+def test_what_the_default_is_may_be_said_to_every_store() -> None:
+    said: dict[str, Any] = {"acks": 0, "table": "semel", "create": True, "capacity": 10_000}
+    Semel("memory://", **said).close()
+
+
 def test_an_engine_works_with_the_face_of_its_colour_on_sqlite_too(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
     with pytest.raises(ConfigurationError, match="AsyncEngine works with AsyncSemel only"):

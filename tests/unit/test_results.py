@@ -36,8 +36,8 @@ def test_a_function_that_is_made_anew_for_each_call_is_known_by_what_it_is_made_
 
 
 def test_a_function_without_an_annotation_is_known_too() -> None:
-    def made(value: int):  # type: ignore[no-untyped-def]
-        def plain():  # type: ignore[no-untyped-def]
+    def made(value: int):  # type: ignore[no-untyped-def]  # without annotations on purpose
+        def plain():  # type: ignore[no-untyped-def]  # without annotations on purpose
             return value
 
         return plain
@@ -49,7 +49,7 @@ def test_a_function_without_an_annotation_is_known_too() -> None:
 def test_two_functions_of_one_text_that_mean_two_classes_by_it_are_told_apart() -> None:
     def named(fruit: type) -> Any:
         def pick() -> fruit:  # type: ignore[valid-type]  # what the closure holds
-            return fruit(1)  # type: ignore[no-any-return]
+            return fruit(1)  # type: ignore[no-any-return]  # a class by its variable
 
         return pick
 

@@ -16,7 +16,7 @@ LOOPS = pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_even
 
 @LOOPS
 def test_R29_a_loop_runs_here_only_while_it_runs_and_only_in_its_thread(make: object) -> None:
-    loop, other = make(), asyncio.new_event_loop()  # type: ignore[operator]
+    loop, other = make(), asyncio.new_event_loop()  # type: ignore[operator]  # a parameter that is a function
     elsewhere: list[bool] = []
 
     async def look() -> tuple[bool, bool]:
@@ -38,7 +38,7 @@ def test_R29_a_loop_runs_here_only_while_it_runs_and_only_in_its_thread(make: ob
 
 @LOOPS
 def test_the_clock_of_a_loop_tells_its_time(make: object) -> None:
-    loop = make()  # type: ignore[operator]
+    loop = make()  # type: ignore[operator]  # a parameter that is a function
     try:
         assert clock_of(loop)() == pytest.approx(loop.time(), abs=5.0)
     finally:

@@ -281,7 +281,7 @@ class Lab:
             return await self._alchemy(kind, name)
         if kind == "django":
             return DjangoTx(self.django_alias())
-        return await getattr(self, f"_open_{self.driver.replace('-', '_')}")()  # type: ignore[no-any-return]
+        return await getattr(self, f"_open_{self.driver.replace('-', '_')}")()  # type: ignore[no-any-return]  # a method by its name
 
     async def _alchemy(self, kind: str, name: str) -> Tx:
         name = name.removesuffix("-async")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
-from semel import CodecError, PreviousFailure, points
+from semel import CodecError, ConfigurationError, PreviousFailure, points
 from semel.hooks import Executed, Failed, Unrecorded
 from semel.testing.proxy import RESP, Proxy
 from tests.within.lab import wait
@@ -175,5 +175,64 @@ def test_R28_an_error_inside_exec_that_cannot_be_recorded_is_told(
             await wait(once.within(pipe).execute("k1", lab.fn(work)))
         assert "may read as done" in "".join(caught.value.__notes__)
         assert [event.attempt for event in heard if isinstance(event, Unrecorded)] == [1]
+
+    run(lab, body())
+
+
+def test_R28_a_function_that_gives_a_generator_is_refused_and_applies_nothing(lab: RedisLab) -> None:
+    async def body() -> None:
+        once, pipe = lab.face(), lab.pipe()
+
+        def lazy() -> Iterator[int]:
+            pipe.set(lab.name("a"), 1)
+            yield 1
+
+        async def work() -> Any:
+            return lazy()
+
+        with pytest.raises(ConfigurationError, match="returned a generator, and nothing of that has run"):
+            await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        assert (await wait(once.peek("k1"))).state == "released"
+        assert not lab.plain.exists(lab.name("a"))
+
+    run(lab, body())
+
+
+@pytest.mark.parametrize(("policy", "state"), [("retry", "released"), ("hold", "unknown")])
+def test_R28_a_server_that_refuses_the_guard_is_a_known_failure(
+    lab: RedisLab, policy: str, state: str
+) -> None:
+    async def body() -> None:
+        once = lab.face(on_unknown=policy, lease=60)
+        server: Any = lab.plain
+        server.execute_command("ACL", "SETUSER", "narrow", "on", ">pw", f"~{lab.tenant}:*", "+@all")
+        pipe = lab.pipe(username="narrow", password="pw")
+
+        async def work() -> None:
+            pipe.set(lab.name("a"), 1)
+
+        with pytest.raises(NoPermissionError):
+            await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        assert (await wait(once.peek("k1"))).state == state, "it does not wait for its lease"
+        assert not lab.plain.exists(lab.name("a"))
+        server.execute_command("ACL", "DELUSER", "narrow")
+
+    run(lab, body())
+
+
+def test_R28_a_refusal_is_recorded_although_its_caller_was_cancelled(redis_server: Any) -> None:
+    lab = RedisLab("async", redis_server.url)
+
+    async def body() -> None:
+        once, pipe = lab.face(lease=60), lab.pipe()
+
+        async def work() -> None:
+            pipe.execute_command("SET", lab.name("a"))  # too few arguments: EXEC is discarded
+
+        task = asyncio.ensure_future(once.within(pipe).execute("k1", work))
+        at("settle.sent", task.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await once.peek("k1")).state == "released", "it does not wait for its lease"
 
     run(lab, body())

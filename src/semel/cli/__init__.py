@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from semel.errors import ConfigurationError, SemelError
+from semel.errors import ConfigurationError, InvalidKey, SemelError
+from semel.stores.unfit import NoTables
 
 __all__ = ["main"]
 
@@ -14,15 +15,17 @@ def main() -> None:
     try:
         from semel.cli.commands import app
     except ImportError as missing:
-        sys.exit(f'semel: the command line needs the extra "cli": pip install "semel[cli]" ({missing})')
+        sys.exit(_fail(f'the command line needs the extra "cli": pip install "semel[cli]" ({missing})', 2))
     try:
         app()
-    except ConfigurationError as error:
+    except NoTables as error:
+        sys.exit(_fail(f"{error.what}: correct the URL, or name the program's --table", 2))
+    except (ConfigurationError, InvalidKey) as error:
         sys.exit(_fail(error, 2))
     except SemelError as error:
         sys.exit(_fail(error, 3))
 
 
-def _fail(error: SemelError, code: int) -> int:
-    print(f"semel: {error}", file=sys.stderr)
+def _fail(said: SemelError | str, code: int) -> int:
+    print(f"semel: {said}", file=sys.stderr)
     return code

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from semel.errors import ConfigurationError
 
 __all__ = ["chaos"]
 
@@ -38,6 +41,8 @@ def chaos(
     """Kill, stop, cancel and cut real workers on real servers, and compare what comes of it with the guarantee table."""
     from semel.testing.chaos import run_matrix  # its servers and drivers are for this command only
 
+    if report is not None and not listing:
+        _see_to(report)
     command = shlex.join(["semel", *sys.argv[1:]])
     code = run_matrix(
         only=cell or (),
@@ -51,3 +56,15 @@ def chaos(
         command=command,
     )
     raise typer.Exit(code)
+
+
+def _see_to(report: Path) -> None:
+    """Before minutes of work: the folder is there and can be written."""
+    try:
+        report.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=report):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"--report {report}: nothing can be written there ({error.strerror}); name another folder"
+        ) from error

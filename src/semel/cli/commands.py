@@ -87,4 +87,5 @@ def _config(
 )
 def _demo(context: typer.Context) -> None:
     """Callers in several processes race on the same keys, a worker is killed, the ledger is shown. Options go to the demo."""
-    raise typer.Exit(subprocess.call([sys.executable, "-m", "semel.demo", *context.args]))
+    run = "import sys; from semel.demo.program import main; sys.exit(main(program='semel demo'))"
+    raise typer.Exit(subprocess.call([sys.executable, "-c", run, *context.args]))

@@ -9,7 +9,7 @@ import typer
 
 from semel.doctor import Checkup, Requirement, Verdict, examine, judge
 from semel.doctor.page import show
-from semel.errors import SemelError
+from semel.errors import ConfigurationError, SemelError
 from semel.store import Settings
 
 __all__ = ["doctor"]
@@ -31,6 +31,8 @@ def doctor(
 
     Exit codes: 0 fine, 1 weaker than --require asks for, 2 cannot be told: unreachable, unreadable or misconfigured.
     """
+    if not timeout > 0:
+        raise ConfigurationError(f"--timeout must be above 0 seconds, not {timeout:g}")
     settings = Settings(prefix=prefix, table=table, timeout=timeout, acks=acks)
     requirement: Requirement | None = require
     try:

@@ -14,6 +14,7 @@ import typer
 from semel.cli.records import COLUMNS, as_data, event_data, explained, lines, row
 from semel.cli.tables import printable, say, show, span
 from semel.errors import ConfigurationError
+from semel.hosts import scheme_of
 from semel.keys import Scope
 from semel.model import Record, State
 from semel.once import Semel
@@ -24,10 +25,14 @@ Url = Annotated[str, typer.Argument(help="The store URL that the program uses.")
 Key = Annotated[str, typer.Argument(help="The key, as the program gave it.")]
 ByScope = Annotated[
     bool,
-    typer.Option("--scope", help="KEY is a scope in hex, as ls --json has it: for keys that are masked."),
+    typer.Option(
+        "--scope",
+        help="KEY is a scope in hex, as ls --json has it: for keys that are masked. Its first 8 digits, as messages have them, "
+        "are enough for a key that needs attention.",
+    ),
 ]
-Tenant = Annotated[str, typer.Option(help="The tenant= of the key.")]
-Operation = Annotated[str, typer.Option(help="The operation= of the key.")]
+Tenant = Annotated[str | None, typer.Option(help="The tenant= of the key; default unless given.")]
+Operation = Annotated[str | None, typer.Option(help="The operation= of the key; default unless given.")]
 AnyTenant = Annotated[str | None, typer.Option(help="Only this tenant.")]
 AnyOperation = Annotated[str | None, typer.Option(help="Only this operation.")]
 Table = Annotated[str, typer.Option(help="The table= that the program uses (SQL).")]
@@ -40,11 +45,49 @@ Retention = Annotated[
 ]
 
 _HASH: Final = 32
+_LEAST: Final = 8  # digits, as messages have them
+_DIGITS: Final = frozenset("0123456789abcdef")
+_MOST: Final = 10_000  # records that are looked through for those
 _ENDED: Final = frozenset(State) - {State.RUNNING}
 
 
-def _opened(url: str, table: str, prefix: str, tenant: str = "default", operation: str = "default") -> Semel:
-    return Semel(url, table=table, prefix=prefix, tenant=tenant, operation=operation, create=False)
+def _opened(
+    url: str,
+    table: str,
+    prefix: str,
+    tenant: str | None = None,
+    operation: str | None = None,
+    *,
+    by_scope: bool = False,
+) -> Semel:
+    if scheme_of(url) == "memory":
+        raise ConfigurationError(
+            f"{url} lives in the process of the program that opened it: nobody else can look into it; ask the program "
+            "(once.find(), once.peek(key)), or give it another store"
+        )
+    if by_scope and (tenant is not None or operation is not None):
+        raise ConfigurationError(
+            "a scope has its own tenant and operation: leave --tenant and --operation out"
+        )
+    return Semel(
+        url,
+        tenant=_or_default(tenant),
+        operation=_or_default(operation),
+        table=table,
+        prefix=prefix,
+        create=False,
+    )
+
+
+def _or_default(name: str | None) -> str:
+    return "default" if name is None else name
+
+
+def _place(tenant: str | None, operation: str | None, *, by_scope: bool) -> str:
+    """Where a key was looked for; a scope says it by itself."""
+    if by_scope:
+        return ""
+    return f" under tenant {_or_default(tenant)!r}, operation {_or_default(operation)!r}"
 
 
 def _name(once: Semel, key: str, *, by_scope: bool) -> str | Scope:
@@ -55,13 +98,30 @@ def _name(once: Semel, key: str, *, by_scope: bool) -> str | Scope:
         digest = bytes.fromhex(key)
     except ValueError:
         digest = b""
+    if _LEAST <= len(key) < 2 * _HASH and _DIGITS.issuperset(key.lower()):
+        return _beginning_with(once, key.lower())
     if len(digest) != _HASH:
         raise ConfigurationError(
-            f"a scope is 64 hexadecimal digits, as `semel ls --json` has it, not {key!r}"
+            "a scope is 64 hexadecimal digits, as `semel ls --json` and semel_scope of a log line have it; the first "
+            f"{_LEAST} are enough for a key that needs attention. It is not {key!r}"
         )
     unnamed = Scope(digest, "–", "–", key)
     record = once.peek(unnamed)
     return unnamed if record is None or record.scope is None else record.scope
+
+
+def _beginning_with(once: Semel, digits: str) -> Scope:
+    """The scope of the one record that needs attention and begins so: no store has an index of all of them."""
+    known = (record.scope for record in once.find(limit=_MOST))
+    found = [scope for scope in known if scope is not None and scope.hex.startswith(digits)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigurationError(f"{len(found)} scopes begin with {digits}: give more digits of it")
+    raise ConfigurationError(
+        f"no record that needs attention (running, unknown, failed) begins with {digits}: others are found by all 64 digits "
+        "only, as semel_scope of a log line has them"
+    )
 
 
 def ls(
@@ -98,14 +158,14 @@ def _show_key(
     url: Url,
     key: Key,
     by_scope: ByScope = False,
-    tenant: Tenant = "default",
-    operation: Operation = "default",
+    tenant: Tenant = None,
+    operation: Operation = None,
     table: Table = "semel",
     prefix: Prefix = "semel",
     as_json: AsJson = False,
 ) -> None:
     """One key: its record, its steps, and who changed it by hand. Leaves with 1 if there is no record."""
-    with _opened(url, table, prefix, tenant, operation) as once:
+    with _opened(url, table, prefix, tenant, operation, by_scope=by_scope) as once:
         name = _name(once, key, by_scope=by_scope)
         record, events = once.peek(name), once.history(name)
     if as_json:
@@ -114,7 +174,7 @@ def _show_key(
     elif record is not None:
         _print(lines(record, events))
     else:
-        typer.echo(f"no record of {key!r} under tenant {tenant!r}, operation {operation!r}", err=True)
+        typer.echo(f"no record of {key!r}{_place(tenant, operation, by_scope=by_scope)}", err=True)
     raise typer.Exit(0 if record is not None else 1)
 
 
@@ -128,15 +188,18 @@ def explain(
     url: Url,
     key: Key,
     by_scope: ByScope = False,
-    tenant: Tenant = "default",
-    operation: Operation = "default",
+    tenant: Tenant = None,
+    operation: Operation = None,
     table: Table = "semel",
     prefix: Prefix = "semel",
 ) -> None:
     """What the state of a key means, what the next caller gets, and what you can do about it."""
-    with _opened(url, table, prefix, tenant, operation) as once:
+    with _opened(url, table, prefix, tenant, operation, by_scope=by_scope) as once:
         record = once.peek(_name(once, key, by_scope=by_scope))
-    typer.echo(f"{'no record' if record is None else record.state.value}: {key}")
+    if record is None:
+        typer.echo(f"no record of {key!r}{_place(tenant, operation, by_scope=by_scope)}")
+    else:
+        typer.echo(f"{record.state.value}: {key}")
     typer.echo(explained(record))
 
 
@@ -144,8 +207,8 @@ def watch(
     url: Url,
     key: Key,
     by_scope: ByScope = False,
-    tenant: Tenant = "default",
-    operation: Operation = "default",
+    tenant: Tenant = None,
+    operation: Operation = None,
     timeout: Annotated[
         float | None, typer.Option(help="Give up after so many seconds, and leave with 1.")
     ] = None,
@@ -157,9 +220,11 @@ def watch(
     """Follow a key until its run has ended: a line for every change."""
     if not every > 0:
         raise ConfigurationError(f"--every must be above 0 seconds, not {every:g}")
+    if timeout is not None and not timeout >= 0:
+        raise ConfigurationError(f"--timeout must be 0 seconds or more, not {timeout:g}")
     end = None if timeout is None else time.monotonic() + timeout
     seen: object = ()
-    with _opened(url, table, prefix, tenant, operation) as once:
+    with _opened(url, table, prefix, tenant, operation, by_scope=by_scope) as once:
         name = _name(once, key, by_scope=by_scope)
         while True:
             record = once.peek(name)
@@ -192,9 +257,15 @@ def resolve(
     release: Annotated[
         bool, typer.Option("--release", help="It did not happen: the next caller runs it.")
     ] = False,
+    correct: Annotated[
+        bool,
+        typer.Option(
+            "--correct", help="Replace a value that a person gave before and the program cannot read."
+        ),
+    ] = False,
     by_scope: ByScope = False,
-    tenant: Tenant = "default",
-    operation: Operation = "default",
+    tenant: Tenant = None,
+    operation: Operation = None,
     actor: Actor = None,
     reason: Reason = "",
     retention: Retention = 86_400.0,
@@ -210,8 +281,8 @@ def resolve(
     word |= {"release": True} if release else {}
     if len(word) != 1:
         raise ConfigurationError("say exactly one of --value JSON, --error TEXT and --release")
-    word |= {"retention": retention, "tombstone": tombstone}
-    with _opened(url, table, prefix, tenant, operation) as once:
+    word |= {"retention": retention, "tombstone": tombstone, "correct": correct}
+    with _opened(url, table, prefix, tenant, operation, by_scope=by_scope) as once:
         once.resolve(_name(once, key, by_scope=by_scope), actor=actor or _me(), reason=reason, **word)
     typer.echo(f"{key}: {'released' if release else 'failed' if error is not None else 'done'}")
 
@@ -237,8 +308,8 @@ def release(
     url: Url,
     key: Key,
     by_scope: ByScope = False,
-    tenant: Tenant = "default",
-    operation: Operation = "default",
+    tenant: Tenant = None,
+    operation: Operation = None,
     actor: Actor = None,
     reason: Reason = "",
     retention: Retention = 86_400.0,
@@ -246,7 +317,7 @@ def release(
     prefix: Prefix = "semel",
 ) -> None:
     """Let an unknown or failed key run again: the next caller does. Only if the effect did not happen."""
-    with _opened(url, table, prefix, tenant, operation) as once:
+    with _opened(url, table, prefix, tenant, operation, by_scope=by_scope) as once:
         name = _name(once, key, by_scope=by_scope)
         once.resolve(name, release=True, actor=actor or _me(), reason=reason, retention=retention)
     typer.echo(f"{key}: released")
@@ -256,15 +327,15 @@ def forget(
     url: Url,
     key: Key,
     by_scope: ByScope = False,
-    tenant: Tenant = "default",
-    operation: Operation = "default",
+    tenant: Tenant = None,
+    operation: Operation = None,
     actor: Actor = None,
     reason: Reason = "",
     table: Table = "semel",
     prefix: Prefix = "semel",
 ) -> None:
     """Remove a key's record: whoever comes next runs it as if it were new. Leaves with 1 if there is none."""
-    with _opened(url, table, prefix, tenant, operation) as once:
+    with _opened(url, table, prefix, tenant, operation, by_scope=by_scope) as once:
         gone = once.forget(_name(once, key, by_scope=by_scope), actor=actor or _me(), reason=reason)
     typer.echo(f"{key}: {'forgotten' if gone else 'there is no record'}")
     raise typer.Exit(0 if gone else 1)
@@ -301,12 +372,14 @@ def stats(
     ]
     if as_json:
         say([dict(zip(names, each, strict=True)) for each in rows])
-        return
-    show(
-        names,
-        [(*each[:3], str(each[3]), f"{span(each[4])} ago") for each in rows],
-        empty="nothing needs attention",
-    )
+    else:
+        show(
+            names,
+            [(*each[:3], str(each[3]), f"{span(each[4])} ago") for each in rows],
+            empty="nothing needs attention",
+        )
+    if len(found) == limit:
+        typer.echo(f"the first {limit} records only: --limit counts more", err=True)
 
 
 def _group(record: Record) -> tuple[str, str, str]:

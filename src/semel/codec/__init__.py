@@ -21,6 +21,7 @@ from semel.codec.shapes import Shape, shape_of
 from semel.codec.tagged import Writer, reader
 from semel.codec.told import as_told
 from semel.errors import CodecError
+from semel.seals import MARK, key_name
 
 __all__ = ["FORMAT", "Codec", "check_encodable", "encoder_for", "preview", "return_type"]
 
@@ -151,9 +152,13 @@ def _decode(data: bytes | bytearray | memoryview, read: Any) -> Any:
             return read(data[1:])
     except Exception as error:  # noqa: BLE001 - told in our own words
         raise _unreadable(error) from (None if isinstance(error, CodecError) else error)
+    if head == MARK:
+        raise CodecError(
+            f"the stored result is sealed with key {key_name(data)!r}, and here is no encrypt= to open it with"
+        )
     raise CodecError(
         f"the stored result is unreadable: its format is 0x{bytes(head).hex() or '(empty)'}, this version of semel "
-        f"reads 0x{_PLAIN.hex()} and 0x{_ZLIB.hex()}; it was damaged, encrypted, or written by a newer version"
+        f"reads 0x{_PLAIN.hex()} and 0x{_ZLIB.hex()}; it was damaged, or written by a newer version"
     )
 
 

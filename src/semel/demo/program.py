@@ -20,9 +20,9 @@ __all__ = ["main"]
 N = TypeVar("N", int, float)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo; 0 if every key has exactly one effect, 1 if not, 130 after Ctrl-C."""
-    options = _parser().parse_args(arguments)
+def main(arguments: Sequence[str] | None = None, *, program: str = "python -m semel.demo") -> int:
+    """Run the demo; 0 if every key has exactly one effect, 1 if not, 130 after Ctrl-C. `program` is named in its errors."""
+    options = _parser(program).parse_args(arguments)
     plan = Plan(options.workers, options.keys, options.seconds, options.lease)
     print(
         f"semel: {plan.workers} processes race for {plan.keys} keys; each of {plan.all_callers} callers calls every key. "
@@ -44,9 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if verdict.faults else 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m semel.demo",
+        prog=program,
         description="Callers in several processes race for the same keys over one SQLite file; one of them is killed.",
     )
     number = parser.add_argument

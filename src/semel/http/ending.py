@@ -15,8 +15,8 @@ from semel.http.rules import Rules, Word
 from semel.http.snapshot import Snapshot
 from semel.http.stored import CODEC
 from semel.model import Failure, Kind, Policy, Settle
-from semel.recording import TOO_LARGE
 from semel.run import Run
+from semel.shrinking import TOO_LARGE
 
 __all__ = ["STARTED", "end_of", "has_begun", "is_passing", "keeps_failures", "unrecorded"]
 

@@ -259,8 +259,8 @@ class _Poster:
         if flight is None or flight.leader is not ask.nonce:
             # A settle of this key came in between, and woke all who followed.
             return self._inner.claimed(ask, reply, whole=whole)
-        followed = bool(flight.asking or flight.watchers)
-        verdict = self._inner.claimed(ask, reply, whole=whole or followed)
+        followed = flight.asking or flight.watchers
+        verdict = self._inner.claimed(ask, reply, whole=True if followed else whole)
         # Of a claim that nobody follows there is not much to tell: `_led` and `_land`, without the calls and the lock.
         if isinstance(verdict, Brief) or (type(verdict) is Replay and not followed):
             del self._flights[key]

@@ -16,6 +16,7 @@ from semel.errors import CodecError, ConfigurationError, OutcomeUnknown
 from semel.keys import Scope
 from semel.layers.layer import Layer
 from semel.model import Answer, Ask, Kind, Note, Policy, Record, Replay, Settle, Unknown, Verdict, Won
+from semel.seals import LABEL, MARK, key_name
 from semel.store import Page, Query, Store
 
 try:
@@ -26,7 +27,6 @@ except ImportError as missing:  # pragma: no cover - the message is the product 
 
 __all__ = ["Encrypt", "Ring"]
 
-_MARK = b"\xe1"
 _NONCE = 12
 _LEAST = _NONCE + 16  # and a tag: more than that only if something was sealed
 _replace = msgspec.structs.replace
@@ -45,18 +45,20 @@ class Ring:
                 raise ConfigurationError(f"the encryption key {name!r} must have 32 bytes and a short name")
         self._open = {name.encode(): AESGCM(key) for name, key in keys.items()}
         self._seal_name = next(iter(self._open))
+        self.name = self._seal_name.decode()
+        """Of the key that seals."""
 
     def seal(self, data: bytes, scope: Scope) -> bytes:
         nonce = os.urandom(_NONCE)
         name = self._seal_name
         body = self._open[name].encrypt(nonce, data, scope.hash + name)
-        return _MARK + bytes([len(name)]) + name + nonce + body
+        return MARK + bytes([len(name)]) + name + nonce + body
 
     def open(self, data: bytes, scope: Scope) -> bytes:
-        if data[:1] != _MARK:
+        if data[:1] != MARK:
             raise CodecError(
-                "the stored bytes are not encrypted, and an encrypted store reads nothing else: read the key without encrypt=, or "
-                "repair it with resolve(key, …), or forget(key)"
+                "it was written without encrypt=, and a face with encrypt= reads nothing else: read the key without it. resolve "
+                "would overwrite it, forget removes it"
             )
         end = 2 + (data[1] if len(data) > 1 else 0)
         if len(data) < end + _LEAST:
@@ -68,7 +70,7 @@ class Ring:
         cipher = self._open.get(name)
         if cipher is None:
             raise CodecError(
-                f"the encryption key {name.decode('ascii', 'replace')!r} is not in the ring: put it back"
+                f"it is sealed with key {key_name(data)!r}, which is not in encrypt=: put it back; resolve would overwrite it"
             )
         try:
             return cipher.decrypt(data[end : end + _NONCE], data[end + _NONCE :], scope.hash + name)
@@ -85,21 +87,27 @@ class Encrypt(Layer):
         self._ring = ring
 
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
-        verdicts = await self.inner.claim(asks)
+        verdicts = await self.inner.claim([self._labelled(ask) for ask in asks])
         return [await self._opened_verdict(verdict, ask) for verdict, ask in zip(verdicts, asks, strict=True)]
+
+    def _labelled(self, ask: Ask) -> Ask:
+        return _replace(ask, labels={**(ask.labels or {}), LABEL: self._ring.name})
 
     async def _opened_verdict(self, verdict: Verdict | Exception, ask: Ask) -> Verdict | Exception:
         if not isinstance(verdict, Won | Replay | Unknown) or verdict.record is None:
             return verdict
         try:
             return _replace(verdict, record=self._opened(verdict.record, ask.scope))
-        except CodecError:
+        except CodecError as error:
             if isinstance(verdict, Won):
                 # Granted, but its steps cannot be read here: give it back to somebody who has the key.
                 await self.inner.settle((Settle(ask.scope, ask.nonce, Kind.RELEASED, ask.retention),))
-            return Unknown(verdict.record, Policy.HOLD, unreadable=True)
+            return Unknown(verdict.record, Policy.HOLD, unreadable=True, reason=str(error))
 
     def _opened(self, record: Record, scope: Scope) -> Record:
+        if LABEL in (record.labels or {}):
+            labels = {name: text for name, text in (record.labels or {}).items() if name != LABEL}
+            record = _replace(record, labels=labels or None)
         if not record.result and not record.steps:
             return record
         result = self._ring.open(record.result, scope) if record.result else b""

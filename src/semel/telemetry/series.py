@@ -179,6 +179,7 @@ READERS: Final[Mapping[str, Callable[[Any], Iterable[Reading]]]] = {
     "semel.hooks.LeaseGone": _once(LOST),
     "semel.hooks.Unrecorded": _once(UNRECORDED),
     "semel.hooks.Unprotected": _once(UNPROTECTED),
+    "semel.hooks.Unreconciled": lambda e: (Reading(BACKGROUND, 1, (type(e.error).__name__,)),),
     "semel.hooks.StoreCalled": _store_called,
     "semel.http.problem.Answered": lambda e: (Reading(PROBLEMS, 1, (e.problem, str(e.status))),),
     "semel.grpc.policy.UnkeyedRetry": lambda e: (Reading(UNKEYED, 1, (e.method,)),),

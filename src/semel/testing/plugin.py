@@ -154,6 +154,8 @@ def _of_key(effects: Callable[..., int]) -> Callable[[str], int]:
 def _faults(faults: Iterable[Fault]) -> tuple[Fault, ...]:
     from semel.testing.plugin_windows import FAULTS
 
+    if isinstance(faults, str):
+        raise ConfigurationError(f"exactly_once: faults is a list: faults=[{faults!r}]")
     chosen = tuple(faults)
     unknown = [fault for fault in chosen if fault not in FAULTS]
     if unknown or not chosen:
@@ -220,6 +222,8 @@ def _in_lanes(works: Sequence[Callable[[], list[Any]]]) -> list[Any]:
     try:
         for child in children:
             words = child.words()[1]
+            if words.misuse:
+                raise ConfigurationError(f"exactly_once: {words.error}")
             if not words.ok:
                 raise RuntimeError(f"exactly_once could not go on: {words.error}\n{words.story}")
             found += words.value
@@ -241,6 +245,10 @@ def exactly_once(request: pytest.FixtureRequest) -> Callable[..., Report]:
 
     @wraps(prove)
     def proved(*args: Any, **kwargs: Any) -> Report:
+        if "effects" not in kwargs:
+            raise ConfigurationError(
+                "exactly_once needs effects=, a function that counts the effects of a key: exactly_once(handler, effects=count)"
+            )
         report = prove(*args, **kwargs)
         kept.append(report)
         return report

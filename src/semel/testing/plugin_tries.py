@@ -33,7 +33,7 @@ _DIE_WITH_PARENT = 1
 
 
 class Misuse(Exception):
-    """What was given to `exactly_once` cannot be a handler or its arguments: no finding about a handler."""
+    """What was given to `exactly_once` cannot be a handler, its arguments or a count: no finding about a handler."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,7 +299,7 @@ def _told(work: Callable[[], Any], what: str) -> Any:
 def _count(case: Case, key: str) -> int:
     value = _told(lambda: case.effects(key), "effects()")
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"effects() must return how many effects there are, not {value!r}")
+        raise Misuse(f"effects() must return how many effects there are, a whole number, not {value!r}")
     return value
 
 

@@ -14,6 +14,7 @@ from weakref import ref
 import msgspec
 
 from semel import model
+from semel.calls import add_note
 from semel.errors import ConfigurationError, InProgress
 from semel.keys import Scope, mask
 from semel.model import Answer, Ask, Busy, Kind, Note, Record, Renewal, Replay, Settle, Verdict, Won
@@ -215,7 +216,7 @@ class Bound:
             await self._leave(place)
         except Exception as second:  # noqa: BLE001 - the first error is the one that tells
             if not is_retryable(error, self.port.dialect):
-                error.add_note(f"semel: the savepoint could not be rolled back either ({second})")
+                add_note(error, f"the savepoint could not be rolled back either ({second})")
 
     async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
         return [await self.settle_one(end) for end in ends]

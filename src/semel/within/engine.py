@@ -19,13 +19,13 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from semel import model
-from semel.calls import LAZY, Call, failure_of, not_run
+from semel import model, steps
+from semel.calls import LAZY, Call, add_note, failure_of, not_run
 from semel.errors import ConfigurationError, OutcomeUnknown, SemelError, StoreUnavailable
 from semel.flow import Engine, done_of
 from semel.hooks import Executed, Failed, TakenOver
 from semel.model import Answer, Ask, Busy, Kind, Policy, Record, Replay, Settle, Unknown, Verdict, Won
-from semel.options import Release
+from semel.options import Found, Release
 from semel.points import reach
 from semel.run import Outcome, Run, _current
 from semel.runtime import NO_INTERRUPT, Interrupt
@@ -43,6 +43,8 @@ _LEAST_WAIT = 0.001  # wait=0: a row lock is waited for this long, never for eve
 
 class TxEngine(Engine):
     """An engine over one caller's transaction. What it does not change, `Engine` does for it."""
+
+    recorded = "is recorded as done if this transaction commits"
 
     def __init__(
         self, outer: Engine, bound: Bound, layered: Store, home: str | None, file: str | None = None
@@ -109,9 +111,9 @@ class TxEngine(Engine):
     async def _complete(self, run: Run, value: Any) -> Outcome[Any]:
         """Settle and release the savepoint. The caller's commit makes it true, together with his rows."""
         data, marker, problem = self._encode(run.call, value)
-        end = done_of(run, data, marker, run.ask.policy)
         bound = self.bound
         try:
+            end = done_of(run, data, marker, run.ask.policy)
             reach("settle.sent")
             if self._bare:
                 answer: Answer | Exception = await bound.settle_one(end)
@@ -162,7 +164,16 @@ class TxEngine(Engine):
             await self._make_tables(ask)
             verdict = await bound.claim_one(ask)
         self._looks = type(verdict) is Busy
+        if type(verdict) is Won and verdict.record.steps:
+            verdict = await self._checked(ask, verdict)
         return ask, verdict
+
+    async def _checked(self, ask: Ask, won: Won) -> Won | Unknown:
+        """Steps that cannot be read here are known before the function runs: then the claim is taken back (R15)."""
+        if steps.are_readable(won.record.steps):
+            return won
+        await self.runtime.protect(self.bound.undo(ask.nonce))
+        return Unknown(won.record, Policy.HOLD, unreadable=True)
 
     async def _know_tables(self, ask: Ask) -> None:
         """PostgreSQL, once per face: a look on its own connection, which refuses tables of a newer semel; others look anyway."""
@@ -202,6 +213,8 @@ class TxEngine(Engine):
         if isinstance(verdict, Exception):
             raise verdict
         self._looks = self._looks or isinstance(verdict, Busy)
+        if isinstance(verdict, Won) and verdict.record.steps:
+            return await self._checked(ask, verdict)
         return verdict
 
     async def _claim_layered(self, ask: Ask) -> Verdict | Exception:
@@ -226,7 +239,7 @@ class TxEngine(Engine):
             # Its session remembers that a function was not there until it takes a lock on a table, which calling one is not.
             await self.bound.peek(ask.scope)
 
-    async def _probe(self, call: Call, ask: Ask, unknown: Unknown) -> Ask:
+    async def _probe(self, call: Call, ask: Ask, unknown: Unknown) -> tuple[Ask, Found | None]:
         asked = await super()._probe(call, ask, unknown)
         self._looks = (
             False  # what the probe said is written in the caller's transaction: only there it can be seen
@@ -268,8 +281,9 @@ class TxEngine(Engine):
             await self.bound.undo(run.ask.nonce)
         except Exception as second:  # noqa: BLE001 - the function's error is the one that tells
             if not is_retryable(error, self.bound.port.dialect):
-                error.add_note(
-                    f"semel: the savepoint could not be rolled back ({second}): roll the whole transaction back"
+                add_note(
+                    error,
+                    f"the savepoint could not be rolled back ({second}): roll the whole transaction back",
                 )
 
     async def _keep_failure(

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from semel import model
-from semel.calls import Call, failure_of, name_of
+from semel.calls import LAZY, Call, add_note, failure_of, name_of, not_run
 from semel.errors import ConfigurationError, LeaseLost, SemelError, StoreUnavailable
 from semel.flow import Engine, done_of
 from semel.hooks import Executed, Unrecorded
@@ -78,6 +78,8 @@ class PipelineEngine(Engine):
         try:
             reach("run.started")
             value = await self.runtime.call(call.fn, call.args, call.kwargs, True)
+            if value.__class__ in LAZY:
+                raise not_run(call, value)
             reach("run.returned")
         except Exception as error:
             await self.fail(run, error)
@@ -114,16 +116,20 @@ class PipelineEngine(Engine):
         end = done_of(run, data, marker)
         # From here on the guard tells of a lost lease: the heartbeat must not cancel the caller.
         run.settling = True
-        try:
-            await self.runtime.protect(self._commit(run, end))
-        except _NothingApplied as refused:
-            await self.fail(run, refused.error)
-            raise refused.error from refused.error.__cause__
+        await self.runtime.protect(self._commit_or_fail(run, end))
         if self.emit is not None:
             self.emit(Executed(run.scope, run.attempt, self.runtime.now() - run.won_at))
         if problem is not None:
             raise problem
         return Outcome(value, replayed=False, ref=run.ref, attempt=run.attempt, marker=marker)
+
+    async def _commit_or_fail(self, run: Run, end: Settle) -> None:
+        """Where nothing was applied the run ends as a failure, although its caller may be gone by then."""
+        try:
+            await self._commit(run, end)
+        except _NothingApplied as refused:
+            await self.fail(run, refused.error)
+            raise refused.error from refused.error.__cause__
 
     async def _commit(self, run: Run, end: Settle) -> None:
         await self._layered.settle((end,))
@@ -163,8 +169,13 @@ class PipelineEngine(Engine):
 
         await waited(pipe.reset())
         keys = self._raw.settle_keys(end)
-        await waited(pipe.watch(keys[0]))
-        there = await waited(pipe.exists(keys[0]))
+        try:
+            await waited(pipe.watch(keys[0]))
+            there = await waited(pipe.exists(keys[0]))
+        except (Lost, Late):
+            raise
+        except RedisError as error:  # an ACL of the pipeline's user, say
+            raise _NothingApplied(_as_told(error, self._queue.slot(keys[0]))) from error
         if await self._is_done(run, there=bool(there)):
             return True
         try:
@@ -233,10 +244,11 @@ class PipelineEngine(Engine):
         if answer is not Answer.OK:
             if self.emit is not None:
                 self.emit(Unrecorded(run.scope, run.attempt, error))
-            error.add_note(f"semel: the record could not be made unknown ({answer}): it may read as done")
-        error.add_note(
-            f"semel: {len(errors)} of the commands queued for {name_of(run.call)} failed inside EXEC, the others were applied: "
-            "the key is unknown now. Look at the data, then call resolve(...)"
+            add_note(error, f"the record could not be made unknown ({answer}): it may read as done")
+        add_note(
+            error,
+            f": {len(errors)} of the commands queued for {name_of(run.call)} failed inside EXEC, the others were applied: "
+            "the key is unknown now. Look at the data, then call resolve(...)",
         )
         raise error
 

@@ -14,10 +14,11 @@ from semel.errors import ConfigurationError
 from semel.hosts import ESCAPES
 from semel.store import Colour
 
-__all__ = ["Address", "parse"]
+__all__ = ["DRIVERS", "Address", "parse"]
 
 Driver = Literal["asyncmy", "pymysql"]
 _COLOUR_OF: Final[Mapping[str, Literal["sync", "async"]]] = {"asyncmy": "async", "pymysql": "sync"}
+DRIVERS: Final = frozenset(_COLOUR_OF)
 _PARAMETERS: Final = frozenset({"unix_socket", "pool", "ssl", "ssl_ca", "ssl_cert", "ssl_key", "ssl_verify"})
 _POOL: Final = {"asyncmy": 10, "pymysql": 32}  # async calls travel in batches; each sync thread needs its own
 _EXAMPLE: Final = "mysql://user:password@host:3306/database"

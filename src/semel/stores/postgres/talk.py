@@ -16,6 +16,7 @@ from semel.errors import ConfigurationError, StoreUnavailable
 from semel.losses import Losses
 from semel.runtime import run_sync
 from semel.store import Settings
+from semel.stores import unfit
 from semel.stores.postgres.errors import Clash, Late, Lost, NotReplicated, Trouble
 from semel.stores.postgres.home import Gate, Homes, Pool, World
 from semel.stores.postgres.link import Link, Row, Source
@@ -208,18 +209,20 @@ class Talk:
             self.source.prepares = True
         if not known:
             if not self._settings.create:
-                raise ConfigurationError(
-                    f"PostgreSQL at {self.source.where} has no table {self._settings.table}, and creating it was not "
-                    "allowed: run the output of `semel schema sql URL`"
+                raise unfit.no_tables(
+                    f"PostgreSQL at {self.source.where} has no table {self._settings.table}, and creating it was not allowed",
+                    "run the output of `semel schema sql URL`",
                 )
             await link.script(self._sql["schema"], max(0.001, deadline - time.monotonic()))
         found = await _fetch(link, self._sql["version"], (), deadline)
-        version = found[0][0] if found else None
+        version, unlogged = found[0] if found else (None, None)
         if version != SCHEMA_VERSION:
             raise ConfigurationError(
                 f"the tables {self._settings.table} in PostgreSQL at {self.source.where} have schema version {version}, "
                 f"this semel knows version {SCHEMA_VERSION}: upgrade semel, or use another table= for this program"
             )
+        if unlogged:
+            raise ConfigurationError(f"PostgreSQL at {self.source.where}: {unfit.unlogged(unlogged)}")
 
     async def _catch_up(self, home: _Home, deadline: float) -> None:
         """A commit was not waited for: wait until a later one is replicated, and the doubt is over."""

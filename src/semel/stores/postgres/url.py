@@ -13,7 +13,7 @@ from semel.stores.postgres.link import Source
 
 __all__ = ["Address", "parse", "source"]
 
-_DRIVERS: Final = frozenset({"asyncpg", "psycopg"})
+DRIVERS: Final = frozenset({"asyncpg", "psycopg"})
 _OURS: Final = frozenset({"pool", "pgbouncer", "prepared"})
 _YES_NO: Final = {
     "1": True,
@@ -94,7 +94,7 @@ def parse(url: str, colour: Colour) -> Address:
 def _driver(driver: str, colour: Colour) -> Literal["asyncpg", "psycopg"]:
     if not driver:
         return "psycopg" if colour == "sync" else "asyncpg"
-    if driver not in _DRIVERS:
+    if driver not in DRIVERS:
         raise ConfigurationError(
             f"semel does not speak to PostgreSQL through {driver!r}: use postgresql+asyncpg:// (AsyncSemel), "
             "postgresql+psycopg:// (both), or plain postgresql://"

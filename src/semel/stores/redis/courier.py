@@ -225,14 +225,16 @@ class Courier(abc.ABC):
         if error.code == "NOSCRIPT" and parcel.script is not None and not parcel.whole:
             parcel.whole = True  # EVAL runs it and leaves it in the cache for the next EVALSHA
             return
-        if error.code in {"MOVED", "ASK"}:
+        if error.code in {"MOVED", "ASK"} or (error.code == "CROSSSLOT" and self._target.kind != "cluster"):
             await self._redirected(parcel, error)
             return
         if error.code not in TRANSIENT:
             raise refusal(parcel.where, error)
         parcel.cause = error
+        replica = error.code == "READONLY" and self._target.kind == "standalone"
         parcel.told = StoreUnavailable(
             f"Redis at {parcel.where} answered {error.code} for {parcel.timeout:g} s: {error}"
+            f"{' Point the URL to the master' if replica else ''}"
         )
         if error.code in MOVING and self._topology.suspect():
             await self._refresh(parcel)

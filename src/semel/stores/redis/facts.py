@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
+from warnings import warn
 
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, SemelWarning
 from semel.store import Facts
+from semel.stores import unfit
 from semel.stores.redis.calls import Link
 from semel.stores.redis.link import ServerError
 
@@ -18,17 +20,27 @@ _SETTINGS: Final = (
 )  # fmt: skip
 _KEEP: Final = "CONFIG SET maxmemory-policy noeviction"
 _AND_KEEP: Final = "and CONFIG REWRITE: without it a restart undoes the setting"
+_UNSEEN: Final = (
+    "this Redis user may not run INFO, so nobody knows whether the server drops keys when its memory is full, or is a replica: "
+    "grant +info (ACL SETUSER … +info), or say ?eviction=accept in the URL"
+)
 
 
 async def check(link: Link, *, accept_eviction: bool) -> None:
-    """Refuse a server that is too old or that drops records by itself (R15 of the design's section 6)."""
-    for where, info in (await _info(link)).items():
+    """Refuse a server that is too old, that drops records by itself (R15 of the design's section 6), or a replica."""
+    infos = await _info(link)
+    if not infos and not accept_eviction:
+        # Not refused: managed servers forbid INFO, and most of them evict nothing.
+        warn(_UNSEEN, SemelWarning, stacklevel=2)
+    for where, info in infos.items():
         version = _version(info)
         if version and int(version.partition(".")[0]) < _OLDEST:
             raise ConfigurationError(
                 f"Redis at {where} is version {version}: semel needs Redis {_OLDEST}.0 or newer, or any Valkey (sharded "
                 "pub/sub, PXAT); upgrade the server"
             )
+        if _is_replica(link, info):
+            raise ConfigurationError(f"Redis at {where}: {unfit.REPLICA}")
         if _evicts(info) and not accept_eviction:
             policy = info["maxmemory_policy"]
             raise ConfigurationError(
@@ -51,8 +63,7 @@ async def facts(link: Link, *, acks: int) -> Facts:
         warnings.append("this user may not run CONFIG GET: appendfsync is unknown; allow +config|get")
     for info in infos.values():
         warnings += _warn_about(info)
-    # Sentinel and Cluster name masters; one that is being demoted is left by the next call.
-    replica = link.topology == "standalone" and any(info.get("role") == "slave" for info in infos.values())
+    replica = any(_is_replica(link, info) for info in infos.values())
     if replica:
         warnings.append(
             "role is slave, this server is a replica: it refuses writes or, with replica-read-only no, forgets them when it "
@@ -72,24 +83,19 @@ async def facts(link: Link, *, acks: int) -> Facts:
             "no-appendfsync-on-rewrite is yes: while the log is rewritten nothing is synced, and a power loss takes what was "
             f"acknowledged meanwhile; CONFIG SET no-appendfsync-on-rewrite no {_AND_KEEP}"
         )
-    followers = max((int(info.get("connected_slaves", 0)) for info in infos.values()), default=0)
+    counts = [int(info.get("connected_slaves", 0)) for info in infos.values()]
+    followers = max(counts, default=0)
     replicated = link.topology != "standalone" or followers > 0
-    if replicated and not acks:
-        warnings.append(
-            "replicas follow without being waited for: a failover can lose acknowledged writes; set acks=1"
-        )
-    elif replicated and acks < followers:
-        # What is shown (the crash matrix, failover acked.waited): a replica that acknowledged loses nothing. Which one is
-        # made master Redis does not promise, so all of them must have.
-        warnings.append(
-            f"acks={acks} of {followers} replicas: a failover to one that was not waited for loses acknowledged writes; set "
-            f"acks={followers}"
-        )
+    if replicated:
+        warnings += _warn_about_replicas(acks, followers)
     some: Mapping[str, str] = next(iter(infos.values()), {})
+    told = _told(link, some, next(iter(settings.values()), {}), acks)
+    if infos and acks > min(counts):  # the master with the fewest decides whether acks= can be had at all
+        told["connected-slaves"] = str(min(counts))
     return Facts(
         store="valkey" if some.get("server_name") == "valkey" else "redis",
         version=some.get("valkey_version") or _version(some),
-        settings=_told(link, some, next(iter(settings.values()), {}), acks),
+        settings=told,
         durable_writes=durable and fsync == {"always"} and not pausing and not replica,
         survives_failover=not replicated or 0 < acks >= followers,
         evicts=any(map(_evicts, infos.values())),
@@ -108,13 +114,31 @@ def _warn_about(info: Mapping[str, str]) -> Iterable[str]:
     policy = info.get("maxmemory_policy", "noeviction")
     if _evicts(info):
         yield f"maxmemory-policy is {policy}: Redis may drop a record before it ends, and its key runs again; {_KEEP} {_AND_KEEP}"
-    elif policy != "noeviction":
-        yield f"maxmemory-policy is {policy}: harmless until somebody sets maxmemory; {_KEEP} {_AND_KEEP}"
     if info.get("aof_enabled") == "0":
         yield (
             "appendonly is off: a restart loses what came after the last snapshot; CONFIG SET appendonly yes "
             f"{_AND_KEEP}"
         )
+
+
+def _warn_about_replicas(acks: int, followers: int) -> Iterable[str]:
+    if not acks:
+        yield (
+            "replicas follow without being waited for: a failover can lose acknowledged writes; set "
+            f"acks={max(1, followers)}"
+        )
+    elif acks < followers:
+        # What is shown (the crash matrix, failover acked.waited): a replica that acknowledged loses nothing. Which one is
+        # made master Redis does not promise, so all of them must have.
+        yield (
+            f"acks={acks} of {followers} replicas: a failover to one that was not waited for loses acknowledged writes; set "
+            f"acks={followers}"
+        )
+
+
+def _is_replica(link: Link, info: Mapping[str, str]) -> bool:
+    """Of a URL that names one server. Sentinel and Cluster name masters; one that is being demoted is left by the next call."""
+    return link.topology == "standalone" and info.get("role") == "slave"
 
 
 def _evicts(info: Mapping[str, str]) -> bool:
@@ -147,9 +171,11 @@ async def _everywhere(link: Link, *words: str) -> dict[str, Any]:
         return await link.command_everywhere(*words)
     except (ServerError, ConfigurationError) as error:
         reply = error if isinstance(error, ServerError) else error.__cause__
-        if isinstance(reply, ServerError) and (
-            reply.code == "NOPERM" or "unknown command" in str(reply).lower()
-        ):
+        told = str(
+            reply
+        ).lower()  # not of SENTINEL, say, which a server that is no Sentinel does not know either
+        forbidden = isinstance(reply, ServerError) and (reply.code == "NOPERM" or "unknown command" in told)
+        if forbidden and words[0].lower() in told:
             return {}
         raise
 

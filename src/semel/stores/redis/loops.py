@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 from redis import exceptions as driver
@@ -46,6 +47,7 @@ class Home:
         self.closed = False
         self._guard = self._until_the_loop_ends()
         self._ended = False
+        self._closing: asyncio.Task[None] | None = None
 
     async def _until_the_loop_ends(self) -> AsyncGenerator[None]:
         # A loop closes its async generators before it closes itself: the one public hook for "closed with it".
@@ -73,6 +75,11 @@ class Home:
         if not self._ended:  # of several closers one ends the generator
             self._ended = True
             await self._guard.aclose()
+
+    def begin_closing(self) -> None:
+        self._closing = self.loop.create_task(
+            self.aclose()
+        )  # kept: the loop itself keeps a weak reference only
 
 
 class LoopLink(Courier):
@@ -345,8 +352,10 @@ class LoopLink(Courier):
 
 
 def _close_elsewhere(home: Home) -> None:
-    if home.loop.is_running():
-        asyncio.run_coroutine_threadsafe(home.aclose(), home.loop)
+    if home.loop.is_running() or asyncio._get_running_loop() is not None:  # noqa: SLF001 - the one that raises nothing
+        with suppress(RuntimeError):  # it closed in this very moment
+            # One that stands still does it when it goes on: no other loop can be driven inside of this one.
+            home.loop.call_soon_threadsafe(home.begin_closing)
     else:  # nobody drives it at the moment, so we may
         home.loop.run_until_complete(home.aclose())
 

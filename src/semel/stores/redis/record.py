@@ -138,6 +138,9 @@ _AS_IT_IS: Final = 0xFF
 _REPAIR, _NEW_STEPS, _INDEX_REF, _NOTED = 1, 2, 4, 8
 _ECHO: Final = 8
 _REPLAY: Final = ord("P")
+_WON_AFRESH: Final = ord("F")
+_MOST_ASKS: Final = 1024  # tenants may come from requests
+_plain_asks: Final[dict[tuple[Any, ...], tuple[bytes, bytes, bytes]]] = {}
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_labels: Final = msgspec.msgpack.Decoder(dict[str, str]).decode
@@ -153,6 +156,14 @@ class Unreadable(Exception):
 
 def pack_ask(ask: Ask, skew: float, *, large: bool = False) -> bytes:
     scope, nonce, print_, takeover = ask.scope, ask.nonce, ask.fingerprint, ask.takeover
+    if not (print_ or takeover or ask.labels or large):  # nearly every ask: names and times, and nothing else
+        key = scope.key.encode()
+        alike = (
+            ask.lease, ask.retention, skew, ask.policy, ask.fingerprint_version,
+            scope.tenant, scope.operation, ask.secret_id, len(nonce), len(key),
+        )  # fmt: skip
+        head, names, secret = _plain_asks.get(alike) or _plain_ask(alike)
+        return b"".join((head, nonce, names, key, secret))
     tenant, operation, key = scope.tenant.encode(), scope.operation.encode(), scope.key.encode()
     secret = ask.secret_id.encode()
     labels = _encode(ask.labels) if ask.labels else b""
@@ -162,6 +173,20 @@ def pack_ask(ask: Ask, skew: float, *, large: bool = False) -> bytes:
         len(tenant), len(operation), len(key), len(secret), len(labels),
     )  # fmt: skip
     return b"".join((head, nonce, print_, tenant, operation, key, secret, labels, takeover))
+
+
+def _plain_ask(alike: tuple[Any, ...]) -> tuple[bytes, bytes, bytes]:
+    """What is the same for all asks of a call site and tenant whose keys are equally long."""
+    lease, retention, skew, policy, version, *names, nonce_size, key_size = alike
+    tenant, operation, secret = (name.encode() for name in names)
+    head = _ASK.pack(
+        lease, retention, skew, _POLICY_CODE[policy], version, 0, nonce_size, 0, 0,
+        len(tenant), len(operation), key_size, len(secret), 0,
+    )  # fmt: skip
+    if len(_plain_asks) >= _MOST_ASKS:
+        _plain_asks.clear()
+    made = _plain_asks[alike] = (head, tenant + operation, secret)
+    return made
 
 
 def pack_end(end: Settle, skew: float, *, index_ref: bool = False) -> bytes:
@@ -356,7 +381,10 @@ def short_verdict(ask: Ask, reply: bytes) -> Verdict | Brief | Large:
     nonce = ask.nonce
     at = _ECHO + len(nonce) + 1
     size = len(reply)
-    if size >= at + _HEAD_SIZE and reply[at - 1] == _REPLAY:
+    letter = reply[at - 1] if size >= at else 0
+    if letter == _WON_AFRESH and reply.startswith(ask.scope.hash[:_ECHO] + nonce):
+        return Won(_fresh(ask, *_FRESH.unpack_from(reply, at)))
+    if letter == _REPLAY and size >= at + _HEAD_SIZE:
         magic, state, flags, attempts, print_size, nonce_size, tenant, operation, key, expires = _BRIEF(
             reply, at
         )

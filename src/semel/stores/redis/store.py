@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from semel.errors import ConfigurationError, SemelError, StoreUnavailable
+from semel.errors import CodecError, ConfigurationError, SemelError, StoreUnavailable
 from semel.keys import Scope
 from semel.model import Answer, Ask, Note, Record, Renewal, Settle, Verdict
 from semel.store import Capabilities, Colour, Facts, Page, Query, Settings, Unwatch
@@ -316,7 +316,7 @@ class RedisStore:
         if replicas < self._acks:
             raise StoreUnavailable(
                 f"{replicas} of the {self._acks} replicas that acks= asks for confirmed the write in time: it may or may "
-                "not survive a failover; ask again with the same nonce, or look at the replicas"
+                f"not survive a failover; connect {self._acks} replicas, or lower acks="
             )
         return read(item, said)
 
@@ -452,6 +452,10 @@ class RedisStore:
         if "user executing the script" in text:
             return ConfigurationError(
                 f"this Redis user may not run what a script needs ({text}): extend its ACL rules"
+            )
+        if "bulk length" in text or "proto-max-bulk-len" in text:
+            return CodecError(
+                f"a value is too large for Redis ({text}): raise proto-max-bulk-len on the server, or lower max_result"
             )
         return StoreUnavailable(f"Redis refused the call: {text}")
 

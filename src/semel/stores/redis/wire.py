@@ -136,22 +136,20 @@ class Wire(asyncio.Protocol):
         if self._state != _OPEN or self._paused or self._transport is None:
             self._crowded = True  # what is queued stays queued
             return  # _dial and resume_writing flush again
-        queue, self._queue, self._queued_bytes = self._queue, [], 0
-        chunks = []
-        for slot in queue:
-            waiting = slot[0]
-            # Whoever gave up before the write costs the server nothing.
-            if not (waiting.over if type(waiting) is Posted else waiting.done()):
-                chunks.append(slot[1])
-                self._pending.append(slot)
+        # Whoever gave up before the write costs the server nothing.
+        sent = [
+            slot for slot in self._queue if not (slot[0].over if type(slot[0]) is Posted else slot[0].done())
+        ]
+        self._queue, self._queued_bytes = [], 0
+        self._pending += sent
         self._crowded = len(self._pending) + _ENOUGH >= self._cap
-        if chunks:
-            self._transport.write(b"".join(chunks))
+        if sent:
+            self._transport.write(b"".join([slot[1] for slot in sent]))
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
         reader, woken = self._reader, self._woken
-        gets, next_slot = reader.gets, self._pending.popleft
+        gets, next_slot, wake = reader.gets, self._pending.popleft, woken.append
         try:
             reader.feed(data)
             reply = gets()
@@ -160,7 +158,7 @@ class Wire(asyncio.Protocol):
                 if type(waiting) is Posted:
                     if not waiting.over:
                         waiting.value, waiting.over = reply, True
-                        woken.append(waiting)
+                        wake(waiting)
                 elif not waiting.done():
                     waiting.set_result(reply)
                 reply = gets()

@@ -478,7 +478,11 @@ delete from {audit} a where a.id in (select id from old)
 select pg_backend_pid(), to_regclass('{schema}') is not null
 
 -- name: version
-select version from {schema}
+-- The version, and the tables that a crash would empty, if there are any.
+select version, (
+    select string_agg(oid::regclass::text, ', ' order by relname) from pg_class
+    where oid in (to_regclass('{records}'), to_regclass('{audit}'), to_regclass('{schema}')) and relpersistence <> 'p'
+) from {schema}
 
 -- name: facts
 -- The live settings that decide the guarantee, as name and value. A logical subscriber and a running backup are no standbys:
@@ -501,6 +505,12 @@ union all select 'standby_names', string_agg(application_name, ', ' order by app
 having count(application_name) > 0
 union all select 'unlogged_tables', string_agg(oid::regclass::text, ', ' order by relname) from pg_class
 where oid in (to_regclass('{records}'), to_regclass('{audit}'), to_regclass('{schema}')) and relpersistence <> 'p'
+having count(*) > 0
+union all select 'missing_rights', string_agg(distinct p.name, ', ') || ' ON ' || string_agg(distinct t.oid::text, ', ')
+    || ' TO ' || quote_ident(current_user)
+from (values ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) as p (name),
+     (values (to_regclass('{records}')), (to_regclass('{audit}'))) as t (oid)
+where not has_table_privilege(t.oid, p.name)
 having count(*) > 0
 union all select 'synchronous_commit_source', source from pg_settings where name = 'synchronous_commit'
 

@@ -1,4 +1,4 @@
--- semel on SQLite, schema version 1. {table} is settings.table; times are Unix seconds, NULL means "never" or "not set".
+-- semel on SQLite, schema version 1. Times are Unix seconds, NULL means "never" or "not set".
 -- A rowid table on purpose: records of a kilobyte make a WITHOUT ROWID tree deep and slow.
 
 CREATE TABLE IF NOT EXISTS "{table}" (

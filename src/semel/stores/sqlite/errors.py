@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from semel.errors import ConfigurationError, SemelError, StoreUnavailable
+from semel.stores.unfit import no_tables
 
 __all__ = ["explain", "explained", "is_busy", "overdue"]
 
@@ -48,7 +49,7 @@ def explain(error: sqlite3.Error, path: str) -> SemelError:
     if code in _BUSY:
         answer: SemelError = overdue(path)
     elif code == sqlite3.SQLITE_CANTOPEN:
-        answer = ConfigurationError(_why_not_opened(path))
+        answer = _not_opened(path)
     elif code in _REMEDIES:
         kind = ConfigurationError if code == sqlite3.SQLITE_NOTADB else StoreUnavailable
         answer = kind(f"the SQLite file {path!r} {_REMEDIES[code]} ({error})")
@@ -78,21 +79,25 @@ def _primary(error: BaseException) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-def _why_not_opened(path: str) -> str:
+def _not_opened(path: str) -> ConfigurationError:
     folder = Path(path).parent
     name = f"the SQLite file {path!r} cannot be opened"
     if not folder.is_dir():
-        return f"{name}: the directory {str(folder)!r} does not exist; create it, or correct the URL"
+        return ConfigurationError(
+            f"{name}: the directory {str(folder)!r} does not exist; create it, or correct the URL"
+        )
     if Path(path).is_dir():
-        return f"{name}: it is a directory; name a file in it"
+        return ConfigurationError(f"{name}: it is a directory; name a file in it")
     # As the user that opens files, who in a program that changes users is another one than the user that started it.
     effective = os.access in os.supports_effective_ids
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=effective):
-        return f"{name}: this process may not write in {str(folder)!r}, where SQLite keeps the log beside the file"
-    if not Path(path).exists():
-        return (
-            f"{name}: it does not exist; create it with `semel schema sql`, or allow semel to (create=True)"
+        return ConfigurationError(
+            f"{name}: this process may not write in {str(folder)!r}, where SQLite keeps the log beside the file"
         )
-    return (
+    if not Path(path).exists():
+        return no_tables(
+            f"{name}: it does not exist", "create it with `semel schema sql`, or allow semel to (create=True)"
+        )
+    return ConfigurationError(
         f"{name}: this process may not read and write it; change its owner or permissions, or correct the URL"
     )

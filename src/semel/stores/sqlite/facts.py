@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from semel.store import Facts
 
-__all__ = ["read_facts"]
+__all__ = ["has_reset_bug", "read_facts"]
 
 _FULL: Final = 2
 _LEVELS: Final = ("OFF", "NORMAL", "FULL", "EXTRA")
@@ -38,11 +38,6 @@ def read_facts(db: sqlite3.Connection, path: str) -> Facts:
         warnings.append(
             f"the file is on {system}: SQLite's log needs a local disk, and its locks may not hold here; move it"
         )
-    if _has_reset_bug(sqlite3.sqlite_version_info):
-        warnings.append(
-            f"SQLite {sqlite3.sqlite_version} has the WAL-reset bug: semel makes it rarer, not impossible; other programs that write "
-            "to this file may not; upgrade SQLite to 3.51.3"
-        )
     return Facts(
         store="sqlite",
         version=sqlite3.sqlite_version,
@@ -57,7 +52,9 @@ def _pragma(db: sqlite3.Connection, name: str) -> Any:
     return db.execute(f"PRAGMA {name}").fetchall()[0][0]
 
 
-def _has_reset_bug(version: tuple[int, ...]) -> bool:
+def has_reset_bug(release: str) -> bool:
+    """Whether a checkpoint beside a writer may lose pages in this release of SQLite."""
+    version = tuple(map(int, release.split(".")))
     patch = _PATCHED_LINES.get((version[0], version[1]))
     return version < _RESET_BUG_FIXED and (patch is None or version[2] < patch)
 

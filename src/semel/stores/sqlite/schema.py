@@ -9,6 +9,7 @@ from typing import Final
 
 from semel.errors import ConfigurationError
 from semel.stores.sqlite.writer import patiently, roll_back
+from semel.stores.unfit import no_tables
 
 __all__ = ["VERSION", "check_table", "ensure_schema", "schema_sql"]
 
@@ -45,9 +46,9 @@ def ensure_schema(db: sqlite3.Connection, table: str, *, create: bool, deadline:
             raise
         version = _version(db, table)
     if version is None:
-        raise ConfigurationError(
-            f"the SQLite file has no tables {table}, {table}_audit and {table}_schema, and semel may not create them: "
-            "run the statements that `semel schema sql` prints, or allow it (create=True)"
+        raise no_tables(
+            f"the SQLite file has no tables {table}, {table}_audit and {table}_schema, and semel may not create them",
+            "run the statements that `semel schema sql` prints, or allow it (create=True)",
         )
     if version > VERSION:
         raise ConfigurationError(

@@ -4,7 +4,7 @@ A cell is one fault at one place of one part's life on one store, with the verdi
 both directions: a cell that promises exactly once shows nothing lost and nothing doubled, and a cell that promises less
 shows its anomaly, or the fault did not bite. A cell that cannot be is listed with the reason.
 
-A part of the product (the core, HTTP, messaging; later streams) adds its rows with `register(Part(...))`.
+A part of the product (the core, HTTP, gRPC, messaging; later streams) adds its rows with `register(Part(...))`.
 """
 
 from __future__ import annotations
@@ -143,6 +143,7 @@ PARTS: list[str] = [
     "semel.testing.chaos.nemesis",
     "semel.testing.chaos.memory",
     "semel.testing.chaos.http_cells",
+    "semel.testing.chaos.grpc_cells",
     "semel.testing.chaos.messaging_cells",
 ]
 

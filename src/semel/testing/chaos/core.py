@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from semel import (
     NOT_FOUND,
@@ -89,23 +89,23 @@ _SHOWN_ELSEWHERE = {
 }
 
 
+_OUTLIVES: Final = "a store outside of the process outlives it: it is the worker's process that dies (kill)"
+
+
 def core_cells() -> Iterator[Cell]:
     for store in STORES:
         for colour in COLOURS:
             for mode in MODES:
                 yield from _cells(store, colour, mode)
+                yield _never(store, colour, mode, "thread-death", _OUTLIVES)
     for mode, reason in _SHOWN_ELSEWHERE.items():
         for store in (*STORES, "memory"):
             for colour in COLOURS:
-                yield Cell(
-                    part="core",
-                    store=store,
-                    colour=colour,
-                    mode=mode,
-                    fault="any",
-                    point="any",
-                    reason=reason,
-                )
+                yield _never(store, colour, mode, "any", reason)
+
+
+def _never(store: str, colour: str, mode: str, fault: str, reason: str) -> Cell:
+    return Cell(part="core", store=store, colour=colour, mode=mode, fault=fault, point="any", reason=reason)
 
 
 def _cells(store: str, colour: str, mode: str) -> Iterator[Cell]:

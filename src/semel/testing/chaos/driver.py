@@ -22,6 +22,7 @@ from semel.testing.chaos.expectations import AWAY
 from semel.testing.chaos.harness import BEATEN, GONE, KILLED, PARKED, QUIET, QUIETER, SLOW, WIRE
 from semel.testing.chaos.judging import Job, has_no_verdict, is_unsaid, judged
 from semel.testing.chaos.ledger import Ledger
+from semel.testing.chaos.locks import Lock
 from semel.testing.chaos.places import Places, Private
 from semel.testing.chaos.signals import GO, Line
 from semel.testing.chaos.verdicts import Result
@@ -246,21 +247,61 @@ def _on_the_wire(stage: Stage) -> None:
     stage.send("heir", last=True).wait()
 
 
-def _stood(stage: Stage, **changes: Any) -> Wire:
-    """The victim goes by a proxy, stands at its point, and goes on when the proxy is ready to break its next request."""
-    if stage.cell.store == "cluster":
-        place: ProxiedCluster = stage.places.hold(stage.cell.lane, ProxiedCluster)
-        stage.url, wire = place.url, place.wire
+def _locked_out(stage: Stage) -> None:
+    """Nobody can write the file for longer than the victim's time limit. Who claims is told so; a note or an outcome is offered on."""
+    lock = _stood(stage, **WIRE.plan)
+    assert stage.victim is not None
+    told = []
+    try:
+        if stage.cell.point == "claim.sent":
+            _until(lambda: bool(stage.ledger.answers()), stage.victim)
+            told = [AWAY["claim.sent"]]
+        else:
+            time.sleep(_SILENCE)
+        stage.bit = stage.bit and lock.fired() and _stands(stage, told)
+    finally:
+        lock.speak()
+    stage.finish()
+    stage.send("heir", last=True).wait()
+
+
+def _stands(stage: Stage, told: list[str]) -> bool:
+    """Whether its victim has made no effect since it was struck, and was told this and nothing else."""
+    struck = stage.ledger.faults()[0].at
+    return [each.error for each in stage.ledger.answers()] == told and all(
+        each.at < struck for each in stage.ledger.effects()
+    )
+
+
+def _stood(stage: Stage, **changes: Any) -> Wire | Lock:
+    """The victim goes by a proxy, stands at its point, and goes on when the proxy is ready to break its next request. A file has no
+    proxy: somebody else has its lock."""
+    if stage.cell.store == "sqlite":
+        lock: Lock = stage.places.hold("lock", lambda: Lock(stage.url.removeprefix("sqlite:///")))
         stage.stand(**changes)
-    else:
-        name, address = stage.cell.store, stage.places.address(stage.cell)
-        wire = stage.places.hold(f"wire to {name}", lambda: Wire(address, speaks=name))
-        stage.stand(**changes, url=stage.places.through(stage.cell, wire.ports[0]))
+        if stage.bit:
+            lock.silence()
+        stage.reply()
+        return lock
+    wire = _wired(stage, **changes)
     if stage.bit and _is_silence(stage.cell):
         wire.silence()
     elif stage.bit:
         wire.arm(stage.cell.fault)
     stage.reply()
+    return wire
+
+
+def _wired(stage: Stage, **changes: Any) -> Wire:
+    """The victim stands at its point, with a proxy between it and its server."""
+    if stage.cell.store == "cluster":
+        place: ProxiedCluster = stage.places.hold(stage.cell.lane, ProxiedCluster)
+        stage.url = place.url
+        stage.stand(**changes)
+        return place.wire
+    name, address = stage.cell.store, stage.places.address(stage.cell)
+    wire: Wire = stage.places.hold(f"wire to {name}", lambda: Wire(address, speaks=name))
+    stage.stand(**changes, url=stage.places.through(stage.cell, wire.ports[0]))
     return wire
 
 
@@ -360,8 +401,9 @@ def _order_of(cell: Cell) -> Callable[..., None]:
     own = part_of(cell).schedules.get(cell.fault)
     if own is not None:
         return own
-    elsewhere = _ON_THE_WIRE if ORDERS[cell.fault] is _on_the_wire else {"wait.parked": _waited}
-    return elsewhere.get(cell.point, ORDERS[cell.fault])
+    if ORDERS[cell.fault] is _on_the_wire:
+        return _ON_THE_WIRE.get(cell.point, _locked_out if cell.store == "sqlite" else _on_the_wire)
+    return _waited if cell.point == "wait.parked" else ORDERS[cell.fault]
 
 
 # ---------------------------------------------------------------------------------------------------- one job

@@ -42,9 +42,10 @@ AWAY: Final = {"claim.sent": "StoreUnavailable", "settle.sent": "NotRecorded"}
 HEARD: Final = {"run.started", "step.stored#1"}
 """Between steps: a woken owner hears from its heartbeat that it was overtaken, and makes no step."""
 _WIRE: Final = {"reset-before", "reset-after", "stall"}
-# What a mode of the HTTP edge or of messaging promises is what this mode of the core does.
+# What a mode of an edge or of messaging promises is what this mode of the core does.
 _AS: Final = {
     "http-db": "retry", "http-opaque": "hold", "http-steps": "steps", "http-stream": "retry", "http-tx": "tx",
+    "grpc-db": "retry", "grpc-opaque": "hold",
     "relay-redis": "tx", "relay-rabbit-stream": "tx", "relay-nats": "keyed", "relay-rabbit-queue": "retry",
     "relay-webhook": "retry", "relay-handler": "retry", "outbox": "tx", "inbox-redis": "tx", "inbox-rabbit-queue": "tx",
     "inbox-nats": "tx",
@@ -93,12 +94,12 @@ def _expected(cell: Cell) -> _Pair:
         return _REPLAYED  # somebody else runs it; what happens to one who waits changes nothing
     if mode == "tx":
         return _tx(cell)
-    if fault == "stall" and point == "claim.sent":
+    if fault == "stall" and point == "claim.sent" and cell.store != "sqlite":
         return (
             Verdict.ONCE,
             Heir.ANY,
         )  # its caller may be told StoreUnavailable: then nothing ran and the key is free
-    if fault == "store-kill" and point == "claim.sent":
+    if point == "claim.sent" and (fault == "store-kill" or (fault, cell.store) == ("stall", "sqlite")):
         return _RAN  # its caller was told StoreUnavailable: nothing ran
     if fault in _WIRE or fault in {"store-kill", "slow"}:
         return _REPLAYED  # the worker lives: it repeats the request with the same nonce, unseen by its caller
@@ -227,7 +228,7 @@ def not_applicable(store: str, colour: str, mode: str, fault: str, point: str) -
         _nobody_inside(mode, fault, point, redis=redis) if fault in {"overlap", "overruled"} else "",
         _not_stopped(colour, mode, fault, point, redis=redis),
         _no_transaction(store, colour, fault, point, redis=redis) if mode == "tx" else "",
-        _not_cut(store, mode, point) if fault in _WIRE else "",
+        _not_cut(store, mode, fault, point) if fault in _WIRE else "",
         _not_killed(store, mode, point) if fault == "store-kill" else "",
         _not_slow(mode) if fault == "slow" else "",
     )
@@ -251,14 +252,14 @@ def _beside(mode: str, point: str, *, redis: bool) -> str:
     return ""
 
 
-def _not_cut(store: str, mode: str, point: str) -> str:
-    """Why no connection is broken there."""
-    if store == "sqlite":
+def _not_cut(store: str, mode: str, fault: str, point: str) -> str:
+    """Why no connection is broken there, and no file locked."""
+    if store == "sqlite" and fault != "stall":
         return "SQLite has no network"
+    if store == "sqlite" and point == "wait.parked":
+        return "one who waits only reads, and a reader waits for nobody who has SQLite's write lock"
     if point in _BESIDE and mode != "retry":
-        return (
-            "a heartbeat and one who waits meet a broken connection alike whatever the mode: as in mode retry"
-        )
+        return "a heartbeat and one who waits meet a broken connection or a locked file alike whatever the mode: as in mode retry"
     if point in _BESIDE and store == "cluster":
         return "each node is a redis: a heartbeat's connection and a waiter's are broken there"
     return (

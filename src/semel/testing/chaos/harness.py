@@ -56,10 +56,10 @@ QUIET: Final = Setting(
     "a heartbeat that is stopped inside a write would hold the only lock",
 )
 QUIETER: Final = Setting(
-    "the same with steps, and under HTTP", {"lease": 2.4}, "there are more writes before the point"
+    "the same with steps, and under HTTP and gRPC", {"lease": 2.4}, "there are more writes before the point"
 )
 PARKED: Final = Setting(
-    "owners and waiters at wait.parked, and the HTTP server of the retries",
+    "owners and waiters at wait.parked, and the HTTP or gRPC server of the retries",
     {"lease": 6.0},
     "nothing waits for a lease there",
 )

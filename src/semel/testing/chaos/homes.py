@@ -28,7 +28,7 @@ def estimate(cell: Cell) -> float:
         return 2.5
     if cell.part == "messaging":
         return 4.0 if cell.fault == "zombie" else 2.0
-    return 1.0 if cell.lane or cell.part == "http" else 0.4
+    return 1.0 if cell.lane or cell.part in {"http", "grpc"} else 0.4
 
 
 class _Home:

@@ -22,7 +22,7 @@ from semel.testing.chaos.cells import Cell, Heir, Part, Verdict, register
 from semel.testing.chaos.http_orders import ORDERS
 from semel.testing.chaos.http_sites import attempt
 
-__all__ = ["POINTS", "STORES", "http_cells"]
+__all__ = ["CORE", "NEVER", "POINTS", "STORES", "http_cells"]
 
 # What the edge does with a store is the core's affair. All of them are broken where the store's own transaction takes part
 # and where the layer's plainest promise is at stake, the rest on one or two.
@@ -78,7 +78,7 @@ _RAN: Final = (Verdict.ONCE, Heir.RAN)
 _REPLAYED: Final = (Verdict.ONCE, Heir.REPLAYED)
 _ANY: Final = (Verdict.ONCE, Heir.ANY)
 _BUSY: Final = (Verdict.ONCE, Heir.BUSY)
-_NEVER: Final = {
+NEVER: Final = {
     "cancel": "a server does not cancel a handler whose client has left, nor would it change anything (client-reset)",
     "interrupt": "Ctrl-C ends a server, which drains its requests first (tests/http)",
     "slow": "a request's lease is renewed by the core's own heartbeat: as in mode retry",
@@ -95,7 +95,7 @@ _AFTERWARDS: Final = "a WSGI server sends what it was given when nothing of the 
 _BETWEEN: Final = (
     "nothing is waited for between http.admitted and run.started but a task's turn: as in http-db"
 )
-_CORE: Final = "a heartbeat and one who waits are the core's own, the same for every caller: as in mode retry"
+CORE: Final = "a heartbeat and one who waits are the core's own, the same for every caller: as in mode retry"
 _HANDLERS: Final = "the transaction's connection is its handler's, and so is what it hears: as in mode tx at claim.sent, settle.sent, commit.sent"
 _NO_COMMIT: Final = "a Redis pipeline has no commit of the caller's: semel sends the EXEC (settle.sent)"
 
@@ -117,7 +117,7 @@ def _cells(store: str, colour: str, mode: str) -> Iterator[Cell]:
         if "claim.won" not in POINTS[mode]:
             yield _cell(store, colour, mode, fault, "claim.won", _BETWEEN)
         for point in ("renew.sent", "wait.parked"):
-            yield _cell(store, colour, mode, fault, point, _CORE)
+            yield _cell(store, colour, mode, fault, point, CORE)
     for point in _OVERLAPPED[mode]:
         yield _cell(store, colour, mode, "overlap", point, _nobody_inside(store, mode, point))
     for point in (each for each in POINTS[mode] if each in _LEAVING):
@@ -126,10 +126,10 @@ def _cells(store: str, colour: str, mode: str) -> Iterator[Cell]:
         for point in _WIRE:
             yield _cell(store, colour, mode, fault, point, _reason_of_wire(store, mode))
         for point in ("renew.sent", "wait.parked"):
-            yield _cell(store, colour, mode, fault, point, _CORE)
+            yield _cell(store, colour, mode, fault, point, CORE)
         for point in _WIRE_TX if mode == "http-tx" else ():
             yield _cell(store, colour, mode, fault, point, _HANDLERS)
-    for fault, reason in _NEVER.items():
+    for fault, reason in NEVER.items():
         yield _cell(store, colour, mode, fault, "any", reason)
 
 

@@ -1,7 +1,7 @@
-"""What happens in the HTTP cells, and in which order: a client sends a keyed POST, its server is broken, another one serves
-the retries.
+"""What happens in the cells of an edge, and in which order: a client sends a keyed request, its server is broken, another one
+serves the retries. `EDGES` says how a server is started and a request sent, for HTTP here and for gRPC in `grpc_orders`.
 
-The client is the driver itself. Its answers are judged as those of a call are: every answer for one key has the same bytes,
+The client of HTTP is the driver itself. Its answers are judged as those of a call are: every answer for one key has the same bytes,
 somebody else's request with the same key gets none of them, and in the end there is an answer.
 """
 
@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Callable
 from http.client import HTTPConnection, HTTPException, HTTPResponse
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -27,7 +27,7 @@ from semel.testing.chaos.signals import GO, HOLD, Line
 from semel.testing.chaos.wires import Wire
 from semel.testing.chaos.workers import Forked
 
-__all__ = ["ORDERS"]
+__all__ = ["EDGES", "ORDERS", "Answered", "Edge", "Visit"]
 
 _STRANGER: Final = "bob"
 _PAUSE: Final = 0.02
@@ -37,8 +37,8 @@ _AGAIN: Final = frozenset({409, 500, 503})
 _AWAY: Final = "StoreUnavailable"
 
 
-class _Answered(msgspec.Struct, frozen=True):
-    """One response, whole. `problem` is the last word of its type; lost connections are problems, too."""
+class Answered(msgspec.Struct, frozen=True):
+    """One response, whole, in the words of HTTP. `problem` is the last word of its type; lost connections are problems, too."""
 
     status: int = 0
     body: str = ""
@@ -55,8 +55,26 @@ class _Answered(msgspec.Struct, frozen=True):
         return "" if self.status == 201 or self.problem == "response-not-stored" else self.problem
 
 
+class Visit(Protocol):
+    """One request, sent, on a connection of its own."""
+
+    def read(self) -> Answered:
+        """Wait for its answer."""
+        ...
+
+    def abort(self) -> None:
+        """As a client that dies: its end of the connection is reset."""
+
+
+class Edge(msgspec.Struct, frozen=True):
+    """How a server is started (the function gets the settings that its worker needs) and where it then is; how a request is sent."""
+
+    serve: Callable[[Stage, Callable[[dict[str, Any]], Worker]], tuple[int, Worker]]
+    visit: Callable[..., Visit]
+
+
 class _Visit:
-    """One request on a connection of its own."""
+    """Over HTTP."""
 
     def __init__(self, stage: Stage, port: int, *, path: str, key: str, user: str) -> None:
         self._connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
@@ -65,28 +83,27 @@ class _Visit:
             headers["Idempotency-Key"] = key
         self._connection.request("POST", f"/{path}", b"tea", headers)
 
-    def read(self) -> _Answered:
+    def read(self) -> Answered:
         try:
             response = self._connection.getresponse()
             return _answered(response, response.read())
         except (HTTPException, ConnectionError) as error:
-            return _Answered(problem=type(error).__name__)
+            return Answered(problem=type(error).__name__)
         finally:
             self._connection.close()
 
     def abort(self) -> None:
-        """As a client that dies: its end of the connection is reset."""
         line = self._connection.sock
         assert line is not None
         line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
         self._connection.close()
 
 
-def _answered(response: HTTPResponse, body: bytes) -> _Answered:
+def _answered(response: HTTPResponse, body: bytes) -> Answered:
     problem = ""
     if response.headers.get_content_type() == "application/problem+json":
         problem = json.loads(body)["type"].rpartition(":")[2]
-    return _Answered(
+    return Answered(
         status=response.status,
         body=body.decode(),
         replayed=response.headers.get("idempotency-replayed") == "true" or problem == "response-not-stored",
@@ -98,11 +115,10 @@ class _Kept:
     """A server that outlives its schedule: the other worker, which nobody breaks. One per driver, store and colour."""
 
     def __init__(self, stage: Stage) -> None:
-        prepare(stage.cell.colour)
         # Nothing happens to it: its own lease is none that could end on a busy machine.
         lease = PARKED.options["lease"]
-        self.port, self._worker = _forked(
-            lambda settings: Forked(stage.plan("heir", settings=settings, lease=lease)), {}
+        self.port, self._worker = EDGES[stage.cell.part].serve(
+            stage, lambda words: Forked(stage.plan("heir", settings=words, lease=lease))
         )
 
     def rest(self) -> None:
@@ -117,11 +133,16 @@ class _Kept:
         self._worker.end()
 
 
-def _forked(start: Callable[[dict[str, Any]], Worker], settings: dict[str, Any]) -> tuple[int, Worker]:
+def _served(stage: Stage, start: Callable[[dict[str, Any]], Worker]) -> tuple[int, Worker]:
     """A server's socket listens before it lives; the driver keeps none of it."""
+    prepare(stage.cell.colour)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        worker = start({"listener": listener.fileno(), **settings})
+        worker = start({"listener": listener.fileno()})
         return listener.getsockname()[1], worker
+
+
+EDGES: Final[dict[str, Edge]] = {"http": Edge(_served, _Visit)}
+"""By the name of their part."""
 
 
 class _Scene:
@@ -129,36 +150,38 @@ class _Scene:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        name = f"http {stage.cell.store} {stage.cell.colour}"
+        self._edge = EDGES[stage.cell.part]
+        name = f"{stage.cell.part} {stage.cell.store} {stage.cell.colour}"
         self._other: _Kept = stage.places.hold(name, lambda: _Kept(stage))
         self._other.go_on()
         self.port = 0
 
     def serve(self, role: str, settings: dict[str, Any] | None = None, **changes: Any) -> Worker:
         """A server for this schedule alone; the next visits are to it."""
-        self.port, worker = _forked(
-            lambda words: self.stage.start(role, settings=words, **changes), settings or {}
+        said = settings or {}
+        self.port, worker = self._edge.serve(
+            self.stage, lambda words: self.stage.start(role, settings={**words, **said}, **changes)
         )
         return worker
 
-    def visit(self, suffix: str = "", user: str = USER) -> _Visit:
+    def visit(self, suffix: str = "", user: str = USER) -> Visit:
         key = self.stage.key + suffix
-        return _Visit(self.stage, self.port, path=self.stage.cell.mode, key=key, user=user)
+        return self._edge.visit(self.stage, self.port, path=self.stage.cell.mode, key=key, user=user)
 
     def tell(self, path: str) -> None:
         """A request without a key, to the handler itself."""
-        answered = _Visit(self.stage, self.port, path=path, key="", user=USER).read()
+        answered = self._edge.visit(self.stage, self.port, path=path, key="", user=USER).read()
         if answered.status != 201:
             raise RuntimeError(f"/{path} has answered {answered}")
 
-    def told(self, by: str, answered: _Answered) -> None:
+    def told(self, by: str, answered: Answered) -> None:
         if answered.error:
             self.stage.ledger.error(by, answered.error, f"{answered.status} {answered.body}")
         else:
             value = answered.body if answered.status == 201 else answered.problem
             self.stage.ledger.answer(by, value, replayed=answered.replayed)
 
-    def ask(self, by: str, *, patience: float = PATIENCE / 3) -> _Answered:
+    def ask(self, by: str, *, patience: float = PATIENCE / 3) -> Answered:
         """A client's retries, until it has an answer."""
         until = time.monotonic() + patience
         while True:
@@ -173,7 +196,7 @@ class _Scene:
         """The port of the server that nobody breaks."""
         return self._other.port
 
-    def after(self) -> _Answered:
+    def after(self) -> Answered:
         """The next caller, on the other server."""
         self.port = self._other.port
         return self.ask("heir")

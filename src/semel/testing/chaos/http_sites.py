@@ -33,7 +33,7 @@ from semel.testing.chaos.ledger import Ledger
 from semel.testing.chaos.signals import GO, HOLD
 from semel.testing.chaos.transactions import Transaction, open_transaction, wait
 
-__all__ = ["FOLDER", "SCHEDULE", "USER", "attempt", "prepare"]
+__all__ = ["FOLDER", "SCHEDULE", "USER", "Order", "Site", "attempt", "prepare"]
 
 USER = "ada"
 """Whose request meets the fault. Everybody else's effects are not of its key."""
@@ -52,22 +52,20 @@ _EFFECTS = {
 
 def attempt(plan: Plan) -> None:
     """In a forked worker: serve until killed."""
-    site = _Site(plan)
-    if plan.role == "victim" and not plan.settings.get("armed_later"):
-        site.arm()
-    logging.disable(logging.CRITICAL)  # what the servers would say about the faults
+    site = Site(plan)
+    site.begin()
     listener = socket.socket(fileno=plan.settings["listener"])
     (_gunicorn if plan.cell.colour == "sync" else _uvicorn)(site, listener)
 
 
-def _uvicorn(site: _Site, listener: socket.socket) -> None:
+def _uvicorn(site: Site, listener: socket.socket) -> None:
     uvicorn: Any = import_module("uvicorn")
     app = asgi.IdempotencyMiddleware(site.asgi, once=site.once, **site.rules)
     config = uvicorn.Config(app, loop="asyncio", http="httptools", ws="none", lifespan="off", log_config=None)
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def _gunicorn(site: _Site, listener: socket.socket) -> None:
+def _gunicorn(site: Site, listener: socket.socket) -> None:
     """What gunicorn's arbiter does after its fork; ours is the driver."""
     config, log = _settings()
     application = _Loaded(wsgi.IdempotencyMiddleware(site.wsgi, once=site.once, **site.rules))
@@ -97,7 +95,7 @@ class _Loaded:
         return self._app
 
 
-class _Order(msgspec.Struct, frozen=True):
+class Order(msgspec.Struct, frozen=True):
     """A request as its handler sees it."""
 
     mode: str
@@ -107,7 +105,7 @@ class _Order(msgspec.Struct, frozen=True):
     ledger: Ledger
 
     @classmethod
-    def of(cls, path: str, headers: Mapping[str, str]) -> _Order:
+    def of(cls, path: str, headers: Mapping[str, str]) -> Order:
         name = headers.get("idempotency-key", "")
         ledger = Ledger(headers[FOLDER])
         return cls(path.strip("/"), headers["x-user"], name, headers[SCHEDULE], ledger)
@@ -117,7 +115,7 @@ class _Order(msgspec.Struct, frozen=True):
         self.ledger.effect(what if mine else "another's", by)
 
 
-class _Site:
+class Site:
     """One server's application: what a request does, in both colours."""
 
     def __init__(self, plan: Plan) -> None:
@@ -138,17 +136,23 @@ class _Site:
     def arm(self) -> None:
         traps.arm(self.plan, Ledger(self.plan.folder))
 
+    def begin(self) -> None:
+        """Before it serves."""
+        if self.plan.role == "victim" and not self.plan.settings.get("armed_later"):
+            self.arm()
+        logging.disable(logging.CRITICAL)  # what the servers would say about the faults
+
     # ---- the handler
-    async def answer(self, order: _Order) -> tuple[int, str, bytes]:
+    async def answer(self, order: Order) -> tuple[int, str, bytes]:
         """Status, type and body. The core's errors inside of a handler are answered as the frameworks' `install` does."""
         try:
-            return 201, "application/json", msgspec.json.encode(await self._outcome(order))
+            return 201, "application/json", msgspec.json.encode(await self.outcome(order))
         except ANSWERED as error:
             problem = of_error(error)
             assert problem is not None
             return problem.status, PROBLEM_TYPE.decode(), problem.body()
 
-    async def _outcome(self, order: _Order) -> dict[str, str]:
+    async def outcome(self, order: Order) -> dict[str, str]:
         """One body for both colours. An effect outside is made before anything is waited for."""
         match order.mode:
             case "arm":
@@ -165,7 +169,7 @@ class _Site:
         points.reach("effect.made")
         return self._value(order)
 
-    async def _enter(self, order: _Order) -> None:
+    async def _enter(self, order: Order) -> None:
         """An heir waits in its handler, where the schedule says so, for the one that it has overtaken."""
         if self.plan.role != "heir" or not (order.ledger.folder / HOLD).exists():
             return
@@ -177,10 +181,10 @@ class _Site:
             else:
                 await asyncio.sleep(0.002)
 
-    def _value(self, order: _Order) -> dict[str, str]:
+    def _value(self, order: Order) -> dict[str, str]:
         return {"user": order.user, "by": f"{self.plan.role} {os.getpid()}"}
 
-    async def _steps(self, order: _Order) -> dict[str, str]:
+    async def _steps(self, order: Order) -> dict[str, str]:
         run = current_run()
         step: Any = self._step if self.is_sync else self._step_async
         made = {}
@@ -200,14 +204,14 @@ class _Site:
             else:
                 await asyncio.sleep(0.002)
 
-    def _step(self, name: str, order: _Order) -> str:
+    def _step(self, name: str, order: Order) -> str:
         order.effect(name, self.plan.role)
         return f"{name} by {os.getpid()}"
 
-    async def _step_async(self, name: str, order: _Order) -> str:
+    async def _step_async(self, name: str, order: Order) -> str:
         return self._step(name, order)
 
-    async def _within(self, order: _Order) -> dict[str, str]:
+    async def _within(self, order: Order) -> dict[str, str]:
         """The recipe of docs/howto/http-within.md, behind the middleware: rows and record commit together."""
         inner = core_key(order.key, order.user)
         opened = await self._open(inner)
@@ -228,15 +232,15 @@ class _Site:
         tag = str(self.once.tag(inner)) if self.plan.url.startswith("redis") else ""
         return await open_transaction(self.plan.url, self.plan.cell.colour, tag)
 
-    def _row(self, opened: Transaction, order: _Order) -> dict[str, str]:
+    def _row(self, opened: Transaction, order: Order) -> dict[str, str]:
         return run_sync(self._row_async(opened, order))
 
-    async def _row_async(self, opened: Transaction, order: _Order) -> dict[str, str]:
+    async def _row_async(self, opened: Transaction, order: Order) -> dict[str, str]:
         await opened.insert(f"{order.user} {order.key}", self.plan.role)
         points.reach("effect.made")
         return self._value(order)
 
-    async def _look(self, order: _Order) -> dict[str, str]:
+    async def _look(self, order: Order) -> dict[str, str]:
         """What is committed goes into the ledger, as it is in the end."""
         opened = await self._open(core_key(order.schedule, USER))
         try:
@@ -250,7 +254,7 @@ class _Site:
     async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
         del receive
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
-        order = _Order.of(scope["path"], headers)
+        order = Order.of(scope["path"], headers)
         status, kind, body = await self.answer(order)
         lines = [(b"content-type", kind.encode())]
         await send({"type": "http.response.start", "status": status, "headers": lines})
@@ -265,7 +269,7 @@ class _Site:
             for name, text in environ.items()
             if name.startswith("HTTP_")
         }
-        order = _Order.of(environ["PATH_INFO"], headers)
+        order = Order.of(environ["PATH_INFO"], headers)
         status, kind, body = run_sync(self.answer(order))
         start_response(f"{status} {HTTPStatus(status).phrase}", [("Content-Type", kind)])
         pieces = _pieces(order, body)
@@ -276,5 +280,5 @@ def _rest() -> None:
     time.sleep(0.002)
 
 
-def _pieces(order: _Order, body: bytes) -> list[bytes]:
+def _pieces(order: Order, body: bytes) -> list[bytes]:
     return [body[:5], body[5:9], body[9:]] if order.mode == "http-stream" else [body]

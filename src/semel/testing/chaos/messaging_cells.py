@@ -66,6 +66,7 @@ _TWICE: Final[_Pair] = (Verdict.DOUBLED, Heir.RAN)
 _ASYNC: Final = "a relay is async only; who writes its messages is broken in both colours (outbox)"
 _ONE: Final = "a sink does the same with a batch whatever database it comes from: it is broken on postgres"
 _SQL: Final = "an inbox keeps its admissions in an SQL database, in the transaction of its handler"
+_MENDED: Final = "a database undoes a transaction that its log has half of: as in mode tx (power-loss)"
 _PARTS: Final = (
     "every script is about one part, which is on one node: as on redis (tests/messaging run it on a cluster)"
 )
@@ -93,12 +94,13 @@ def messaging_cells() -> Iterator[Cell]:
             for kind in _SOURCES:
                 yield from _consumers(store, colour, kind)
     yield from _in_redis()
-    for mode in (*(f"relay-{kind}" for kind in SINKS), "outbox"):
-        yield _cell("cluster", "async", mode, "any", "any", None, _PARTS)
-        yield _cell("memory", "async", mode, "any", "any", None, "a store in memory has no outbox")
-    for store in (REDIS, "cluster", "memory"):
-        for kind in _SOURCES:
-            yield _cell(store, "async", f"inbox-{kind}", "any", "any", None, _SQL)
+    for colour in core.COLOURS:
+        for mode in (*(f"relay-{kind}" for kind in SINKS), "outbox"):
+            yield _cell("cluster", colour, mode, "any", "any", None, _PARTS)
+            yield _cell("memory", colour, mode, "any", "any", None, "a store in memory has no outbox")
+        for store in (REDIS, "cluster", "memory"):
+            for kind in _SOURCES:
+                yield _cell(store, colour, f"inbox-{kind}", "any", "any", None, _SQL)
 
 
 def _cell(
@@ -277,6 +279,7 @@ def _writers(store: str, colour: str) -> Iterator[Cell]:
         yield _cell(store, colour, "outbox", "rollback", point, _ONCE)
     alone = "one transaction writes at a time: none can be late" if store == "sqlite" else ""
     yield _cell(store, colour, "outbox", "late-commit", "outbox.written", None if alone else _ONCE, alone)
+    yield _cell(store, colour, "outbox", "torn-log", "any", None, _MENDED)
     for fault in _AS_TX:
         why = "its messages are rows of the transaction: as in mode tx"
         yield _cell(store, colour, "outbox", fault, "any", None, why)
@@ -314,9 +317,9 @@ def _consumers(store: str, colour: str, kind: str) -> Iterator[Cell]:
         if not why and kind != "redis":
             why = "its commit is the database's, whichever broker the message came from: inbox-redis"
         yield _cell(store, colour, mode, fault, "consumer.handled#2", None if why else _ONCE, why)
-    if (kind, colour) == ("redis", "sync"):
-        for point, end in (("kept", _ONCE), ("refused", _ONCE), ("forgotten", (Verdict.DOUBLED, Heir.ANY))):
-            yield _cell(store, colour, mode, "late-copy", point, end)
+    for point, end in (("kept", _ONCE), ("refused", _ONCE), ("forgotten", (Verdict.DOUBLED, Heir.ANY))):
+        why = "" if kind == "redis" else "what an inbox forgets is no broker's affair: inbox-redis"
+        yield _cell(store, colour, mode, "late-copy", point, None if why else end, why)
     for fault in (
         "cancel",
         "interrupt",

@@ -213,29 +213,40 @@ class _Consumer:
 
 async def _late_copy(scene: Scene) -> None:
     """A copy of a message comes when its admission may have been forgotten: it is kept, or it is not, or that is refused."""
-    options: dict[str, Any] = {"consumer": scene.plan.key, "table": TABLES}
-    if scene.cell.point == "forgotten":
-        inbox = Inbox(scene.plan.url, retention=0.01, windows=Windows(retries=0, redelivery=0), **options)
-    elif scene.cell.point == "kept":
-        inbox = Inbox(scene.plan.url, retention=3600, **options)
-    else:
-        try:
-            inbox = Inbox(scene.plan.url, retention=0.01, windows=_WINDOWS, **options)
-        except ConfigurationError:
-            scene.ledger.struck(scene.role)
-            inbox = Inbox(scene.plan.url, windows=_WINDOWS, **options)
+    is_sync = scene.cell.colour == "sync"
+    url = scene.plan.url
+    engine: Any = create_engine(sync(url)) if is_sync else create_async_engine(alchemy(url))
+    inbox = _forgetful(scene, url if is_sync else engine)
 
     def handle(session: Any, message: Message) -> None:
         session.execute(INSERT, scene.row(str(message.id)))
 
-    engine = create_engine(sync(scene.plan.url))
+    async def handle_async(session: Any, message: Message) -> None:
+        await session.execute(INSERT, scene.row(str(message.id)))
+
     for _ in ("the messages", "their copies"):
         for name in scene.said["messages"]:
-            with Session(engine) as session, session.begin():
-                inbox.process(session, scene.message(name), handle)
+            session: Any = Session(engine) if is_sync else AsyncSession(engine)
+            await wait(inbox.process(session, scene.message(name), handle if is_sync else handle_async))
+            await wait(session.commit())
+            await wait(session.close())
         await asyncio.sleep(0.02)  # beyond the short retention
         await inbox.purge()
     if scene.cell.point != "refused":
         scene.ledger.struck(scene.role)
     inbox.close()
-    engine.dispose()
+    await wait(engine.dispose())
+
+
+def _forgetful(scene: Scene, where: Any) -> Inbox:
+    """One that forgets at once, one that does not; and one that was to, and is refused because copies may come later than that."""
+    options: dict[str, Any] = {"consumer": scene.plan.key, "table": TABLES}
+    if scene.cell.point == "forgotten":
+        return Inbox(where, retention=0.01, windows=Windows(retries=0, redelivery=0), **options)
+    if scene.cell.point == "kept":
+        return Inbox(where, retention=3600, **options)
+    try:
+        return Inbox(where, retention=0.01, windows=_WINDOWS, **options)
+    except ConfigurationError:
+        scene.ledger.struck(scene.role)
+        return Inbox(where, windows=_WINDOWS, **options)

@@ -27,6 +27,7 @@ class MariaServer(Server):
     """
 
     name = "mariadb"
+    extra = "mysql"
     user = "root"
 
     def __init__(self, *, fsync: bool = False, config: Mapping[str, Setting] | None = None) -> None:

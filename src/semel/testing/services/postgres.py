@@ -40,7 +40,7 @@ class PostgresServer(Server):
     `config` takes any parameter of postgresql.conf, such as ``{"max_prepared_transactions": 10}``.
     """
 
-    name = "postgres"
+    name = extra = "postgres"
     stop_signal = signal.SIGINT  # fast shutdown: SIGTERM waits until every client has gone
     user = "postgres"
 
@@ -168,6 +168,7 @@ class PgBouncer(Server):
     """PgBouncer in transaction mode in front of `server`: no session state, no LISTEN, no session locks."""
 
     name = "pgbouncer"
+    extra = "postgres"
     stop_signal = signal.SIGTERM
 
     def __init__(self, server: PostgresServer, *, config: Mapping[str, Setting] | None = None) -> None:

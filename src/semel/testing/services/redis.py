@@ -55,7 +55,7 @@ class RedisServer(Server):
     `config` takes any line of redis.conf, such as ``{"maxmemory": "10mb", "maxmemory-policy": "allkeys-lru"}``.
     """
 
-    name = "redis"
+    name = extra = "redis"
 
     def __init__(
         self,
@@ -73,6 +73,7 @@ class RedisServer(Server):
             "save": "",
             "appendonly": "no" if appendonly == "no" else "yes",
             "appendfsync": "everysec" if appendonly == "no" else appendonly,
+            "repl-diskless-sync-delay": 0,  # else a replica waits for five seconds, in case that others come
             **({"requirepass": password, "masterauth": password} if password else {}),
             **(config or {}),
         }

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
+from semel.errors import ConfigurationError
 from semel.testing.services import home, watchdog
 
 START_TIMEOUT = 30.0
@@ -63,6 +64,8 @@ class Server(ABC):
     """
 
     name: ClassVar[str]
+    extra: ClassVar[str] = ""
+    """The extra with the driver that `ping` needs; empty: none."""
     stop_signal: ClassVar[int] = signal.SIGTERM
     start_timeout: ClassVar[float] = START_TIMEOUT
 
@@ -190,8 +193,11 @@ class Server(ABC):
             raise ServerFailed(f"{self.name} ended at once:\n{text}")
         try:
             self.ping()
-        except ImportError:
-            raise
+        except ImportError as missing:
+            raise ConfigurationError(
+                f"a private {self.name} server is asked through the driver that semel uses, which is not here ({missing}): "
+                f'pip install "semel[{self.extra}]"'
+            ) from missing
         except Exception as error:  # noqa: BLE001  # each driver has its own errors for "not yet"
             self._last_error = error
             return False

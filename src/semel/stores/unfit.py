@@ -1,0 +1,36 @@
+"""Servers and tables that hold no records, or would not keep them: one sentence each, said by the doctor and at first use. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from semel.errors import ConfigurationError
+
+__all__ = ["REPLICA", "NoTables", "no_tables", "not_innodb", "unlogged"]
+
+REPLICA: Final = "this server is a replica (role: slave): point the URL to the master"
+
+
+class NoTables(ConfigurationError):
+    """Semel's tables are not there, and may not be made."""
+
+    what: str = ""
+    """Without the remedy, which for a command is another one than for a program."""
+
+
+def no_tables(what: str, remedy: str) -> NoTables:
+    error = NoTables(f"{what}: {remedy}")
+    error.what = what
+    return error
+
+
+def unlogged(names: str) -> str:
+    """`names` of PostgreSQL tables, as in `a, b`."""
+    mend = "; ".join(f"ALTER TABLE {name} SET LOGGED" for name in names.split(", "))
+    return f"semel's tables are UNLOGGED, a crash of the server empties them: {mend}"
+
+
+def not_innodb(found: str) -> str:
+    """`found` in MariaDB or MySQL, as in `a=MyISAM, b=Aria`."""
+    mend = "; ".join(f"ALTER TABLE `{one.partition('=')[0]}` ENGINE=InnoDB" for one in found.split(", "))
+    return f"semel's tables are not InnoDB ({found}): {mend}"

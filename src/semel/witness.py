@@ -1,0 +1,60 @@
+"""Whose error it is: a program's own functions raise what they like, and that says nothing about the store."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from inspect import isawaitable
+from typing import Any
+
+from semel.coroutines import is_async
+
+__all__ = ["Witness"]
+
+Check = Callable[[Any], None]
+
+
+def _anything(_: object) -> None: ...
+
+
+class Witness:
+    """Notes what functions raise that go through `heard`, of either colour."""
+
+    __slots__ = ("_raised",)
+
+    def __init__(self) -> None:
+        self._raised: list[Exception] = []
+
+    def saw(self, error: Exception) -> bool:
+        """Whether one of them raised it."""
+        return any(error is each for each in self._raised)
+
+    def heard(self, fn: Callable[..., Any], check: Check = _anything) -> Callable[..., Any]:
+        """The same function. `check` raises for an answer that it must not give: then that is its error."""
+
+        @wraps(fn)
+        async def coroutine(*args: Any, **kwargs: Any) -> Any:
+            return await self._answered(fn(*args, **kwargs), check)
+
+        @wraps(fn)
+        def plain(*args: Any, **kwargs: Any) -> Any:
+            try:
+                answer = fn(*args, **kwargs)
+                if isawaitable(answer):
+                    return self._answered(answer, check)
+                check(answer)
+            except Exception as error:
+                self._raised.append(error)
+                raise
+            return answer
+
+        return coroutine if is_async(fn) else plain
+
+    async def _answered(self, coming: Awaitable[Any], check: Check) -> Any:
+        try:
+            answer = await coming
+            check(answer)
+        except Exception as error:
+            self._raised.append(error)
+            raise
+        return answer

@@ -1,0 +1,177 @@
+"""R5: what a decorated function, method or handler class takes its key, request and tenant from."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+import pytest
+
+from semel import CodecError, ConfigurationError, InvalidKey, KeyMismatch, Semel
+
+
+def test_a_key_may_begin_with_self() -> None:
+    with Semel("memory://") as once:
+
+        class Parcel:
+            def __init__(self, name: str) -> None:
+                self.id = name
+
+            @once(key="self.id")
+            def ship(self) -> str:
+                return self.id
+
+            @once(key=lambda self, day: f"{self.id}-{day}")
+            def weigh(self, day: int) -> str:
+                return f"{self.id} on {day}"
+
+            @once(key="day", request="self.id")
+            def count(self, day: int) -> str:
+                return self.id
+
+            @once(key=lambda day: day, operation="own")
+            def own(self, day: int) -> int:
+                return day
+
+        one, other = Parcel("a"), Parcel("b")
+        assert [one.ship(), other.ship(), one.ship()] == ["a", "b", "a"]
+        assert one.ship.outcome().replayed
+        assert [one.weigh(1), other.weigh(1), one.weigh(1)] == ["a on 1", "b on 1", "a on 1"]
+        assert one.count(1) == "a"
+        with pytest.raises(KeyMismatch):
+            other.count(1)
+        assert one.own(3) == other.own(3) == 3
+        unbound: Any = Parcel.ship
+        with pytest.raises(TypeError, match="self"):
+            unbound()
+
+
+def test_a_key_may_begin_with_cls_and_with_what_a_handler_calls_its_object() -> None:
+    with Semel("memory://") as once:
+
+        class Base:
+            name = "base"
+
+            @once(key="cls.name")
+            @classmethod
+            def made(cls) -> str:
+                return cls.name
+
+            @once(key=attrgetter("id"))
+            def read(self, thing: Any) -> Any:
+                return thing.id
+
+        class Derived(Base):
+            name = "derived"
+
+        base: Any = Base
+        derived: Any = Derived
+        assert [base.made(), derived.made()] == ["base", "derived"]
+        assert Base().read(type("Thing", (), {"id": "t"})) == "t"
+
+        @once(key="this.topic", method="run")
+        class Handler:
+            def __init__(this, topic: str) -> None:
+                this.topic = topic
+
+            def run(this) -> str:
+                return this.topic
+
+        assert [Handler("x").run(), Handler("y").run()] == ["x", "y"]
+
+
+def test_a_method_with_nothing_to_make_a_key_of_is_refused() -> None:
+    with Semel("memory://") as once:
+
+        class Parcel:
+            def ship(self) -> int:
+                return 1
+
+            def handle(self) -> int:
+                return 1
+
+        with pytest.raises(ConfigurationError, match=r"nothing but self.*key='self.id'"):
+            once()(Parcel.ship)
+        with pytest.raises(ConfigurationError, match=r"nothing but self.*key='self.id'"):
+            once()(Parcel)
+        with pytest.raises(ConfigurationError, match="the arguments are: self"):
+            once(key="order.id")(Parcel.ship)
+        # A function without arguments is one action, and so is one of a class.
+        assert once(operation="migrate")(lambda: 1)() == 1
+
+
+def test_a_method_with_arguments_and_no_key_keeps_its_object_out_of_the_key() -> None:
+    with Semel("memory://") as once:
+
+        class Account:
+            def __init__(self) -> None:
+                self.taken = 0
+
+            @once()
+            def withdraw(self, amount: int) -> int:
+                self.taken += amount
+                return amount
+
+        one, other = Account(), Account()
+        one.withdraw(5)
+        other.withdraw(5)
+        assert (one.taken, other.taken) == (5, 0)
+
+
+def test_a_tenant_may_be_a_path_or_a_callable() -> None:
+    with Semel("memory://") as once:
+
+        @once(key="order", tenant="customer.tenant", operation="path")
+        def path(customer: Any, order: str) -> str:
+            return str(customer["tenant"])
+
+        @once(key="order", tenant=lambda customer, order: customer["tenant"], operation="callable")
+        def call(customer: Any, order: str) -> str:
+            return str(customer["tenant"])
+
+        @once(key="order", tenant="acme.com", operation="text")
+        def text(customer: Any, order: str) -> str:
+            return str(customer["tenant"])
+
+        for decorated in (path, call):
+            assert decorated({"tenant": "a"}, "1") == "a"
+            assert decorated({"tenant": 7}, "1") == "7"
+            assert decorated.outcome({"tenant": "a"}, "1").replayed
+            with pytest.raises(InvalidKey, match="tenant must be a str, not NoneType"):
+                decorated({"tenant": None}, "1")
+        assert once.peek("1", tenant="7", operation="path")
+        assert [text({"tenant": "a"}, "1"), text({"tenant": "b"}, "1")] == ["a", "a"]
+        assert once.peek("1", tenant="acme.com", operation="text")
+
+
+@pytest.mark.parametrize(
+    ("tenant", "says"),
+    [
+        ("custmer.tenant", "there is no argument 'custmer'; did you mean 'customer'"),
+        (5, "tenant= must be a field path"),
+        (None, "tenant= must be a field path"),
+    ],
+)
+def test_a_wrong_tenant_is_refused_when_decorating(tenant: Any, says: str) -> None:
+    with Semel("memory://") as once, pytest.raises(ConfigurationError, match=says):
+        once(key="order", tenant=tenant, operation="x")(lambda customer, order: 1)
+
+
+def test_a_tenant_that_cannot_be_one_is_refused_when_decorating() -> None:
+    with Semel("memory://") as once, pytest.raises(InvalidKey, match="tenant is empty"):
+        once(key="order", tenant="", operation="x")(lambda order: 1)
+
+
+def test_an_unknown_option_of_the_decorator_is_compared_with_its_own_too() -> None:
+    with Semel("memory://") as once:
+        with pytest.raises(ConfigurationError, match=r"did you mean 'key'\?.* key, request, method, "):
+            once(keey="a")
+        with pytest.raises(ConfigurationError, match="method='handle' names a method of a handler class"):
+            once(key="x", method="handle", operation="x")(lambda x: x)
+
+
+def test_arguments_that_make_no_key_name_the_option() -> None:
+    with Semel("memory://") as once:
+        decorated = once(operation="x")(lambda thing: thing)
+        with pytest.raises(CodecError, match=r"without key= .* Say key='…'"):
+            decorated(object())
