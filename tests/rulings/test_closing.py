@@ -115,12 +115,12 @@ def test_a_call_that_comes_when_the_face_has_just_been_closed_opens_nothing(site
         once.close()
         with pytest.raises(ConfigurationError, match=CLOSED):
             run_sync(engine.execute(call))
-        for verb in (engine.store.peek(call.scope), engine.store.purge(1)):
-            if not site.direct.startswith("memory"):
+        if site.direct.startswith(
+            ("sqlite", "redis", "mysql")
+        ):  # the others open again on use, by themselves
+            for verb in (engine.store.peek(call.scope), engine.store.purge(1)):
                 with pytest.raises(Exception, match="closed"):
                     run_sync(verb)
-            else:
-                run_sync(verb)
         site.is_left()
 
 

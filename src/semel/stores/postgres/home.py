@@ -292,7 +292,6 @@ class Homes(Generic[H]):
         self._sync = colour == "sync"
         self._make = make
         self._lock = threading.Lock()
-        self._closed = False
         self._homes: dict[object, H] = {}
         self._guards: dict[object, AsyncGenerator[None]] = {}
         survive_fork(self, Homes._abandon)
@@ -313,8 +312,6 @@ class Homes(Generic[H]):
             home = self._homes.get(place)
             if home is not None:
                 return home
-            if self._closed:
-                raise StoreUnavailable("this PostgreSQL store is closed: open a new one")
             home = self._homes[place] = self._make(ThreadWorld() if place is None else LoopWorld())
             if place is None:
                 return home
@@ -337,7 +334,6 @@ class Homes(Generic[H]):
 
     async def close(self) -> None:
         """Close what belongs here: everything in the sync colour, this loop's home in the async one."""
-        self._closed = True  # whoever has a home keeps it, and nobody gets a new one
         place = None if self._sync else asyncio.get_running_loop()
         await self._leave(place)
         guard = self._guards.pop(place, None)

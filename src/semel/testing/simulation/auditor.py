@@ -245,15 +245,19 @@ class Auditor:
             self._say("I5", "a fenced owner changed the record by note", note.scope)
             return
         grant.keeps, grant.noted_at = True, now
-        step = _STEP(note.entry[4:])
-        key = note.scope.hash
+        self._remember(note.scope, note.nonce, _STEP(note.entry[4:]))
+
+    def _remember(self, scope: Scope, nonce: bytes, step: steps.Step) -> None:
+        key = scope.hash
         if step.phase == "done":
             self.noted[key] = self.noted.get(key, frozenset()) | {step.name}
-            self.noted_by.add((note.nonce, step.name))
+            self.noted_by.add((nonce, step.name))
+        elif step.phase == "started" and step.marker:  # taken back: nothing of it has run
+            self.begun.pop((key, step.name), None)
         elif step.phase == "started":
-            self.begun[key, step.name] = note.nonce
+            self.begun[key, step.name] = nonce
         elif self.ids.setdefault(key, step.value) != step.value:
-            self._say("R25", "a second id was minted for one scope", note.scope)
+            self._say("R25", "a second id was minted for one scope", scope)
 
     def settled_by(
         self, end: Settle, answer: Answer | Exception, before: Record | None, after: Record | None, now: float
@@ -307,6 +311,11 @@ class Auditor:
             self.owners.setdefault(name, set()).add(end.new_nonce)
         if end.kind is Kind.DONE:
             self.settled[name, end.result] = now
+        if end.steps and not end.new_nonce and end.kind in (Kind.RELEASED, Kind.UNKNOWN):
+            # The store had lost the record: its owner, who has claimed it again, tells what he knows with the end.
+            grant.keeps = True
+            for step in steps.decode(end.steps).values():
+                self._remember(end.scope, end.nonce, step)
         grant.nonce = end.new_nonce or grant.nonce
         grant.ended, grant.result = end.kind, end.result
         grant.resolved = bool(end.actor) or grant.resolved
