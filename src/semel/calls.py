@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -70,13 +70,13 @@ def refuse_generator(fn: Any) -> None:
         )
 
 
-def not_run(call: Call, value: Any) -> ConfigurationError:
-    """For a function that gave back one of `LAZY`: its effects have not happened."""
+def not_run(call: Call, value: Any, colour: Literal["sync", "async"] = "async") -> ConfigurationError:
+    """For a function that gave back one of `LAZY`, whose effects have not happened."""
     if isinstance(value, CoroutineType):
         value.close()
+        remedy = "await it, or return" if colour == "async" else "use AsyncSemel, or return"
         return ConfigurationError(
-            f"{name_of(call)}: the function returned a coroutine, and nothing of that has run: use AsyncSemel, or return what it "
-            "gives"
+            f"{name_of(call)}: the function returned a coroutine, and nothing of that has run: {remedy} what it gives"
         )
     return ConfigurationError(
         f"{name_of(call)}: the function returned a {type(value).__name__}, and nothing of that has run. Return what it "

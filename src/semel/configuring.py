@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from math import inf
 from pathlib import Path
 from typing import Any, Final
@@ -78,8 +78,13 @@ _PROGRAMS: Final = {
 }
 
 
-def settings_of_environment(environ: Mapping[str, str], prefix: str) -> dict[str, Any]:
-    """What `SEMEL_URL`, `SEMEL_LEASE` … say. A variable that is nearly one of them is refused; others are none of ours."""
+def settings_of_environment(
+    environ: Mapping[str, str], prefix: str, given: Container[str] = ()
+) -> dict[str, Any]:
+    """What `SEMEL_URL`, `SEMEL_LEASE` … say. A variable that is nearly one of them is refused; others are none of ours.
+
+    `given` are the settings that the program itself gives: where it reads its keys from is its own affair.
+    """
     found: dict[str, Any] = {}
     for variable, text in environ.items():
         if not variable.startswith(prefix):
@@ -87,9 +92,10 @@ def settings_of_environment(environ: Mapping[str, str], prefix: str) -> dict[str
         name = variable[len(prefix) :].lower()
         if name in SETTINGS:
             found[name] = _typed(name, text, variable)
-        elif near := difflib.get_close_matches(name, (*SETTINGS, *_PROGRAMS), 1, 0.8):
-            if near[0] in _PROGRAMS:
-                raise _of_the_program(variable, near[0], "the environment", "from_env")
+        elif name in _PROGRAMS:
+            if name not in given:
+                raise _of_the_program(variable, name, "the environment", "from_env")
+        elif near := difflib.get_close_matches(name, SETTINGS, 1, 0.8):
             raise ConfigurationError(f"{variable} is no setting: did you mean {prefix}{near[0].upper()}?")
     if "url" not in found:
         raise ConfigurationError(f"{prefix}URL is not set: it is the URL of the store, as sqlite:///semel.db")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from difflib import get_close_matches
 from functools import WRAPPER_ASSIGNMENTS, partial, update_wrapper, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, overload
 from uuid import UUID
@@ -234,8 +233,8 @@ class _Once:
             )
 
     def _choose_tenant(self, tenant: Any, choose: Callable[[Any, str], Picker]) -> None:
-        """A text that begins with an argument is a path; any other one is the tenant itself."""
-        if isinstance(tenant, str) and not _begins_with_argument(tenant, self._whole):
+        """A text with a dot that begins with an argument is a path; any other one is the tenant itself."""
+        if isinstance(tenant, str) and not _is_path(tenant, self._whole):
             self._options["tenant"] = check_tenant(tenant)
         else:
             self._tenant = choose(tenant, "tenant")
@@ -254,6 +253,8 @@ class _Once:
         if self._is_method:
             if not args:
                 self._whole.bind(**kwargs)  # which says what is missing
+                first = next(iter(self._whole.parameters))
+                raise TypeError(f"{_title(self._fn)}() missing 1 required positional argument: {first!r}")
             owner, rest = args[0], args[1:]
         bound = self._signature.bind(*rest, **kwargs)
         bound.apply_defaults()
@@ -312,17 +313,9 @@ def _title(fn: Any) -> str:
     return str(getattr(fn, "__qualname__", type(fn).__qualname__))
 
 
-def _begins_with_argument(text: str, signature: inspect.Signature) -> bool:
-    """Whether it is a path. One that nearly is must not become a tenant that all callers share."""
-    try:
-        root = FieldPath(text).root
-    except ConfigurationError:
-        return False
-    if root in signature.parameters:
-        return True
-    if root != text and (near := get_close_matches(root, signature.parameters, 1, 0.75)):
-        raise ConfigurationError(f"tenant={text!r}: there is no argument {root!r}; did you mean {near[0]!r}?")
-    return False
+def _is_path(text: str, signature: inspect.Signature) -> bool:
+    root, dot, _ = text.partition(".")
+    return bool(dot) and root in signature.parameters
 
 
 def _picker(chosen: Any, what: str, *, first: str, signature: inspect.Signature) -> Picker:

@@ -143,7 +143,7 @@ class Face:
         cls, prefix: str = "SEMEL_", *, environ: Mapping[str, str] | None = None, **more: Any
     ) -> Self:
         """As `SEMEL_URL`, `SEMEL_LEASE=30s`, `SEMEL_RETENTION=7d` … say; `more` are settings of the program's own, which win."""
-        said = settings_of_environment(os.environ if environ is None else environ, prefix)
+        said = settings_of_environment(os.environ if environ is None else environ, prefix, more)
         return cls._made_of(said, more)
 
     @classmethod

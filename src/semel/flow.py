@@ -63,7 +63,6 @@ from semel.runtime import NO_INTERRUPT, Interrupt, Runtime, Ticker
 from semel.shrinking import TOO_LARGE
 from semel.stepping import Stepper
 from semel.store import Store
-from semel.turns import quiet
 from semel.waiting import Bench, Seat
 
 __all__ = ["Engine", "done_of"]
@@ -265,8 +264,10 @@ class Engine:
         try:
             while True:
                 match verdict:
-                    case Won() if found is not None:
-                        ask, verdict = await self._keep_found(call, ask, verdict, found)
+                    case Won(record=record) if found is not None:
+                        # From here on its own run settles it, now or later: nobody else may free it.
+                        verdict = Replay(record)
+                        verdict = await self._keep_found(call, ask, record, found)
                     case Won() | Replay():
                         return ask, verdict
                     case Busy():
@@ -314,20 +315,25 @@ class Engine:
             _current.reset(token)
         check_probe(answer)
         if isinstance(answer, Found):
-            settled = await self.settle_found(call, record, answer) is Answer.OK
-            return ask, None if settled else answer
+            await self.settle_found(call, record, answer)
+            return ask, answer
         if answer is NOT_FOUND and unknown.policy is Policy.PROBE:
             return msgspec.structs.replace(ask, takeover=record.nonce), None
         raise self._unknown(call, unknown, probed=True)
 
-    async def _keep_found(self, call: Call, ask: Ask, won: Won, found: Found) -> tuple[Ask, Verdict]:
-        """The record ended, or was freed, while the probe looked: what was found is the outcome, and nothing is run (R11)."""
-        run = self.begin(call, ask, won.record)
+    async def _keep_found(self, call: Call, ask: Ask, record: Record, found: Found) -> Replay:
+        """The record ended, or was freed, while the probe looked: what was found is the outcome, and nothing is run (R11).
+
+        Told as it was written. Another claim would find nothing where the retention is over by then.
+        """
+        run = self.begin(call, ask, record)
         if found.ref is not None:
             run.set_ref(found.ref)
         await self.complete(run, found.value)
-        again = msgspec.structs.replace(ask, nonce=self.runtime.entropy(16), takeover=b"")
-        return again, await self.claim(again)
+        data, marker, _ = self._encode(call, found.value)
+        return Replay(
+            msgspec.structs.replace(record, state=State.DONE, result=data, marker=marker, ref=run.ref)
+        )
 
     async def settle_found(self, call: Call, record: Record, found: Found) -> Answer:
         """A probe found the effect: write its result in the lost owner's place (a new nonce ends his rights)."""
@@ -415,23 +421,11 @@ class Engine:
     async def release(self, run: Run) -> None:
         """Give the key back without an outcome."""
         end = Settle(run.scope, run.ask.nonce, Kind.RELEASED, run.call.options.retention)
-        await self.recorder.record(run, self.debts.whole(run, end), None)
-
-    async def _end_when_quiet(
-        self, run: Run, kind: Kind, error: BaseException, *, after: float, policy: Policy | None, word: str
-    ) -> None:
-        await quiet(run, self.runtime)
-        await self._end_badly(run, kind, error, after=after, policy=policy, word=word)
+        await self.recorder.record(run, end, None)
 
     async def _end_badly(
         self, run: Run, kind: Kind, error: BaseException, *, after: float, policy: Policy | None, word: str
     ) -> None:
-        if run.busy:
-            # A step runs on though its function has ended: the key stays ours, renewed, until that has ended too (R4).
-            run.leave()
-            ending = self._end_when_quiet(run, kind, error, after=after, policy=policy, word=word)
-            self.runtime.background(ending)
-            return
         options = run.call.options
         if self.emit is not None:
             self.emit(Failed(run.scope, run.attempt, word, error))
@@ -447,7 +441,7 @@ class Engine:
             policy=policy,
         )
         try:
-            await self.recorder.record(run, self.debts.whole(run, end), None)
+            await self.recorder.record(run, end, None)
         except (NotRecorded, LeaseLost) as problem:
             add_note(error, str(problem))
 

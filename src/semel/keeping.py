@@ -175,7 +175,7 @@ async def resolve(engine: Engine, call: Call, word: Word, actor: str, reason: st
     known = _steps_of(record, word.kind)
     end = Settle(
         scope=call.scope,
-        nonce=record.nonce if record is not None and not broken else b"",
+        nonce=b"" if record is None else record.nonce,
         kind=word.kind,
         retention=call.options.retention,
         tombstone=call.options.tombstone,
@@ -379,24 +379,31 @@ async def reconcile(engine: Engine, face: Semel | AsyncSemel, limit: int) -> Rec
     counts = {"settled": await engine.debts.pay_now(), "resumed": 0, "failed": 0}
     left: list[str] = []
     failures: list[tuple[str, Exception]] = []
-    found, tried, cursor = 0, 0, ""
-    while tried < limit and found < limit * _PATIENCE:
-        page = await engine.store.scan(Query(states=_LOST, limit=_PAGE, cursor=cursor))
-        for record in page.records:
-            live = record.state is State.RUNNING and page.now < record.lease_until
-            if live or tried == limit or not _may_be_of(face._prefix, record):  # noqa: SLF001 - our own face
-                continue
-            found += 1
-            recovery = _recovery_of(face, record)
-            tried += recovery is not None
-            done = "left" if recovery is None else await _recover(engine, face, record, recovery, failures)
-            if done in counts:
-                counts[done] += 1
-            elif len(left) < limit:
-                left.append(record.scope.key if record.scope is not None else "")
-        cursor = page.cursor
-        if not cursor:
-            break
+    found, tried, cursor, shown = 0, 0, "", ""
+    try:
+        while tried < limit and found < limit * _PATIENCE:
+            page = await engine.store.scan(Query(states=_LOST, limit=_PAGE, cursor=cursor))
+            for record in page.records:
+                live = record.state is State.RUNNING and page.now < record.lease_until
+                if live or tried == limit or not _may_be_of(face._prefix, record):  # noqa: SLF001 - our own face
+                    continue
+                found += 1
+                recovery, shown = _recovery_of(face, record), "" if record.scope is None else record.scope.key
+                tried += recovery is not None
+                done = (
+                    "left" if recovery is None else await _recover(engine, face, record, recovery, failures)
+                )
+                if done in counts:
+                    counts[done] += 1
+                elif len(left) < limit:
+                    left.append(shown)
+            cursor, shown = page.cursor, ""
+            if not cursor:
+                break
+    except StoreUnavailable as error:
+        if not counts["settled"] and not counts["resumed"]:
+            raise
+        failures.append((shown, error))  # what was done until then is told all the same
     return Reconciled(found=found, left=tuple(left), failures=tuple(failures), **counts)
 
 
@@ -415,7 +422,7 @@ async def _recover(
     failures: list[tuple[str, Exception]],
 ) -> str:
     """One lost run: probe it, or run its registered function again. "left" when a person must look."""
-    witness = Witness()
+    witness = Witness(awaits=engine.runtime.colour == "async")
     heard = msgspec.structs.replace(
         recovery,
         probe=None if recovery.probe is None else witness.heard(recovery.probe, check_probe),
@@ -428,8 +435,7 @@ async def _recover(
         if not theirs and isinstance(error, StoreUnavailable | ConfigurationError):
             raise  # the next record would fare no better
         if theirs or not isinstance(error, _MEANWHILE) or getattr(error, "unreadable", False):
-            shown = "" if record.scope is None else record.scope.key
-            failures.append((shown, error))
+            failures.append(("" if record.scope is None else record.scope.key, error))
             if engine.emit is not None and record.scope is not None:
                 engine.emit(Unreconciled(record.scope, error))
         stays = isinstance(error, SemelError) and not isinstance(error, ConfigurationError)

@@ -70,12 +70,16 @@ class Semel(Face):
     def _make_engine(self) -> Engine:
         with self._lock:  # of two first callers one makes it
             engine = self._made
+            made = engine is None
             if engine is None:
                 self._door.check()
                 engine = self._made = self._engine_for(ThreadRuntime())
         if self._door.closed:  # looked at last: whoever closes it from here on finds what was made
-            self._made = None
-            engine.stop()
+            if (
+                made and not engine.heart.busy
+            ):  # else it is another call's too, whose lease is renewed to its end
+                self._made = None
+                engine.stop()
             self._door.check()
         return engine
 
@@ -104,9 +108,9 @@ class Semel(Face):
         """Decorate a function, method or handler class (`method="handle"`) so that it runs once per key.
 
         `key=`, `request=` and `tenant=` are field paths over the arguments ("cmd.request_id", "self.id") or callables that get
-        the same arguments (and the object first, if they call it self); without `key` the same arguments are the same action,
-        whatever the object. Other options as in `execute`. The decorated function returns the value; its `.outcome(...)`
-        returns the Outcome.
+        the same arguments (and the object first, if they call it self); a `tenant` without a dot, or that begins with no
+        argument, is the tenant itself. Without `key` the same arguments are the same action, whatever the object. Other
+        options as in `execute`. The decorated function returns the value; its `.outcome(...)` returns the Outcome.
         """
         decorator: Decorator = decorate(self, misplaced, options)
         return decorator
@@ -251,20 +255,24 @@ class AsyncSemel(Face):
             return last[1]
         loop = running_loop()
         engine = self._engines.get(loop)
+        made = engine is None
         if engine is None:
             engine = self._make_engine(loop)
         self._last = (weakref.ref(loop), engine)
         if self._door.closed:
             # Looked at last: whoever closes it from here on forgets what is remembered here.
             self._last = None
-            engine.stop()
+            if made:  # else runs that are still ending need its heartbeats
+                self._engines.pop(loop, None)
+                engine.stop()
             self._door.check()
         return engine
 
     def _make_engine(self, loop: asyncio.AbstractEventLoop) -> Engine:
         with self._lock:
-            for other in [other for other in self._engines if other.is_closed()]:
-                del self._engines[other]
+            # Loops that close take theirs out without this lock.
+            for other in [other for other in tuple(self._engines) if other.is_closed()]:
+                self._engines.pop(other, None)
             self._door.check()
             engine = self._engines[loop] = self._engine_for(LoopRuntime(loop, self._threadpool))
         return engine
@@ -307,9 +315,9 @@ class AsyncSemel(Face):
         """Decorate a function, method or handler class (`method="handle"`) so that it runs once per key.
 
         `key=`, `request=` and `tenant=` are field paths over the arguments ("cmd.request_id", "self.id") or callables that get
-        the same arguments (and the object first, if they call it self); without `key` the same arguments are the same action,
-        whatever the object. Other options as in `execute`. The decorated function returns the value; its `.outcome(...)`
-        returns the Outcome.
+        the same arguments (and the object first, if they call it self); a `tenant` without a dot, or that begins with no
+        argument, is the tenant itself. Without `key` the same arguments are the same action, whatever the object. Other
+        options as in `execute`. The decorated function returns the value; its `.outcome(...)` returns the Outcome.
         """
         decorator: AsyncDecorator = decorate(self, misplaced, options)
         return decorator

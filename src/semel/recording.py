@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any
 
-from semel import forks
+import msgspec
+
+from semel import forks, steps
 from semel.calls import name_of
 from semel.debts import Debts
 from semel.errors import LeaseLost, NotRecorded, StoreUnavailable
@@ -56,12 +59,12 @@ class Recorder:
         """
         if run.epoch != forks.epoch:
             run.check_process()
-        if run.in_flight or run._threads:  # noqa: SLF001 - as `busy`, at less cost
-            frees = end.kind is Kind.RELEASED or end.kind is Kind.UNKNOWN
-            if frees:
+        if end.kind is not Kind.DONE:
+            if run.busy and end.kind is not Kind.FAILED:
                 run.leave()
-                self._runtime.background(self._record_when_quiet(run, end))
+                self._runtime.background(self._record_when_quiet(run, end, _left_out(run, end)))
                 return
+            end = self._debts.whole(run, end)
         run.settling = True
         until = self._runtime.now() + self._settle_timeout
         answer: Answer | Exception | None
@@ -92,10 +95,12 @@ class Recorder:
             self._debts.ended(run.ask, end)
         reach("settle.stored")
 
-    async def _record_when_quiet(self, run: Run, end: Settle) -> None:
+    async def _record_when_quiet(self, run: Run, end: Settle, left_out: AbstractSet[str]) -> None:
+        """With what its last steps have left: a ref, and themselves among the steps that the end brings along."""
         await quiet(run, self._runtime)
+        known = None if end.steps is None else run.all_steps(left_out)
         with suppress(NotRecorded, LeaseLost):  # hooks are told; whoever ended the run has gone
-            await self.record(run, self._debts.whole(run, end), None)
+            await self.record(run, msgspec.structs.replace(end, ref=run.ref, steps=known), None)
 
     async def _persist(
         self, run: Run, end: Settle, value: Any, answer: Answer | Exception | None, until: float
@@ -150,3 +155,8 @@ class Recorder:
         )
         problem.__cause__ = error
         return problem
+
+
+def _left_out(run: Run, end: Settle) -> AbstractSet[str]:
+    """Names of steps that the end does not bring along, where it brings any."""
+    return set() if end.steps is None else run.steps.keys() - steps.decode(end.steps).keys()

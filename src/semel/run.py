@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar, overload
@@ -200,8 +201,8 @@ class Run:
     def check_process(self) -> None:
         if self.foreign:
             raise ConfigurationError(
-                f"{self.scope!r} is run by the process that this one was forked from, which records its steps and its outcome: leave "
-                "a forked child with os._exit(), or let multiprocessing start it"
+                f"{self.scope!r} is run by the process that this one was forked from, which records its steps and its outcome: let a "
+                "forked child, one of multiprocessing too, give that process what it has made; leave one of os.fork() with os._exit()"
             )
 
     @property
@@ -259,12 +260,13 @@ class Run:
         except CodecError:
             return None
 
-    def all_steps(self) -> bytes | None:
+    def all_steps(self, left_out: AbstractSet[str] = frozenset()) -> bytes | None:
         """As a record of its own has them; None if they cannot be read."""
         try:
-            return b"".join(map(steps.encode, tuple(self.steps.values())))
+            known = tuple(self.steps.values())
         except CodecError:
             return None
+        return b"".join(steps.encode(step) for step in known if step.name not in left_out)
 
     def clock(self) -> float:
         """The store's time, as far as this process can tell: its answer to the claim plus what passed since."""

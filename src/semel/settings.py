@@ -24,12 +24,11 @@ __all__ = [
     "checked_store_settings",
 ]
 
-# What only some stores know, and which. `table` and `create` are not among them: one configuration serves all stores, and where
-# there are no tables there is nothing to name or to make.
+# What only some stores know, and which. `table`, `create` and `capacity` are not among them: one configuration serves all stores,
+# and where there are no tables, or no bounds, there is nothing to name, to make or to keep.
 _OF_SOME: Mapping[str, tuple[str, frozenset[str]]] = {
     "acks": ("a number of replicas to wait for on Redis", frozenset({"redis"})),
     "index": ("an index for look-ups on Redis", frozenset({"redis"})),
-    "capacity": ("how many records memory:// holds", frozenset({"memory"})),
 }
 _FAMILIES: Mapping[str, str] = {
     "memory": "memory",
@@ -40,6 +39,7 @@ _FAMILIES: Mapping[str, str] = {
 }
 _DEFAULTS = Settings()
 _MOST_LABELS = 64
+_OUR_LABELS = "semel."
 
 
 def check_words(given: Iterable[str], constructor: Callable[..., object], face: str) -> None:
@@ -133,6 +133,10 @@ def checked_labels(labels: Any) -> Mapping[str, str]:
         if not isinstance(name, str) or not isinstance(text, str) or len(name) > 64 or len(text) > 255:
             raise ConfigurationError(
                 f"labels are short texts (64 and 255 characters at most), not {name!r}: {text!r}"
+            )
+        if name.startswith(_OUR_LABELS):
+            raise ConfigurationError(
+                f"the label {name!r} begins with {_OUR_LABELS!r}, as semel's own do: call it otherwise"
             )
         if clean(name + text) != name + text:
             raise ConfigurationError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from semel.turns import Turn, inside
 
 __all__ = ["Stepper"]
 
+_log = logging.getLogger("semel")
+
 _TOO_LARGE, _REFUSED = "too large", "refused"
 _NOT_KEPT = {
     _TOO_LARGE: f"too large: the steps of a run hold at most {steps.MAX_BYTES} bytes together",
@@ -57,8 +60,6 @@ class _Asked:
     codec: Codec
     wanted: str
     policy: Any
-    marked: bool = False
-    """This attempt has written that it starts it."""
 
 
 @dataclass(slots=True)
@@ -144,7 +145,6 @@ class Stepper:
         self._check_owner(run, name)
         if known is None and policy != "retry":
             await self._note(run, steps.Step(name, "started", run.clock(), b"", asked.wanted))
-            asked.marked = True
             await self._check_still_owner(asked)
         reach("step.started")
         if not self._runtime.detaches(asked.fn, run.call.options.inline):
@@ -174,17 +174,26 @@ class Stepper:
                 value.close()
             return _Made(None)
         except (KeyboardInterrupt, SystemExit) as error:
+            self._tell_nobody_asked(asked, error)
             return _Made(None, error=error)  # raised here it would end the loop, before the run is settled
+        except Exception as error:
+            self._tell_nobody_asked(asked, error)
+            raise
         finally:
             if turn.alone:
                 turn.end()
+
+    @staticmethod
+    def _tell_nobody_asked(asked: _Asked, error: BaseException) -> None:
+        if asked.turn.left:
+            _log.error("%s failed when whoever asked for it had gone", asked.turn, exc_info=error)
 
     async def _kept(self, asked: _Asked, value: Any) -> Any:
         """The value of a step that has been made, remembered."""
         run = asked.run
         if value.__class__ in LAZY:
-            await self._take_back(asked)
-            raise not_run(run.call, value)
+            # Its mark stays: what the function did before it returned has happened.
+            raise not_run(run.call, value, self._runtime.colour)
         reach("step.returned")
         done, problem = self._done(run, asked.name, value, asked.codec, asked.wanted)
         try:
@@ -199,12 +208,6 @@ class Stepper:
         if problem is not None:
             raise problem
         return value
-
-    async def _take_back(self, asked: _Asked) -> None:
-        """Nothing of the step has run: its mark, if there is one, would make everybody believe that it may have."""
-        if asked.marked:
-            with suppress(SemelError):  # then the mark stays, which is the careful answer
-                await self._note(asked.run, steps.taken_back(asked.name, asked.run.clock()))
 
     def _done(
         self, run: Run, name: str, value: Any, codec: Codec, wanted: str
@@ -296,10 +299,13 @@ class Stepper:
         return text
 
     async def _check_still_owner(self, asked: _Asked) -> None:
+        """After its mark. Where the run has ended meanwhile nothing of the step runs, and the mark would say that it may have."""
+        run, name = asked.run, asked.name
         try:
-            self._check_owner(asked.run, asked.name)
+            self._check_owner(run, name)
         except ConfigurationError:
-            await self._take_back(asked)
+            with suppress(SemelError):  # then the mark stays, which is the careful answer
+                await self._note(run, steps.taken_back(name, run.clock()))
             raise
 
     @staticmethod

@@ -178,7 +178,6 @@ _SCHEMES: dict[str, str] = {
     "valkeys": "semel.stores.redis",
     "unix": "semel.stores.redis",
 }
-_EXACT: Final = frozenset(_SCHEMES) - {"memory", "postgresql", "postgres"}  # which take capitals, too
 _openers: dict[str, Opener] = {}
 _origins: Final[weakref.WeakKeyDictionary[Any, object]] = weakref.WeakKeyDictionary()
 _TABLE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", re.ASCII)
@@ -195,6 +194,7 @@ def open_store(url: str, settings: Settings, colour: Colour) -> Store:
     if opener := _openers.get(scheme):
         return opener(url, settings, colour)
     module: Any = import_module(_SCHEMES[scheme])
+    url = scheme_of(url) + url[url.index(":") :]  # in small letters
     _check_table(module, settings)
     store: Store = module.open_url(url, settings, colour)
     _origins[store] = url
@@ -215,9 +215,6 @@ def _scheme_of(url: str) -> str:
     if scheme not in _SCHEMES and scheme not in _openers:
         known = ", ".join(sorted({*_SCHEMES, *_openers}))
         raise ConfigurationError(f"no store answers to the URL scheme {scheme!r}; known schemes: {known}")
-    written = url.partition(":")[0]
-    if scheme in _EXACT and written != written.lower():
-        raise ConfigurationError(f"write the scheme of a store URL in small letters: {written.lower()}:…")
     return scheme
 
 

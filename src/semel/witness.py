@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
-from inspect import isawaitable
+from inspect import isawaitable, iscoroutine
 from typing import Any
 
+from semel.calls import LAZY
 from semel.coroutines import is_async
+from semel.errors import ConfigurationError
 
 __all__ = ["Witness"]
 
@@ -20,9 +22,10 @@ def _anything(_: object) -> None: ...
 class Witness:
     """Notes what functions raise that go through `heard`, of either colour."""
 
-    __slots__ = ("_raised",)
+    __slots__ = ("_awaits", "_raised")
 
-    def __init__(self) -> None:
+    def __init__(self, *, awaits: bool) -> None:
+        self._awaits = awaits
         self._raised: list[Exception] = []
 
     def saw(self, error: Exception) -> bool:
@@ -30,7 +33,10 @@ class Witness:
         return any(error is each for each in self._raised)
 
     def heard(self, fn: Callable[..., Any], check: Check = _anything) -> Callable[..., Any]:
-        """The same function. `check` raises for an answer that it must not give: then that is its error."""
+        """The same function. `check` raises for an answer that it must not give: then that is its error.
+
+        So it is with a promise to run in place of an answer, and in plain code with whatever must be awaited.
+        """
 
         @wraps(fn)
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
@@ -40,8 +46,9 @@ class Witness:
         def plain(*args: Any, **kwargs: Any) -> Any:
             try:
                 answer = fn(*args, **kwargs)
-                if isawaitable(answer):
+                if self._awaits and isawaitable(answer):
                     return self._answered(answer, check)
+                _refuse_promise(answer)
                 check(answer)
             except Exception as error:
                 self._raised.append(error)
@@ -53,8 +60,20 @@ class Witness:
     async def _answered(self, coming: Awaitable[Any], check: Check) -> Any:
         try:
             answer = await coming
+            _refuse_promise(answer)
             check(answer)
         except Exception as error:
             self._raised.append(error)
             raise
         return answer
+
+
+def _refuse_promise(answer: Any) -> None:
+    if not isawaitable(answer) and answer.__class__ not in LAZY:
+        return
+    if iscoroutine(answer):
+        answer.close()  # or Python warns that nobody awaited it
+    raise ConfigurationError(
+        f"the function returned a {type(answer).__name__}, and nothing of that has run: return what it gives, or use "
+        "AsyncSemel for what must be awaited"
+    )

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -26,13 +27,13 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def first_call(url: str, colour: str) -> object:
+def first_call(url: str, colour: str, **settings: Any) -> object:
     if colour == "sync":
-        with Semel(url) as once:
+        with Semel(url, **settings) as once:
             return once.execute("first", lambda: 1).value
 
     async def called() -> object:
-        async with AsyncSemel(url) as once:
+        async with AsyncSemel(url, **settings) as once:
             return (await once.execute("first", lambda: 1)).value
 
     return asyncio.run(called())
@@ -66,15 +67,23 @@ def test_a_redis_replica_is_refused_at_the_first_call(colour: str, read_only: st
     with replicated(1, read_only=read_only) as (_, replica):
         begun = time.monotonic()
         with pytest.raises(
-            ConfigurationError, match=r"this server is a replica .* point the URL to the master"
+            StoreUnavailable, match=r"this server is a replica .* point the URL to the master"
         ):
-            first_call(replica.url, colour)
+            first_call(replica.url, colour, settle_timeout=0.1)
         assert time.monotonic() - begun < 1.5, "it is told, not waited for"
         assert replica.command("DBSIZE") == 0
         problems = examine(replica.url).problems
         assert len(problems) == 1, "it is said once"
         replica.command("REPLICAOF", "NO", "ONE")
         assert first_call(replica.url, colour) == 1, "once it is a master, it is used"
+
+
+def test_a_replica_that_a_failover_makes_the_master_is_used_by_the_next_call() -> None:
+    with replicated(1) as (_, replica), Semel(replica.url) as once:
+        with pytest.raises(StoreUnavailable, match="this server is a replica"):
+            once.execute("k", lambda: 1)
+        replica.command("REPLICAOF", "NO", "ONE")
+        assert once.execute("k", lambda: 1).value == 1
 
 
 def test_a_master_that_becomes_a_replica_under_a_program_is_a_trouble_that_passes() -> None:
@@ -99,6 +108,16 @@ def test_a_user_who_may_not_ask_about_eviction_is_warned(colour: str) -> None:
             warnings.simplefilter("error")
             assert first_call(f"{url}?eviction=accept", colour) == 1, "who accepts it need not know"
             assert "cannot tell" in doctor(url, code=2), "the doctor says it in its own words"
+
+
+def test_where_warnings_are_errors_the_first_call_says_it_and_the_next_one_works() -> None:
+    with services.redis() as server:
+        server.command("ACL", "SETUSER", "blind", "on", ">pass", "~*", "&*", "+@all", "-info")
+        with warnings.catch_warnings(), Semel(server.url.replace("://", "://blind:pass@")) as once:
+            warnings.simplefilter("error")
+            with pytest.raises(SemelWarning, match=r"\+info"):
+                once.execute("k", lambda: 1)
+            assert once.execute("k", lambda: 1).value == 1
 
 
 def test_a_policy_that_does_nothing_yet_is_a_note() -> None:
@@ -147,6 +166,17 @@ def test_unlogged_tables_are_refused_at_the_first_call(
     assert len(problems) == 1, "it is said once"
     postgres_server.execute(mend, database=name)
     assert first_call(url, colour) == 1
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_temporary_tables_are_refused_as_what_they_are(
+    colour: str, postgres_server: services.PostgresServer
+) -> None:
+    url = postgres_server.database()
+    joint = "&" if "?" in url else "?"
+    with pytest.raises(ConfigurationError, match="are temporary, no other connection sees them") as refused:
+        first_call(f"{url}{joint}search_path=pg_temp", colour)
+    assert "UNLOGGED" not in str(refused.value)
 
 
 def test_a_postgres_role_that_may_only_read_is_told_what_to_grant() -> None:

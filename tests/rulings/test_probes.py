@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from semel import Found, InProgress, current_run
+from semel import Found, InProgress, StoreUnavailable, current_run
+from semel.layers import Layer
 from semel.model import State
+from semel.store import Unwatch
+from semel.stores.memory import MemoryStore
 
 from .conftest import Lab
 from .test_failure import _stop_heart
-from .tools import enter, let_pass
+from .tools import enter, let_pass, until
 
 
 async def _abandoned(lab: Lab, dead: Any, once: Any, key: str) -> None:
@@ -74,3 +78,74 @@ async def test_R11_what_was_found_is_kept_when_another_one_freed_the_key_meanwhi
     outcome = await lab.do(once.execute("k", lab.effect(), on_unknown=probe))
     assert (outcome.value, outcome.replayed) == (42, True)
     assert len(lab.effects) == 1, "the other one's"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("is_gone", [True, False], ids=["the record is gone", "the record is there"])
+async def test_R11_what_was_found_is_told_although_nothing_is_kept_of_it(lab: Lab, is_gone: bool) -> None:
+    dead, once = lab.face(), lab.face()
+    await _abandoned(lab, dead, once, "k")
+    asked: list[int] = []
+
+    def probe() -> Found:
+        asked.append(1)
+        if is_gone:
+            let_pass(once, 100)
+        return Found(42, ref="ch_1")
+
+    outcome = await lab.do(once.execute("k", lab.effect(), on_unknown=lab.fn(probe), retention=0))
+    assert (outcome.value, outcome.ref, outcome.replayed) == (42, "ch_1", True)
+    assert (lab.effects, asked) == ([], [1])
+
+
+async def test_R11_what_was_found_and_is_not_recorded_yet_is_not_freed_by_its_caller(light_lab: Lab) -> None:
+    lab = light_lab
+    inner = MemoryStore()
+    away: list[int] = []
+
+    class Flaky(Layer):
+        async def settle(self, ends: Sequence[Any]) -> Any:
+            if away:
+                raise StoreUnavailable("away")
+            return await super().settle(ends)
+
+        async def watch(self, scope: Any, wake: Any) -> Unwatch:
+            unwatch = await super().watch(scope, wake)
+
+            async def leave() -> None:
+                await unwatch()
+                raise StoreUnavailable("away")
+
+            return leave
+
+    kind = type(lab.face())
+    dead, once = kind(inner), kind(Flaky(inner), settle_timeout=0)
+    await enter(lab, dead.claim("k", lease=0.3))
+    _stop_heart(dead, lab)
+
+    def probe() -> Found:
+        inner._records.clear()
+        return Found(42)
+
+    real = inner.claim
+
+    async def claim(asks: Sequence[Any]) -> Any:
+        verdicts = await real(asks)
+        if not inner._records or all(record.attempts == 1 for record in inner._records.values()):
+            away.extend([1] * (type(verdicts[0]).__name__ == "Won"))
+        return verdicts
+
+    inner.claim = claim  # type: ignore[method-assign]  # the store is away from the moment of the grant on
+    with pytest.raises(StoreUnavailable):
+        await lab.do(once.execute("k", lab.effect(), on_unknown=lab.fn(probe), wait=30))
+    away.clear()
+
+    async def is_done() -> bool:
+        record = await lab.do(once.peek("k"))
+        return record is not None and record.state is State.DONE
+
+    await until(lab, is_done)
+    assert (await lab.do(once.execute("k", lab.effect()))).value == 42
+    assert lab.effects == []
+    for face in (dead, once):
+        await lab.do(face.close())

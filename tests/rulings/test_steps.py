@@ -221,22 +221,47 @@ async def test_R26_a_coroutine_function_is_refused_before_its_step_is_marked(lab
 
 
 @pytest.mark.parametrize("what", ["generator", "coroutine"])
-async def test_R26_a_step_of_which_nothing_has_run_leaves_no_mark(lab: Lab, what: str) -> None:
-    """A promise to run is no result: whoever repairs the function makes the step."""
+async def test_R26_a_held_step_that_returns_a_promise_is_not_made_again(lab: Lab, what: str) -> None:
+    """Nothing of the promise has run, but what the function did before it returned has happened."""
     once = lab.face()
 
-    async def charge() -> str:
+    async def paid() -> str:
         return "paid"
 
     if what == "coroutine" and lab.colour == "async":
         return  # it is awaited there, and its result is that of the step
-    lazy = (lambda: (each for each in "paid")) if what == "generator" else (lambda: charge())
+
+    def charge() -> Any:
+        lab.effects.append("charged")
+        return (each for each in "paid") if what == "generator" else paid()
+
+    work = _stepping(lab, "charge", charge, on_unknown="hold")
+    with pytest.raises(ConfigurationError, match=f"returned a {what}, and nothing of that has run"):
+        await lab.do(once.execute("k", work))
     for _ in range(2):
-        with pytest.raises(ConfigurationError, match=f"returned a {what}, and nothing of that has run"):
-            await lab.do(once.execute("k", _stepping(lab, "charge", lazy, on_unknown="hold")))
-    again = _stepping(lab, "charge", lab.effect("paid"), on_unknown="hold")
-    assert (await lab.do(once.execute("k", again))).value == "paid"
-    assert len(lab.effects) == 1
+        with pytest.raises(OutcomeUnknown):
+            await lab.do(once.execute("k", work))
+    assert lab.effects == ["charged"]
+
+
+@pytest.mark.parametrize("colour", ["async"])
+async def test_R4_who_forgets_to_await_is_told_so(light_lab: Lab) -> None:
+    once = light_lab.face()
+
+    async def paid() -> str:
+        return "paid"
+
+    async def work() -> Any:
+        return paid()
+
+    with pytest.raises(
+        ConfigurationError, match=r"returned a coroutine.*: await it, or return what it gives"
+    ):
+        await once.execute("k", work)
+    with pytest.raises(
+        ConfigurationError, match=r"returned a coroutine.*: await it, or return what it gives"
+    ):
+        await once.execute("k", _stepping(light_lab, "charge", work))
 
 
 async def test_R26_a_mark_is_not_taken_back_for_a_promise_that_was_made_further_inside(

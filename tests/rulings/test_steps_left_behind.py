@@ -15,10 +15,12 @@ from semel import (
     ConfigurationError,
     InProgress,
     OutcomeUnknown,
+    PreviousFailure,
     SemelWarning,
     current_run,
 )
 from semel.awaited import current_async_run
+from semel.hooks import Failed
 from semel.model import State
 from semel.runtime import run_sync
 from semel.stores.memory import MemoryStore
@@ -99,6 +101,36 @@ async def test_R4_a_key_is_not_freed_under_a_step_that_still_runs(lab: Lab, endi
     assert await work.left[0]() == "paid"
     assert (await lab.do(once.execute("k", work.fn, wait=30))).value == "paid"
     assert (work.charge.made, lab.effects) == (1, [])
+
+
+async def test_R9_a_failure_that_is_the_outcome_is_stored_at_once_whatever_step_still_runs(lab: Lab) -> None:
+    """It frees nothing."""
+    once = lab.face(lease=30, on_error="replay")
+    work = Work(lab, ValueError("the mail was not sent"))
+    with pytest.raises(ValueError, match="mail"):
+        await lab.do(once.execute("k", work.fn))
+    with pytest.raises(PreviousFailure, match="mail"):
+        await lab.do(once.execute("k", work.fn))
+    work.charge.end.set()
+    with pytest.raises(ConfigurationError, match="'charge', which was made"):
+        await work.left[0]()
+    assert work.charge.made == 1
+
+
+async def test_R9_hooks_hear_of_a_failure_before_its_last_step_has_ended(light_lab: Lab) -> None:
+    lab = light_lab
+    heard: list[str] = []
+    once = lab.face(
+        lease=30, hooks=[lambda event: heard.append(event.decision) if isinstance(event, Failed) else None]
+    )
+    work = Work(lab, ValueError("the mail was not sent"))
+    with pytest.raises(ValueError, match="mail"):
+        await lab.do(once.execute("k", work.fn))
+    assert heard == ["release"]
+    work.charge.end.set()
+    assert await work.left[0]() == "paid"
+    await lab.do(once.execute("k", work.fn, wait=30))
+    assert heard == ["release"]
 
 
 async def test_R25_a_step_that_its_function_left_behind_still_has_ids_and_a_ref(light_lab: Lab) -> None:
@@ -234,6 +266,31 @@ async def test_R26_a_thread_that_ends_after_its_caller_has_gone_has_made_its_ste
     charge.end.set()
     assert (await once.execute("k", work, wait=30)).value == "paid"
     assert charge.made == 1
+
+
+@only_async
+async def test_R26_the_error_of_a_thread_whose_caller_has_gone_is_logged(
+    light_lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    once = light_lab.face(lease=30)
+    charge = Charge(light_lab)
+
+    def refused() -> None:
+        charge.in_thread()
+        raise ValueError("the card was refused")
+
+    async def work() -> Any:
+        return await current_async_run().step("charge", refused)
+
+    task = asyncio.create_task(once.execute("k", work))
+    await until(light_lab, charge.began.is_set)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert caplog.text == ""
+    charge.end.set()
+    await until(light_lab, lambda: "step 'charge' of key" in caplog.text)
+    assert "ValueError: the card was refused" in caplog.text
 
 
 @only_async

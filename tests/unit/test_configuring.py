@@ -81,12 +81,21 @@ def test_typos_are_refused_and_strangers_left_alone() -> None:
         assert once.execute("k", lambda: 1).value == 1
 
 
-@pytest.mark.parametrize("name", ["hooks", "encrypt", "result_type", "encryption"])
+@pytest.mark.parametrize("name", ["hooks", "encrypt", "result_type"])
 def test_what_only_the_program_can_give_is_not_dropped(name: str) -> None:
     with pytest.raises(
         ConfigurationError, match=r"given by the program, not by the environment: from_env\(…, "
     ):
         Semel.from_env(environ={**URL, f"SEMEL_{name.upper()}": "x"})
+
+
+def test_where_a_program_has_its_own_settings_from_is_its_own_affair() -> None:
+    keys = {"2026-a": bytes(32)}
+    Semel.from_env(environ={**URL, "SEMEL_ENCRYPT": "00" * 32}, encrypt=keys).close()
+    with pytest.raises(ConfigurationError, match="SEMEL_HOOKS: hooks is given by the program"):
+        Semel.from_env(environ={**URL, "SEMEL_HOOKS": "1"}, encrypt=keys)
+    for variable in ("SEMEL_ENCRYPTION", "SEMEL_HOOK", "SEMEL_RESULT_TYPES"):
+        Semel.from_env(environ={**URL, variable: "1"}).close()
 
 
 def test_a_configuration_cannot_say_what_only_the_program_can_give() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -284,3 +285,97 @@ def test_R26_what_a_probe_does_not_find_is_free_again_unless_it_is_held() -> Non
         assert once.execute("probed", lambda: "ran", operation="pay").value == "ran"
         with pytest.raises(OutcomeUnknown):
             once.execute("held", int, operation="pay")
+
+
+async def _later(answer: Any) -> Any:
+    return answer
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("how", ["probe", "resume"])
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [(lambda record: _later(Found(1)), "coroutine"), (lambda record: (each for each in "ab"), "generator")],
+    ids=["coroutine", "generator"],
+)
+def test_R26_a_function_that_promises_in_place_of_answering_does_not_stop_the_others(
+    how: str, answer: Any, what: str
+) -> None:
+    store = MemoryStore()
+    with Semel(store) as once, Semel(store, lease=0.05) as dead:
+        good: Any = (lambda record: Found("there")) if how == "probe" else (lambda record: "there")
+        for operation, fn in (("a", good), ("b", answer), ("c", good)):
+            dead.claim("k", operation=operation).__enter__()
+            once.recovery(operation, **{how: fn})
+        dead._engine().stop()
+        time.sleep(0.1)
+        report = once.reconcile()
+        assert (report.found, report.settled + report.resumed, report.failed) == (3, 2, 1)
+        ((key, error),) = report.failures
+        assert key == "k"
+        assert isinstance(error, ConfigurationError)
+        assert f"the function returned a {what}, and nothing of that has run" in str(error)
+
+
+def test_R26_async_code_awaits_what_a_plain_probe_gives_and_refuses_what_that_promises() -> None:
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    async def main() -> None:
+        async with AsyncSemel("memory://", on_unknown="hold") as once:
+            for operation in "ab":
+                with pytest.raises(asyncio.CancelledError):
+                    await once.execute("k", cancelled, operation=operation)
+            once.recovery("a", probe=lambda record: _later(_later(Found(1))))
+            once.recovery("b", probe=lambda record: _later(Found(1)))
+            report = await once.reconcile()
+            assert (report.settled, report.failed) == (1, 1)
+
+    asyncio.run(main())
+
+
+def test_R26_a_store_that_goes_away_ends_a_reconcile_which_tells_what_it_has_done() -> None:
+    store, asked = Between(), list[Any]()
+
+    def probe(record: Any) -> Found:
+        asked.append(record)
+        if len(asked) == 2:
+            store.answer = StoreUnavailable("gone")
+        return Found("paid")
+
+    with Semel(store, on_unknown="hold") as once:
+        lose(once, "a", "b", "c", operation="pay")
+        once.recovery("pay", probe=probe)
+        report = once.reconcile()
+        store.answer = None
+        assert (report.settled, len(asked)) == (1, 2)
+        ((key, error),) = report.failures
+        assert (key, type(error)) == (asked[1].scope.key, StoreUnavailable)
+        assert once.reconcile().settled == 2
+
+
+def test_R26_what_is_wrong_with_the_set_up_is_raised_whatever_was_settled() -> None:
+    store, asked = Between(), list[Any]()
+
+    def probe(record: Any) -> Found:
+        asked.append(record)
+        if len(asked) == 2:
+            store.answer = ConfigurationError("no tables")
+        return Found("paid")
+
+    with Semel(store, on_unknown="hold") as once:
+        lose(once, "a", "b", operation="pay")
+        once.recovery("pay", probe=probe)
+        with pytest.raises(ConfigurationError, match="no tables"):
+            once.reconcile()
+
+
+def test_R13_of_two_who_correct_a_value_at_once_one_is_told() -> None:
+    store = Between()
+    with Semel(store, on_unknown="hold") as once:
+        lose(once, "k")
+        once.resolve("k", value=1, actor="ann")
+        store.act = lambda: once.resolve("k", value=2, actor="bob", correct=True)
+        with pytest.raises(ConfigurationError, match="it changed, or was resolved, in the meantime"):
+            once.resolve("k", value=3, actor="ann", correct=True)
+        assert once.execute("k", nothing).value == 2

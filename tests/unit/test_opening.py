@@ -12,6 +12,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from semel import AsyncSemel, ConfigurationError, Semel
+from semel.doctor import examine
 from semel.store import Settings, open_store, schema_sql
 from semel.stores.postgres.url import parse
 
@@ -71,11 +72,6 @@ def test_a_client_in_place_of_a_url_changes_nothing_about_that() -> None:
 @pytest.mark.parametrize(
     ("setting", "where", "says"),
     [
-        (
-            {"capacity": 5},
-            "sqlite:///semel.db",
-            "capacity is how many records memory:// holds; a sqlite store",
-        ),
         ({"acks": 1}, "postgresql://host/db", "acks is a number of replicas .* a postgresql store"),
         ({"index": {"ref"}}, "memory://", "index is .* on Redis; a memory store"),
     ],
@@ -92,7 +88,6 @@ def test_so_it_is_with_clients_and_engines(tmp_path: Path) -> None:
     tried: list[tuple[Any, dict[str, Any]]] = [
         (engine, {"index": {"ref"}}),
         (engine, {"acks": 1}),
-        (engine, {"capacity": 1}),
     ]
     for source, setting in tried:
         with pytest.raises(ConfigurationError, match=f"does not know {next(iter(setting))}="):
@@ -101,9 +96,36 @@ def test_so_it_is_with_clients_and_engines(tmp_path: Path) -> None:
         assert once.execute("k", lambda: 1).value == 1
 
 
-def test_what_the_default_is_may_be_said_to_every_store() -> None:
-    said: dict[str, Any] = {"acks": 0, "table": "semel", "create": True, "capacity": 10_000}
-    Semel("memory://", **said).close()
+@pytest.mark.parametrize("where", ["memory://", "sqlite:///semel.db", "redis://127.0.0.1:1/0"])
+def test_one_configuration_serves_every_store(where: str) -> None:
+    said: dict[str, Any] = {"acks": 0, "table": "shop", "create": True, "capacity": 500}
+    Semel(where, **said).close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "MYSQL://host/db",
+        "MariaDB+PyMySQL://host/db",
+        "PostgreSQL+psycopg://host/db",
+        "SQLITE:///semel.db",
+        "Redis://host:1/0",
+        "REDISS://host:1",
+        "Redis+Cluster://host:1,other:2",
+        "Memory://",
+    ],
+)
+def test_a_scheme_may_be_written_in_capitals(url: str) -> None:
+    scheme, _, rest = url.partition(":")
+    opened, small = (open_store(one, Settings(), "sync") for one in (url, f"{scheme.lower()}:{rest}"))
+    assert type(opened) is type(small)
+
+
+def test_the_doctor_finds_the_file_of_such_a_url(tmp_path: Path) -> None:
+    url = f"SQLITE:///{tmp_path / 'shop.db'}"
+    with Semel(url) as once:
+        once.execute("k", int)
+    assert examine(url).schema.usable
 
 
 def test_an_engine_works_with_the_face_of_its_colour_on_sqlite_too(tmp_path: Path) -> None:

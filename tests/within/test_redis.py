@@ -300,6 +300,7 @@ def test_R28_an_error_inside_exec_makes_the_record_unknown(lab: RedisLab) -> Non
 
         with pytest.raises(ResponseError, match="WRONGTYPE") as caught:
             await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        assert "semel: 1 of the commands" in "".join(caught.value.__notes__)
         assert "unknown" in "".join(caught.value.__notes__)
         assert lab.plain.get(lab.name("a")) == "1", "EXEC does not roll back"
         assert (await wait(once.peek("k1"))).state == "unknown"

@@ -16,12 +16,13 @@ import msgspec
 from semel.doctor.advice import advice_for, hindrances, unread
 from semel.doctor.looks import Attention, Look, Schema, count, look
 from semel.doctor.messaging import Messaging
-from semel.errors import ConfigurationError, SemelWarning
+from semel.errors import ConfigurationError, SemelWarning, StoreUnavailable
 from semel.guarantees import Facts, Guarantee, Mode, grade
 from semel.hosts import scheme_of
 from semel.runtime import run_sync
 from semel.settings import checked_store_settings
 from semel.store import Colour, Settings, Store, open_store
+from semel.stores import unfit
 
 __all__ = [
     "Attention",
@@ -103,9 +104,10 @@ async def _asked(store: Store, found: Look, url: str) -> Checkup:
                 warnings.simplefilter("ignore", SemelWarning)  # what may not be read is told by `unread`
                 facts = await store.facts()
                 attention = await count(store.scan)
-        except ConfigurationError as error:
-            # What a face would hear as well: an eviction policy, an old version, tables that keep nothing.
-            if facts is None:
+        except (ConfigurationError, StoreUnavailable) as error:
+            # What a face would hear as well: an eviction policy, an old version, tables that keep nothing, a replica.
+            away = isinstance(error, StoreUnavailable) and unfit.REPLICA not in str(error)
+            if facts is None or away:
                 raise
             problems.append(str(error))
     checkup = _checkup(url, facts, schema, attention or Attention(read=False), problems)

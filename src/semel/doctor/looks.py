@@ -131,7 +131,7 @@ def _schema(version: int | None, known: int, table: str) -> Schema:
 # ---------------------------------------------------------------------------------------------------- SQLite
 async def _look_sqlite(url: str, settings: Settings, colour: Colour) -> Look:
     del colour
-    return _read_sqlite(url.removeprefix("sqlite:///"), settings.table)
+    return _read_sqlite(url.partition(":///")[2], settings.table)
 
 
 def _read_sqlite(path: str, table: str) -> Look:

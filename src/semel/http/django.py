@@ -278,7 +278,7 @@ async def _attended(
         return response
 
     try:
-        return await guard.engine.runtime.detach(running())
+        return await admitted.engine.runtime.detach(running())
     except asyncio.CancelledError:
         has_left = True
         if response is not None:
@@ -384,7 +384,7 @@ class _DjangoLook:
     def tee(self, response: HttpResponseBase, guard: Guard, run: Run, headers: Headers) -> None:
         assert isinstance(response, StreamingHttpResponse)  # noqa: S101 - there is no third kind
         pieces: Any = response.streaming_content
-        if guard.engine.runtime.colour == "async" and not response.is_async:
+        if run.colour == "async" and not response.is_async:
             pieces = _from_thread(pieces)
         kind: Any = AsyncStream if hasattr(pieces, "__aiter__") else Stream
         # A file is closed when all of it has been read, which may be after Django has closed its response.

@@ -73,7 +73,8 @@ class Guard:
                 problem = not_kept(snapshot)
                 return await self._recorded(run, snapshot, "store") or problem
         except Exception as error:
-            await self.engine.fail(run, error)  # which leaves the steps: the next attempt looks at them again
+            # Which leaves the steps: the next attempt looks at them again.
+            await _engine_of(run).fail(run, error)
             raise
         reach("run.started")
         return None
@@ -113,11 +114,13 @@ class Guard:
 
     async def _noted(self, run: Run, snapshot: Snapshot) -> None:
         note = snapshot.encode()
-        await self.engine.stepper.step(run, STARTED, self._giver(note), (), {}, None, bytes, None)
+        give = self._giver(run, note)
+        await _engine_of(run).stepper.step(run, STARTED, give, (), {}, None, bytes, None)
         reach("http.responding")
 
-    def _giver(self, note: bytes) -> Callable[[], Any]:
-        if self.engine.runtime.colour == "sync":
+    @staticmethod
+    def _giver(run: Run, note: bytes) -> Callable[[], Any]:
+        if run.colour == "sync":
             return lambda: note
 
         async def give() -> bytes:
@@ -187,7 +190,7 @@ class Guard:
     async def _recorded(
         self, run: Run, snapshot: Snapshot, word: Word, failure: Failure | None = None
     ) -> Problem | None:
-        engine = run._engine  # noqa: SLF001 - our own
+        engine = _engine_of(run)
         try:
             await engine.recorder.record(run, end_of(run, snapshot, word, None, failure), None)
         except (NotRecorded, LeaseLost) as error:
@@ -210,14 +213,14 @@ class Guard:
         if self.rules.effects != "opaque" and has_begun(run):
             await self._recorded(run, Snapshot(500), "release")
         elif run.lease_lost or not self.keeps_failures:
-            await self.engine.fail(run, error)
+            await _engine_of(run).fail(run, error)
         else:
             return await self._failed(run, error)
         return None
 
     async def _failed(self, run: Run, error: Exception) -> Reply:
-        if self.engine.emit is not None:
-            self.engine.emit(Failed(run.scope, run.attempt, "replay", error))
+        if (emit := _engine_of(run).emit) is not None:
+            emit(Failed(run.scope, run.attempt, "replay", error))
         said = self.replies.failed()
         snapshot = Snapshot(said.status, storable(self.rules, said.headers), said.body)
         problem = await self._recorded(run, snapshot, "replay", failure_of(error))
@@ -237,10 +240,15 @@ class Guard:
     async def lose(self, run: Run, error: BaseException) -> Problem | None:
         """Cancelled or interrupted: nobody knows how far the handler came. A problem: because another owner has the key."""
         try:
-            await self.engine.lose(run, error)
+            await _engine_of(run).lose(run, error)
         except LeaseLost:
             return Problem.of("in-progress", retry_after=1.0)
         return None
+
+
+def _engine_of(run: Run) -> Engine:
+    """The one that has begun it. A face that is being closed gives no other, and waits for those who run."""
+    return run._engine  # noqa: SLF001 - our own
 
 
 def _source(text: str) -> tuple[str, str, bytes]:

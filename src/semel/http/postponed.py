@@ -42,7 +42,8 @@ class Postponed:
 
     def __del__(self) -> None:
         if not self._run.settling:
-            self._guard.engine.runtime.background(self._guard.replaced(self._run, self._status))
+            runtime = self._run._engine.runtime  # noqa: SLF001 - our own run
+            runtime.background(self._guard.replaced(self._run, self._status))
 
 
 def _render(postponed: Postponed, known: ref[Any]) -> Any:

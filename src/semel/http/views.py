@@ -202,7 +202,7 @@ class AsyncStream:
         then: Sequence[Callable[[], Any]] = (),
     ) -> None:
         self._ending = _Ending(guard, run, status, headers)
-        self._runtime = guard.engine.runtime
+        self._runtime = run._engine.runtime  # noqa: SLF001 - our own run
         self._pieces = async_attended(run, pieces)
         self._then = then
         self._going = self._go()

@@ -6,7 +6,7 @@ from typing import Final
 
 from semel.errors import ConfigurationError
 
-__all__ = ["REPLICA", "NoTables", "no_tables", "not_innodb", "unlogged"]
+__all__ = ["REPLICA", "NoTables", "no_tables", "not_innodb", "temporary", "unlogged"]
 
 REPLICA: Final = "this server is a replica (role: slave): point the URL to the master"
 
@@ -28,6 +28,14 @@ def unlogged(names: str) -> str:
     """`names` of PostgreSQL tables, as in `a, b`."""
     mend = "; ".join(f"ALTER TABLE {name} SET LOGGED" for name in names.split(", "))
     return f"semel's tables are UNLOGGED, a crash of the server empties them: {mend}"
+
+
+def temporary(names: str) -> str:
+    """`names` of PostgreSQL tables, as in `a, b`."""
+    return (
+        f"semel's tables {names} are temporary, no other connection sees them and they end with this one: take pg_temp out of "
+        "search_path, or name other tables with table="
+    )
 
 
 def not_innodb(found: str) -> str:

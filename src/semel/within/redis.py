@@ -247,7 +247,7 @@ class PipelineEngine(Engine):
             add_note(error, f"the record could not be made unknown ({answer}): it may read as done")
         add_note(
             error,
-            f": {len(errors)} of the commands queued for {name_of(run.call)} failed inside EXEC, the others were applied: "
+            f"{len(errors)} of the commands queued for {name_of(run.call)} failed inside EXEC, the others were applied: "
             "the key is unknown now. Look at the data, then call resolve(...)",
         )
         raise error

@@ -45,8 +45,8 @@ _VARIABLES: Final = (
 _REPLICAS: Final = ("Slaves_connected", "Rpl_semi_sync_master_clients", "Rpl_semi_sync_source_clients")
 _WAITING: Final = ("Rpl_semi_sync_master_status", "Rpl_semi_sync_source_status")
 _ENGINES: Final = (
-    "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name IN "
-    "(%s, %s, %s) ORDER BY table_name"
+    "SELECT t.table_name, t.engine, e.transactions FROM information_schema.tables t LEFT JOIN information_schema.engines e "
+    "ON e.engine = t.engine WHERE t.table_schema = DATABASE() AND t.table_name IN (%s, %s, %s) ORDER BY t.table_name"
 )
 _ON: Final = frozenset({"ON", "1", "YES"})
 _A_DAY: Final = 86_400_000
@@ -92,7 +92,7 @@ async def _version(session: Session, words: Statements) -> int | None:
     rows = await session.query(_ENGINES, names)
     if engines := _not_innodb(rows):
         raise ConfigurationError(f"{session.where}: {unfit.not_innodb(engines)}")
-    if names[-1].lower() not in {str(name).lower() for name, _ in rows}:
+    if names[-1].lower() not in {str(name).lower() for name, *_ in rows}:
         return None
     rows = await session.query(words["version"])
     return int(rows[0][0]) if rows else None
@@ -107,22 +107,25 @@ async def read_facts(session: Session, words: Statements) -> Facts:
     if settings["replicas"] != "0":
         rows = await session.query("SHOW GLOBAL STATUS WHERE Variable_name IN (%s, %s)", _WAITING)
         settings |= {str(name).lower(): str(value) for name, value in rows}
-    if engines := await _engines(session, words):
+    tables = await session.query(_ENGINES, _names(words))
+    if engines := _not_innodb(tables):
         settings["not_innodb"] = engines
+    if engines := _not_innodb(tables, transactional=True):
+        settings["other_engines"] = engines
     return facts_of(settings, "mariadb" if session.wire.mariadb else "mysql")
-
-
-async def _engines(session: Session, words: Statements) -> str:
-    """Semel's tables that somebody moved to another engine, as `name=engine, …`."""
-    return _not_innodb(await session.query(_ENGINES, _names(words)))
 
 
 def _names(words: Statements) -> list[str]:
     return [words[f"create_{table}"].split("`", 2)[1] for table in ("records", "audit", "schema")]
 
 
-def _not_innodb(rows: Sequence[Sequence[object]]) -> str:
-    return ", ".join(f"{name}={engine}" for name, engine in rows if engine not in ("InnoDB", None))
+def _not_innodb(rows: Sequence[Sequence[object]], *, transactional: bool = False) -> str:
+    """Tables that somebody moved to another engine without transactions, or to one that has them, as `name=engine, …`."""
+    return ", ".join(
+        f"{name}={engine}"
+        for name, engine, has in rows
+        if engine not in ("InnoDB", None) and (has == "YES") is transactional
+    )
 
 
 async def _replicas(session: Session) -> int:
@@ -172,6 +175,10 @@ def _tables(settings: Mapping[str, str]) -> list[str]:
 
 def _durability(settings: Mapping[str, str]) -> list[str]:
     found: list[str] = []
+    if engines := settings.get("other_engines"):
+        found.append(
+            f"{engines}: semel knows the settings of InnoDB, and not whether a power loss forgets acknowledged writes there"
+        )
     flush = settings.get("innodb_flush_log_at_trx_commit", "1")
     if flush not in ("1", "3"):  # 3 is MariaDB's: as 1, with the syncs of older versions
         found.append(

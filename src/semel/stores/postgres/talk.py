@@ -215,7 +215,7 @@ class Talk:
                 )
             await link.script(self._sql["schema"], max(0.001, deadline - time.monotonic()))
         found = await _fetch(link, self._sql["version"], (), deadline)
-        version, unlogged = found[0] if found else (None, None)
+        version, unlogged, temporary = found[0] if found else (None, None, None)
         if version != SCHEMA_VERSION:
             raise ConfigurationError(
                 f"the tables {self._settings.table} in PostgreSQL at {self.source.where} have schema version {version}, "
@@ -223,6 +223,8 @@ class Talk:
             )
         if unlogged:
             raise ConfigurationError(f"PostgreSQL at {self.source.where}: {unfit.unlogged(unlogged)}")
+        if temporary:
+            raise ConfigurationError(f"PostgreSQL at {self.source.where}: {unfit.temporary(temporary)}")
 
     async def _catch_up(self, home: _Home, deadline: float) -> None:
         """A commit was not waited for: wait until a later one is replicated, and the doubt is over."""

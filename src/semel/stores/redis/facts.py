@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
-from warnings import warn
 
-from semel.errors import ConfigurationError, SemelWarning
+from semel.errors import ConfigurationError, StoreUnavailable
 from semel.store import Facts
 from semel.stores import unfit
 from semel.stores.redis.calls import Link
@@ -26,12 +25,12 @@ _UNSEEN: Final = (
 )
 
 
-async def check(link: Link, *, accept_eviction: bool) -> None:
-    """Refuse a server that is too old, that drops records by itself (R15 of the design's section 6), or a replica."""
+async def check(link: Link, *, accept_eviction: bool) -> str:
+    """Refuse a server that is too old, that drops records by itself (R15 of the design's section 6), or a replica.
+
+    Returns what its user must be warned of.
+    """
     infos = await _info(link)
-    if not infos and not accept_eviction:
-        # Not refused: managed servers forbid INFO, and most of them evict nothing.
-        warn(_UNSEEN, SemelWarning, stacklevel=2)
     for where, info in infos.items():
         version = _version(info)
         if version and int(version.partition(".")[0]) < _OLDEST:
@@ -40,7 +39,8 @@ async def check(link: Link, *, accept_eviction: bool) -> None:
                 "pub/sub, PXAT); upgrade the server"
             )
         if _is_replica(link, info):
-            raise ConfigurationError(f"Redis at {where}: {unfit.REPLICA}")
+            # A name that stands for several servers moves on in a failover: it passes, and the next call looks again.
+            raise StoreUnavailable(f"Redis at {where}: {unfit.REPLICA}")
         if _evicts(info) and not accept_eviction:
             policy = info["maxmemory_policy"]
             raise ConfigurationError(
@@ -48,6 +48,8 @@ async def check(link: Link, *, accept_eviction: bool) -> None:
                 f"{policy}), so a key could run twice. Run `{_KEEP}` and `CONFIG REWRITE`, use another "
                 "server, or accept the loss with ?eviction=accept in the URL"
             )
+    # Not refused: managed servers forbid INFO, and most of them evict nothing.
+    return "" if infos or accept_eviction else _UNSEEN
 
 
 async def facts(link: Link, *, acks: int) -> Facts:

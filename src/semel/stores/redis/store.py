@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from struct import error as StructError  # noqa: N812 - struct spells its exception like a module
 from time import monotonic
 from typing import Any, Final, TypeVar
+from warnings import warn
 
 import msgspec
 
-from semel.errors import CodecError, ConfigurationError, SemelError, StoreUnavailable
+from semel.errors import CodecError, ConfigurationError, SemelError, SemelWarning, StoreUnavailable
 from semel.keys import Scope
 from semel.model import Answer, Ask, Note, Record, Renewal, Settle, Verdict
 from semel.store import Capabilities, Colour, Facts, Page, Query, Settings, Unwatch
@@ -427,8 +428,10 @@ class RedisStore:
 
     # -------------------------------------------------------------------------------------------- inside
     async def _check(self) -> None:
-        await redis_facts.check(self._link, accept_eviction=self._accept_eviction)
+        unseen = await redis_facts.check(self._link, accept_eviction=self._accept_eviction)
         self._checked = True
+        if unseen:  # last: where warnings are errors, the next call works all the same
+            warn(unseen, SemelWarning, stacklevel=2)
 
     async def _told(self, call: Awaitable[T]) -> T:
         """Await it; an error reply is told in our own words."""

@@ -478,10 +478,13 @@ delete from {audit} a where a.id in (select id from old)
 select pg_backend_pid(), to_regclass('{schema}') is not null
 
 -- name: version
--- The version, and the tables that a crash would empty, if there are any.
+-- The version, the tables that a crash would empty, and those that end with this session, if there are any.
 select version, (
     select string_agg(oid::regclass::text, ', ' order by relname) from pg_class
-    where oid in (to_regclass('{records}'), to_regclass('{audit}'), to_regclass('{schema}')) and relpersistence <> 'p'
+    where oid in (to_regclass('{records}'), to_regclass('{audit}'), to_regclass('{schema}')) and relpersistence = 'u'
+), (
+    select string_agg(oid::regclass::text, ', ' order by relname) from pg_class
+    where oid in (to_regclass('{records}'), to_regclass('{audit}'), to_regclass('{schema}')) and relpersistence = 't'
 ) from {schema}
 
 -- name: facts
@@ -504,7 +507,7 @@ union all select 'standbys_not_seen', count(*)::text from standby where sync_sta
 union all select 'standby_names', string_agg(application_name, ', ' order by application_name) from standby
 having count(application_name) > 0
 union all select 'unlogged_tables', string_agg(oid::regclass::text, ', ' order by relname) from pg_class
-where oid in (to_regclass('{records}'), to_regclass('{audit}'), to_regclass('{schema}')) and relpersistence <> 'p'
+where oid in (to_regclass('{records}'), to_regclass('{audit}'), to_regclass('{schema}')) and relpersistence = 'u'
 having count(*) > 0
 union all select 'missing_rights', string_agg(distinct p.name, ', ') || ' ON ' || string_agg(distinct t.oid::text, ', ')
     || ' TO ' || quote_ident(current_user)

@@ -311,11 +311,7 @@ class Auditor:
             self.owners.setdefault(name, set()).add(end.new_nonce)
         if end.kind is Kind.DONE:
             self.settled[name, end.result] = now
-        if end.steps and not end.new_nonce and end.kind in (Kind.RELEASED, Kind.UNKNOWN):
-            # The store had lost the record: its owner, who has claimed it again, tells what he knows with the end.
-            grant.keeps = True
-            for step in steps.decode(end.steps).values():
-                self._remember(end.scope, end.nonce, step)
+        self._tells_steps(end, grant)
         grant.nonce = end.new_nonce or grant.nonce
         grant.ended, grant.result = end.kind, end.result
         grant.resolved = bool(end.actor) or grant.resolved
@@ -334,6 +330,13 @@ class Auditor:
         grant.buried_until = grant.known_until + end.tombstone if outcome else 0.0
         if outcome and end.tombstone:
             self.over_at[name] = min(grant.known_until, self.over_at.get(name, inf))
+
+    def _tells_steps(self, end: Settle, grant: Grant) -> None:
+        """The store had lost the record: its owner, who has claimed it again, tells what he knows with the end."""
+        if end.steps and not end.new_nonce and end.kind in (Kind.RELEASED, Kind.UNKNOWN):
+            grant.keeps = True
+            for step in steps.decode(end.steps).values():
+                self._remember(end.scope, end.nonce, step)
 
     def _lets_go(self, end: Settle, grant: Grant) -> None:
         """A person's release: what was only begun may be made again, what is finished is remembered (R26)."""
