@@ -310,8 +310,8 @@ def _is_silence(cell: Cell) -> bool:
     return (cell.fault, cell.point) == ("stall", "renew.sent")
 
 
-_SILENCE: Final = 1.1 * WIRE.options["timeout"]
-"""Seconds after which a heartbeat has surely failed, with all that its store has tried."""
+_SILENCE: Final = 1.3 * WIRE.options["timeout"]
+"""Seconds after which a heartbeat has failed, with all that its store has tried, on a busy machine too; the next one comes later."""
 
 
 def _beaten(stage: Stage) -> None:
