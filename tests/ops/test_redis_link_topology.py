@@ -319,13 +319,16 @@ def test_clients_of_sentinel_master_for_are_read_and_never_closed(
     redis_sentinel: services.RedisSentinel,
 ) -> None:
     made: Any = redis.sentinel  # untyped in redis-py
-    client = made.Sentinel(redis_sentinel.addresses).master_for("semel", client_name="theirs")
+    guard = made.Sentinel(redis_sentinel.addresses)
+    client = guard.master_for("semel", client_name="theirs")
     link = open_link(client, colour="sync")
     assert link.topology == "sentinel"
     assert b"name=theirs" in drive(link.command("CLIENT", "INFO"))
     link.close()
     assert client.ping()
     client.close()
+    for each in guard.sentinels:  # redis-py closes what a garbage collection has not taken apart before
+        each.close()
 
     async def body() -> None:
         made: Any = redis.asyncio.sentinel
