@@ -294,7 +294,7 @@ def _awaited(
     async def call(*args: Any, **kwargs: Any) -> Any:
         return await value(instance, *args, **kwargs)
 
-    call.__signature__ = signature  # type: ignore[attr-defined]
+    call.__signature__ = signature  # type: ignore[attr-defined]  # functions take attributes
     return call
 
 

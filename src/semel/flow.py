@@ -484,7 +484,7 @@ def _decide(run: Run, error: Exception) -> str | Release:
         # The store did not answer a step: that is no failure of the function, and never its outcome.
         return lost
     if isinstance(answer, Release) or answer in ("release", "hold", "replay"):
-        return answer  # type: ignore[no-any-return]
+        return answer  # type: ignore[no-any-return]  # checked in the line above
     raise ConfigurationError(
         f'on_error answered {answer!r} for {error!r}; it must answer "release", "hold", "replay" or Release(after=…)'
     )

@@ -45,7 +45,7 @@ class Says:
         with pytest.raises(SystemExit) as left:
             main()
         assert (left.value.code or 0) == code
-        return tuple(self._capsys.readouterr())  # type: ignore[return-value]
+        return tuple(self._capsys.readouterr())  # type: ignore[return-value]  # two texts
 
 
 def test_without_the_extra_it_leaves_with_2(

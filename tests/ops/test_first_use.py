@@ -50,7 +50,7 @@ def replicated(replicas: int, *, read_only: str = "yes") -> Iterator[list[servic
             replica.command("REPLICAOF", master.host, master.port)
         for replica in servers[1:]:
             wait_until(
-                lambda replica=replica: replica.info("replication").get("master_link_status") == "up",  # type: ignore[misc]
+                lambda replica=replica: replica.info("replication").get("master_link_status") == "up",  # type: ignore[misc]  # mypy knows no lambda with a default
                 "the replica follows",
             )
         wait_until(lambda: master.info("replication")["connected_slaves"] == replicas, "the master knows it")

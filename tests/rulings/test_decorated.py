@@ -157,7 +157,7 @@ def test_a_tenant_may_be_a_path_or_a_callable() -> None:
         # A word alone is the tenant, whatever the arguments are called; so is what only looks like one of them.
         for decorated, tenant in ((name, "customer"), (dotted, "orders.eu")):
             assert decorated({"tenant": "a"}, "1") == "a"
-            assert once.peek("1", tenant=tenant, operation=decorated.__wrapped__.__name__)  # type: ignore[attr-defined]
+            assert once.peek("1", tenant=tenant, operation=decorated.__wrapped__.__name__)  # type: ignore[attr-defined]  # of a decorated function
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ class TableBodies:
             for name, seconds in rows:
                 yield Stored(name, float(seconds))
             after = page.where(columns.name > rows[-1][0])
-            rows = self._run(lambda c, q=after: c.execute(q).all())  # type: ignore[misc]
+            rows = self._run(lambda c, q=after: c.execute(q).all())  # type: ignore[misc]  # mypy knows no lambda with a default
 
     def close(self) -> None:
         """Close the connections that were opened here."""

@@ -58,7 +58,7 @@ def _arms(hint: Any) -> tuple[Any, ...] | None:
 def _fields(cls: type) -> Mapping[str, Any]:
     """The annotated parts of a class; those that cannot be resolved here count as Any."""
     if is_pydantic(cls):
-        return {name: field.annotation for name, field in cls.model_fields.items()}  # type: ignore[attr-defined]
+        return {name: field.annotation for name, field in cls.model_fields.items()}  # type: ignore[attr-defined]  # a pydantic class, which has them
     if is_protobuf(cls) or issubclass(cls, enum.Enum):
         return {}
     if shape_of(cls) is None and not typing.is_typeddict(cls):

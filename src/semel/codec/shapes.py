@@ -111,8 +111,8 @@ def _struct(cls: type[msgspec.Struct]) -> Shape:
 
 
 def _named_tuple(cls: type) -> Shape:
-    names: tuple[str, ...] = cls._fields  # type: ignore[attr-defined]
-    defaults: dict[str, Any] = cls._field_defaults  # type: ignore[attr-defined]
+    names: tuple[str, ...] = cls._fields  # type: ignore[attr-defined]  # a named tuple, which has them
+    defaults: dict[str, Any] = cls._field_defaults  # type: ignore[attr-defined]  # a named tuple, which has them
 
     def take(value: Any) -> dict[str, Any]:
         if getattr(value, "__dict__", None):

@@ -10,22 +10,9 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["SUFFIXES", "VERSION", "Messaging", "messaging_names", "messaging_of"]
+from semel.messaging_names import SUFFIXES, VERSION
 
-SUFFIXES: Final = (
-    "_outbox",
-    "_outbox_ids",
-    "_outbox_sent",
-    "_outbox_parts",
-    "_outbox_lines",
-    "_outbox_relays",
-    "_inbox",
-    "_inbox_dead",
-    "_outbox_bodies",
-    "_messaging",
-)
-"""The last one has the version."""
-VERSION: Final = 1
+__all__ = ["Messaging", "messaging_names", "messaging_of"]
 
 _LOGGED: Final = "p"
 _UNLOGGED: Final = "u"

@@ -20,7 +20,7 @@ from google.rpc.error_details_pb2 import (  # type: ignore[import-untyped] # shi
     ResourceInfo,
     RetryInfo,
 )
-from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # googleapis has no types
 
 from semel.errors import (
     InProgress,

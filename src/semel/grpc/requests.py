@@ -189,4 +189,4 @@ class Fingerprint:
                 bare.ClearField(name)
             elif bare.HasField(name):
                 getattr(bare, name).ClearField("key")
-        return bare  # type: ignore[no-any-return]
+        return bare  # type: ignore[no-any-return]  # grpc has no types

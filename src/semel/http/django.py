@@ -420,7 +420,7 @@ class _AsyncLook(_DjangoLook):
     async def body(self, response: HttpResponseBase) -> bytes | None:
         if not _is_rendered(response):
             # As Django does it: a template may ask the database, which is refused on the loop.
-            await sync_to_async(response.render)()  # type: ignore[attr-defined]
+            await sync_to_async(response.render)()  # type: ignore[attr-defined]  # only a template response comes here
         return await super().body(response)
 
 

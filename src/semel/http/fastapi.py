@@ -80,8 +80,8 @@ def idempotent(*, once: AsyncSemel, **options: Unpack[FastAPIOptions]) -> Callab
             path.check(fn)
         update_wrapper(route.endpoint, fn)
         del route.endpoint.__wrapped__  # type: ignore[attr-defined]  # nobody may look through to a plain function
-        route.endpoint.__signature__ = route.signature()  # type: ignore[attr-defined]
-        route.endpoint.__semel__ = plan.fallback  # type: ignore[attr-defined]
+        route.endpoint.__signature__ = route.signature()  # type: ignore[attr-defined]  # functions take attributes
+        route.endpoint.__semel__ = plan.fallback  # type: ignore[attr-defined]  # functions take attributes
         guards(route.endpoint, fn)
         return typing.cast("F", route.endpoint)
 

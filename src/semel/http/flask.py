@@ -66,7 +66,7 @@ class Idempotency:
             raise ConfigurationError("this Flask application has an Idempotency extension already")
         app.extensions["semel"] = self
         around = IdempotencyMiddleware(app.wsgi_app, once=self._once, **self._options)
-        app.wsgi_app = around  # type: ignore[method-assign]
+        app.wsgi_app = around  # type: ignore[method-assign]  # as Flask asks of a WSGI middleware
         install(app)
 
 

@@ -51,7 +51,7 @@ class PlainRequest:
 try:
     from starlette.requests import Request as _Request
 except ModuleNotFoundError:
-    _Request = PlainRequest  # type: ignore[assignment,misc]
+    _Request = PlainRequest  # type: ignore[assignment,misc]  # the same names without the framework
 
 
 class ScopeRequest:

@@ -110,7 +110,7 @@ class PlainRequest:
 try:
     from werkzeug.wrappers import Request as _Request
 except ModuleNotFoundError:
-    _Request = None  # type: ignore[assignment,misc]
+    _Request = None  # type: ignore[assignment,misc]  # absent without the framework
 
 
 def read_body(limit: int, environ: Environ) -> Body | Problem:

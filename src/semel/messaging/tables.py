@@ -27,11 +27,11 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from sqlalchemy.sql.elements import ColumnClause
 
 from semel.errors import ConfigurationError
+from semel.messaging_names import SUFFIXES, VERSION
 from semel.serverclock import SERVER_CLOCK
 
 __all__ = ["NOW", "VERSION", "Tables", "ddl", "full_name", "messaging_tables", "now"]
 
-VERSION: Final = 1
 _BINARY: Final = "utf8mb4_bin"
 # They stand in statements as they are. 40 characters leave room for our own names behind it: PostgreSQL cuts silently at 63.
 _TABLE: Final = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_]{0,62}\.)?(?!(?i:sqlite_))[A-Za-z_][A-Za-z0-9_]{0,39}")
@@ -63,27 +63,13 @@ def messaging_tables(metadata: MetaData, table: str = "semel") -> Tables:
     home = schema or None
     full = f"{home}.{prefix}_outbox" if home else f"{prefix}_outbox"
     if full in metadata.tables:
-        names = (full.removesuffix("_outbox") + suffix for suffix in _SUFFIXES)
+        names = (full.removesuffix("_outbox") + suffix for suffix in SUFFIXES)
         return Tables._make(metadata.tables[name] for name in names)
     options: dict[str, Any] = {"schema": home, "mysql_engine": "InnoDB", "mysql_charset": "utf8mb4"}
     outgoing = _outgoing(metadata, prefix, options)
     incoming = _incoming(metadata, prefix, options)
     last = [_bodies(metadata, prefix, options), _meta(metadata, prefix, options)]
     return Tables._make([*outgoing, *incoming, *last])
-
-
-_SUFFIXES: Final = (
-    "_outbox",
-    "_outbox_ids",
-    "_outbox_sent",
-    "_outbox_parts",
-    "_outbox_lines",
-    "_outbox_relays",
-    "_inbox",
-    "_inbox_dead",
-    "_outbox_bodies",
-    "_messaging",
-)
 
 
 def _text(length: int = 255) -> String:

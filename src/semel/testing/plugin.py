@@ -217,7 +217,7 @@ def _in_lanes(works: Sequence[Callable[[], list[Any]]]) -> list[Any]:
     """Each in a process that does nothing but fork: this one, with the test runner's threads, is a bad parent."""
     from semel.testing.plugin_tries import Child
 
-    children = [Child(lambda _, work=work: work()) for work in works]  # type: ignore[misc]
+    children = [Child(lambda _, work=work: work()) for work in works]  # type: ignore[misc]  # mypy knows no lambda with a default
     found: list[Any] = []
     try:
         for child in children:

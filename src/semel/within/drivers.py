@@ -76,7 +76,7 @@ class Sqlite3Port(_DriverPort):
     style: Style = "qmark"
 
     @property
-    def begun(self) -> bool:  # type: ignore[override]
+    def begun(self) -> bool:  # type: ignore[override]  # a property where the base has an attribute
         return bool(self.connection.in_transaction)
 
     @property

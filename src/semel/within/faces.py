@@ -79,7 +79,7 @@ class Within(_Bound):
 
     def once(self, *misplaced: object, **options: Any) -> Decorator:
         """Decorate a function for the life of this transaction."""
-        decorator: Decorator = decorate(self, misplaced, options)  # type: ignore[arg-type]
+        decorator: Decorator = decorate(self, misplaced, options)  # type: ignore[arg-type]  # a bound face decorates as a face does
         return decorator
 
     __call__ = once
@@ -119,7 +119,7 @@ class AsyncWithin(_Bound):
 
     def once(self, *misplaced: object, **options: Any) -> AsyncDecorator:
         """Decorate a function for the life of this transaction."""
-        decorator: AsyncDecorator = decorate(self, misplaced, options)  # type: ignore[arg-type]
+        decorator: AsyncDecorator = decorate(self, misplaced, options)  # type: ignore[arg-type]  # a bound face decorates as a face does
         return decorator
 
     __call__ = once

@@ -279,7 +279,7 @@ def _append(pipe: Any, command: tuple[Any, ...]) -> None:
     else:
         from redis.cluster import PipelineCommand
 
-        queue.append(PipelineCommand(command, {}, len(queue)))  # type: ignore[no-untyped-call]
+        queue.append(PipelineCommand(command, {}, len(queue)))  # type: ignore[no-untyped-call]  # redis-py has no types there
 
 
 def _hook(pipe: Any, *, cluster: bool) -> None:

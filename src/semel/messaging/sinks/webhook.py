@@ -230,7 +230,7 @@ class WebhookSink(Closing):
         }
         if self._secrets:
             signed = {"id": lines["webhook-id"], "timestamp": now, "body": row.body}
-            lines["webhook-signature"] = " ".join(sign(secret, **signed) for secret in self._secrets)  # type: ignore[arg-type]
+            lines["webhook-signature"] = " ".join(sign(secret, **signed) for secret in self._secrets)  # type: ignore[arg-type]  # the keywords of `sign`, by their names
         before = circuit.outages
         async with circuit.slots:
             if circuit.outages != before:

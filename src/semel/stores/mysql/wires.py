@@ -158,9 +158,9 @@ def _connection_class() -> Any:
 
         def _create_ssl_ctx(self, sslp: Any) -> Any:
             if sslp:
-                return super()._create_ssl_ctx(sslp)  # type: ignore[misc]
+                return super()._create_ssl_ctx(sslp)  # type: ignore[misc]  # of the driver that this is mixed into
             if Sharing._unasked is None:
-                Sharing._unasked = super()._create_ssl_ctx(sslp)  # type: ignore[misc]
+                Sharing._unasked = super()._create_ssl_ctx(sslp)  # type: ignore[misc]  # of the driver that this is mixed into
             return Sharing._unasked
 
     return Sharing

@@ -189,7 +189,7 @@ def _parse(url: str) -> dict[str, Any]:
             f"the database in the Redis URL is {database!r}: it must be a number, as in …/0"
         )
     try:
-        found = dict(redis.connection.parse_url(url))  # type: ignore[no-untyped-call]
+        found = dict(redis.connection.parse_url(url))  # type: ignore[no-untyped-call]  # redis-py has no types there
     except ValueError as error:
         raise ConfigurationError(f"the Redis URL cannot be read: {error}") from error
     found.pop("connection_class", None)

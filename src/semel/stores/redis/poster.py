@@ -51,7 +51,7 @@ class RedisPoster:
         if reply.__class__ is not bytes:
             return None
         found = verdict(ask, reply) if whole else short_verdict(ask, reply)
-        return None if found.__class__ is Large else found  # type: ignore[return-value]
+        return None if found.__class__ is Large else found  # type: ignore[return-value]  # mypy does not narrow by __class__
 
     async def reclaim(self, ask: Ask, reply: Any, asked: float) -> Verdict:
         _raise_unknown(reply)

@@ -155,7 +155,7 @@ class RedisStore:
             reply = error
         found = verdict(ask, reply) if reply.__class__ is bytes else None
         late = found is None or found.__class__ is Large
-        return [await self.claim_late(ask, reply, monotonic() - begun) if late else found]  # type: ignore[list-item]
+        return [await self.claim_late(ask, reply, monotonic() - begun) if late else found]  # type: ignore[list-item]  # what the script answers
 
     async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
         if not self._checked:
@@ -226,7 +226,7 @@ class RedisStore:
                 reply = await self._link.rescue(call, trouble, spent)
         except ServerError as error:
             raise self._refused(error) from error
-        return reply  # type: ignore[no-any-return]
+        return reply  # type: ignore[no-any-return]  # what the script answers
 
     def poster(self) -> RedisPoster | None:
         """The quick way, for the flow of one event loop; with acks= there is none, nor for threads."""
@@ -349,7 +349,7 @@ class RedisStore:
         (found,) = await self._many((note,), call, _renewed)
         if isinstance(found, Exception):
             raise found
-        return found  # type: ignore[no-any-return]
+        return found  # type: ignore[no-any-return]  # what the script answers
 
     async def peek(self, scope: Scope) -> tuple[Record | None, float]:
         if not self._checked:

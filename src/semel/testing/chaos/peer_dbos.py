@@ -61,7 +61,7 @@ def main() -> None:
     )
     source = dbos.SQLAlchemyDatasource.create(url)
 
-    @DBOS.step()  # type: ignore[untyped-decorator]
+    @DBOS.step()  # type: ignore[untyped-decorator]  # DBOS has no types there
     def outside(key: str) -> str:
         reach("effect.before")
         made_here.append(key)
@@ -72,7 +72,7 @@ def main() -> None:
         reach("effect.made")
         return "keyed peer" if PLAN["mode"] == "keyed" else f"{ROLE} {os.getpid()}"
 
-    @source.transaction  # type: ignore[untyped-decorator]
+    @source.transaction  # type: ignore[untyped-decorator]  # DBOS has no types there
     def inside(key: str) -> str:
         session = source.sql_session()
         reach("effect.before")
@@ -82,7 +82,7 @@ def main() -> None:
         reach("effect.made")
         return f"{ROLE} {os.getpid()}"
 
-    @DBOS.workflow()  # type: ignore[untyped-decorator]
+    @DBOS.workflow()  # type: ignore[untyped-decorator]  # DBOS has no types there
     def action(key: str) -> str:
         value: str = inside(key) if PLAN["mode"] == "tx" else outside(key)
         reach("step.stored")

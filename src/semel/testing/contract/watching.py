@@ -122,10 +122,10 @@ class LifeClauses:
         assert record.result == b"kept"
 
     def test_R29_an_async_store_works_in_two_event_loops_in_a_row(self) -> None:
-        store: Store = self.open()  # type: ignore[attr-defined]
-        if (self.colour or store.colour) == "sync":  # type: ignore[attr-defined]
+        store: Store = self.open()  # type: ignore[attr-defined]  # of the class that this is mixed into
+        if (self.colour or store.colour) == "sync":  # type: ignore[attr-defined]  # of the class that this is mixed into
             raise SkipTest("a sync store needs no event loop")
-        bench = Bench(self, "async")  # type: ignore[arg-type]
+        bench = Bench(self, "async")  # type: ignore[arg-type]  # of the class that this is mixed into
         bench.store = store
 
         async def first() -> None:

@@ -114,7 +114,7 @@ class RedisServer(Server):
             retry=Retry(NoBackoff(), 0),
         )
         with client:
-            return client.execute_command(*words)  # type: ignore[no-untyped-call]
+            return client.execute_command(*words)  # type: ignore[no-untyped-call]  # redis-py has no types there
 
     def info(self, section: str) -> dict[str, Any]:
         """A section of INFO, decoded: `server.info("commandstats")`."""

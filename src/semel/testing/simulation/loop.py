@@ -102,9 +102,9 @@ class SimLoop(asyncio.BaseEventLoop):
         clock = self._clocks.setdefault(tag, Clock())
         clock.offset += span
         for timer in self._scheduled:
-            if timer._context.get(worker_tag) == tag:  # type: ignore[attr-defined]
+            if timer._context.get(worker_tag) == tag:  # type: ignore[attr-defined]  # asyncio's own timer
                 moved = timer.when() - span / clock.rate
-                timer._when = max(self.now, moved)  # type: ignore[attr-defined]
+                timer._when = max(self.now, moved)  # type: ignore[attr-defined]  # asyncio's own timer
         heapq.heapify(self._scheduled)
 
     def kill(self, tag: str) -> None:

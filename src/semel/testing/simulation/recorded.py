@@ -100,13 +100,13 @@ class Recorded(Layer):
         async def one(notes: Sequence[Note]) -> list[Any]:
             return [await self.inner.note(notes[0])]
 
-        return (await self._each("note", (note,), one))[0]  # type: ignore[no-any-return]
+        return (await self._each("note", (note,), one))[0]  # type: ignore[no-any-return]  # answers of every verb come through one place
 
     async def peek(self, scope: Scope) -> tuple[Record | None, float]:
         async def one(looks: Sequence[Look]) -> list[Any]:
             return [await self.inner.peek(looks[0].scope)]
 
-        return (await self._each("peek", (Look(scope),), one))[0]  # type: ignore[no-any-return]
+        return (await self._each("peek", (Look(scope),), one))[0]  # type: ignore[no-any-return]  # answers of every verb come through one place
 
     async def _each(
         self, verb: str, items: Sequence[Any], send: Callable[[Sequence[Any]], Awaitable[list[Any]]]
