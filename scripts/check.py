@@ -41,7 +41,7 @@ SERIAL = {"chaos", "simulation"}  # they keep all cores busy by processes of the
 # Nothing but work for the processor, in virtual time: done beside the other parts, while those wait, at the lowest priority there is.
 # A part that keeps all cores busy comes when this is over: nobody could do anything beside it.
 ASIDE = ("lint", "simulation")
-# Much of their time these wait for what was killed, paused or started: one process more.
+# Much of their time these wait for what was killed, paused or started: two processes more.
 WAITING = {"grpc", "http", "messaging", "ops", "plugin", "processes", "races", "within"}
 FIRST = ("unit", "typing", "contract")
 # These share one run: each would leave a core idle while its last long test ends, and start everything for a few seconds:
@@ -254,7 +254,7 @@ def _pytest(parts: list[str], options: argparse.Namespace, *, measured: bool) ->
     start_again = [sys.executable, "-m", *runner, "-o", f"cache_dir={memory}", "--maxfail=0"]
     command = [*start_again, *(f"tests/{part}" for part in parts), f"--junitxml={report}"]
     if options.workers > 1 and not SERIAL.intersection(parts):
-        command += ["-n", str(options.workers + bool(WAITING.intersection(parts))), "--dist=loadgroup"]
+        command += ["-n", str(options.workers + 2 * bool(WAITING.intersection(parts))), "--dist=loadgroup"]
     if options.k:
         command += ["-k", options.k]
     if options.aside:

@@ -35,7 +35,7 @@ class Orders(orders_grpc.OrdersServicer):  # type: ignore[misc] # made at run ti
         time.sleep(0.8)  # the warehouse is slow: an impatient client is gone by now
         return orders.Order(id=number, item=request.item, cents=request.cents)
 
-    def List(self, _request: Any, _context: grpc.ServicerContext) -> Any:  # noqa: N802
+    def List(self, _request: Any, _context: grpc.ServicerContext) -> Any:  # noqa: N802 - gRPC's names
         with closing(sqlite3.connect(self._database)) as db:
             rows = db.execute("SELECT id, item, cents FROM orders ORDER BY rowid").fetchall()
         return orders.ListReply(orders=[orders.Order(id=i, item=item, cents=c) for i, item, c in rows])

@@ -1,4 +1,4 @@
-"""Six handlers, three of them wrong, each killed, paused and interrupted in every window.
+"""Seven handlers, four of them wrong, each killed, paused and interrupted in every window.
 
 Run it: `python -m pytest examples/handlers`. A test of your own would say `assert report.holds, report`; here the wrong
 handlers are expected to be wrong, and in which window.
@@ -17,6 +17,7 @@ from examples.handlers import (
     downstream_key,
     mark_first,
     plain_retry,
+    slow_receipt,
     steps,
     within_transaction,
 )
@@ -42,6 +43,31 @@ def test_an_outside_effect_without_a_key(exactly_once: Callable[..., Any]) -> No
     print(report)
     assert report.windows("doubled", fault="kill") == ("run.returned", "settle.sent")
     assert report.verdict("return bank.charge(order)", "zombie") == "doubled"
+    assert report.never_loses
+    assert not report.holds
+
+
+def test_a_client_that_hangs_up_after_the_effect(exactly_once: Callable[..., Any]) -> None:
+    report = exactly_once(slow_receipt.handle, arguments=by_key, effects=bank.charges)
+    print(report)
+    # A cancel strikes where the handler waits: only one of the four awaits comes after the charge and before its record.
+    receipt = "await asyncio.sleep(0.05)  # the receipt is on its way"
+    assert report.verdict(receipt, "interrupt") == "doubled"
+    assert len(report.windows("doubled", fault="interrupt")) == 1
+    assert report.windows("once", fault="interrupt") == (
+        "claim.sent",
+        "settle.sent",
+        "slow_receipt.py:12 (pass 2)",
+    )
+    assert report.windows("missed", fault="interrupt") == ("handler returned",)
+    # A kill strikes at once, wherever it is.
+    assert report.verdict("charged = bank.charge(order)", "kill") == "once"
+    assert report.windows("doubled", fault="kill") == (
+        "slow_receipt.py:18",
+        "slow_receipt.py:19",
+        "run.returned",
+        "settle.sent",
+    )
     assert report.never_loses
     assert not report.holds
 

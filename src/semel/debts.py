@@ -81,6 +81,11 @@ class Debts:
         self._closed = False
         self._ticker = runtime.ticker(self._pay)
 
+    @property
+    def owes(self) -> bool:
+        """Whether something is still to be offered; may be asked from any thread."""
+        return bool(self._owed)
+
     def owe(self, run: Run, end: Settle) -> bool:
         """An outcome that the store did not take in time: it is offered until the store decides on it.
 

@@ -66,12 +66,18 @@ class KeyExpired(SemelError):
 
 
 class OutcomeUnknown(SemelError):
-    """The effect may or may not have happened and policy forbids a re-run. Look it up, then `resolve` the key."""
+    """The effect may or may not have happened and policy forbids a re-run. Look it up, then `resolve` the key.
 
-    def __init__(self, message: str, *, attempt: int = 0, unreadable: bool = False) -> None:
+    `nonce` is that of an unreadable record whose nonce can be read: a `forget` is fenced by it.
+    """
+
+    def __init__(
+        self, message: str, *, attempt: int = 0, unreadable: bool = False, nonce: bytes = b""
+    ) -> None:
         super().__init__(message)
         self.attempt = attempt
         self.unreadable = unreadable
+        self.nonce = nonce
 
 
 class PreviousFailure(SemelError):

@@ -25,6 +25,7 @@ from semel.keys import Scope, SecretRing, check_fingerprint, check_namespace, fi
 from semel.layers import Batch, Cache, Coalesce, Namespace, Observe, Retry
 from semel.loop import is_async
 from semel.options import Duration, Options, checked_policy, count, resolve, seconds, switch
+from semel.reconciling import Recovery
 from semel.results import codec_for, known_codec
 from semel.runtime import Runtime
 from semel.settings import (
@@ -128,9 +129,10 @@ class Face:
         )
         self._settings = checked_store_settings(settings, store)
         self._store, self._owns_store = self._opened(store)
+        self._names = None if self._namespace is None else Namespace(self._store, self._namespace)
         self._known_options: dict[Any, Options] = {}
         self._known_inline: dict[int, tuple[Options, Options]] = {}
-        self._recoveries: dict[tuple[str, str | None], keeping.Recovery] = {}
+        self._recoveries: dict[tuple[str, str | None], Recovery] = {}
         self._door = Door(type(self).__name__)
         self.enabled = switch("enabled", enabled)
         if not enabled:
@@ -287,8 +289,9 @@ class Face:
             )
         if keep and (codec is None or options.result_type is not None):
             codec = codec_for(fn, options.result_type)
+        scope = make_scope(self._prefix, options.tenant, options.operation, key, readable)
         return Call(
-            make_scope(self._prefix, options.tenant, options.operation, key, readable),
+            scope if self._names is None else self._names.shown(scope),
             key,
             options,
             fn or nothing_to_run,
@@ -387,7 +390,7 @@ class Face:
                 raise ConfigurationError(
                     f"{getattr(fn, '__qualname__', fn)!r} is a coroutine function: use AsyncSemel to recover with it"
                 )
-        self._recoveries[operation, tenant] = keeping.Recovery(probe, resume, masked, options)
+        self._recoveries[operation, tenant] = Recovery(probe, resume, masked, options)
 
     def tag(self, key: str, *, tenant: str | None = None, operation: str | None = None) -> str:
         """The hash tag of a key's record, for business keys that must share its Redis Cluster slot."""
@@ -401,9 +404,7 @@ class Face:
             key,
             self._readable,
         )
-        if self._namespace is not None:
-            scope = Namespace(self._store, self._namespace).moved(scope)
-        text: str = tag(scope)
+        text: str = tag(scope if self._names is None else self._names.moved(scope))
         return text
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:

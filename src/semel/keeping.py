@@ -1,9 +1,9 @@
-"""Looking after records: peek, find, resolve, forget, history, purge, reconcile, guarantee. Bodies for both colours."""
+"""Looking after records: peek, find, resolve, forget, history, purge, guarantee. Bodies for both colours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 import msgspec
 
@@ -14,80 +14,43 @@ from semel.errors import (
     CodecError,
     ConfigurationError,
     InProgress,
-    KeyExpired,
     OutcomeUnknown,
-    PreviousFailure,
     SemelError,
-    StoreUnavailable,
 )
 from semel.flow import Engine
 from semel.guarantees import Guarantee
-from semel.hooks import Unreconciled
 from semel.keys import mask, scope_hash
 from semel.model import Answer, Event, Kind, Record, Settle, State
-from semel.options import NOT_FOUND, Found, check_probe, count
-from semel.run import MaskedRun, Run, _current
+from semel.options import count
+from semel.records import NOBODY
 from semel.seals import has_sealed_steps, is_sealed
 from semel.shrinking import TOO_LARGE
 from semel.store import Query
-from semel.witness import Witness
 from semel.words import Word, word
 
-if TYPE_CHECKING:
-    from semel.once import AsyncSemel, Semel
-
 __all__ = [
-    "Reconciled",
-    "Recovery",
     "Word",
     "create",
     "find",
     "forget",
     "guarantee",
     "history",
+    "may_be_of",
     "peek",
     "purge",
     "purge_regularly",
     "query_for",
-    "reconcile",
     "resolve",
+    "settled",
     "word",
 ]
 
 _PAGE: Final = 500
-_PATIENCE: Final = 100  # a reconcile looks at so many times its limit at most
-_LOST: Final = frozenset({State.RUNNING, State.UNKNOWN})
-_ATTENTION: Final = _LOST | {State.FAILED}
-_MEANWHILE: Final = (InProgress, OutcomeUnknown, PreviousFailure, KeyExpired)
-"""What a resumed run may meet though nothing went wrong: another one has the key, or settled it, or nobody can tell yet."""
+_ATTENTION: Final = frozenset({State.RUNNING, State.UNKNOWN, State.FAILED})
 _UNREADABLE: Final = (
     " (a value that its function cannot read is replaced with resolve(key, value=…, result_type=…), one that a person gave "
     "also with correct=True, semel resolve --correct)"
 )
-
-
-class Recovery(msgspec.Struct, frozen=True):
-    """What `reconcile` does about lost runs of one operation. Both functions get the record."""
-
-    probe: Callable[..., Any] | None
-    resume: Callable[..., Any] | None
-    masked: bool = False
-    options: Mapping[str, Any] = {}
-    """How what it settles is kept, where that is not as the face says."""
-
-
-class Reconciled(msgspec.Struct, frozen=True):
-    """What a reconcile found and did. `left` are the keys that still need a person, `failures` those that something went wrong with.
-
-    Keys are as records show them.
-    """
-
-    found: int = 0
-    settled: int = 0
-    resumed: int = 0
-    failed: int = 0
-    left: tuple[str, ...] = ()
-    failures: tuple[tuple[str, Exception], ...] = ()
 
 
 async def create(engine: Engine, call: Call) -> None:
@@ -109,7 +72,8 @@ def _as_seen(record: Record | None, now: float) -> Record | None:
     return record if seen is record.state else msgspec.structs.replace(record, state=seen)
 
 
-async def find(engine: Engine, query: Query, prefix: str) -> list[Record]:
+async def find(engine: Engine, query: Query, prefix: str | None) -> list[Record]:
+    """What a program with this prefix wrote; None: whoever wrote it."""
     unlisted = query.states - _ATTENTION
     if unlisted and query.ref is None and not engine.store.capabilities.lists_all:
         raise ConfigurationError(
@@ -119,14 +83,18 @@ async def find(engine: Engine, query: Query, prefix: str) -> list[Record]:
     limit = query.limit
     while True:
         page = await engine.store.scan(msgspec.structs.replace(query, limit=min(limit - len(found), _PAGE)))
-        seen = [_as_seen(record, page.now) for record in page.records if _may_be_of(prefix, record)]
+        seen = [
+            _as_seen(record, page.now)
+            for record in page.records
+            if prefix is None or may_be_of(prefix, record)
+        ]
         found += [record for record in seen if record is not None]
         if not page.cursor or len(found) >= limit:
             return found
         query = msgspec.structs.replace(query, cursor=page.cursor)
 
 
-def _may_be_of(prefix: str, record: Record) -> bool:
+def may_be_of(prefix: str, record: Record) -> bool:
     """Whether a program with this prefix wrote it: tables are shared. What is masked tells nothing, and may be."""
     scope = record.scope
     if scope is None or not scope.key or "…" in scope.key:
@@ -189,7 +157,7 @@ async def resolve(engine: Engine, call: Call, word: Word, actor: str, reason: st
         actor=_words("actor", actor, 1_000) or "anonymous",
         reason=_words("reason", reason, 10_000),
     )
-    answer = await _settled(engine, end)
+    answer = await settled(engine, end)
     if answer is not Answer.OK:
         raise _refused(call, "it changed, or was resolved, in the meantime")
 
@@ -301,7 +269,8 @@ def _refused(call: Call, why: str) -> ConfigurationError:
     )
 
 
-async def _settled(engine: Engine, end: Settle) -> Answer:
+async def settled(engine: Engine, end: Settle) -> Answer:
+    """The store's answer; its trouble is raised."""
     answer = (await engine.store.settle((end,)))[0]
     if isinstance(answer, Exception):
         raise answer
@@ -309,24 +278,36 @@ async def _settled(engine: Engine, end: Settle) -> Answer:
 
 
 async def forget(engine: Engine, call: Call, actor: str, reason: str) -> bool:
-    try:
-        record, now = await engine.store.peek(call.scope)
-        there = model.view(record, now) is not None
-    except OutcomeUnknown:
-        there = True
+    """Remove the record that is there, and no other: a copy of this that arrives late meets what was made since."""
     end = Settle(
         call.scope,
-        b"",
+        NOBODY,
         Kind.FORGOTTEN,
         call.options.retention,
         actor=_words("actor", actor, 1_000) or "anonymous",
         reason=_words("reason", reason, 10_000),
     )
-    if await _settled(engine, end) is Answer.REFUSED:
+    record, there, end = await _aimed(engine, end)
+    while (answer := await settled(engine, end)) is Answer.LOST and record is not None:
+        looked_at = record
+        record, _, end = await _aimed(engine, end)
+        if record is None or record.created != looked_at.created:
+            break  # gone, by this very end where its answer was lost: it is not about the next one
+    if answer is Answer.REFUSED:
         raise InProgress(
             f"key {mask(call.key)} is running: a live run cannot be forgotten", retry_after=call.options.lease
         )
     return there
+
+
+async def _aimed(engine: Engine, end: Settle) -> tuple[Record | None, bool, Settle]:
+    """The record as it can be read, whether there is one at all, and the end that removes this one only."""
+    try:
+        record, now = await engine.store.peek(end.scope)
+    except OutcomeUnknown as error:
+        return None, True, msgspec.structs.replace(end, nonce=error.nonce or NOBODY)
+    nonce = NOBODY if record is None else record.nonce
+    return record, model.view(record, now) is not None, msgspec.structs.replace(end, nonce=nonce)
 
 
 async def history(engine: Engine, call: Call) -> list[Event]:
@@ -364,135 +345,3 @@ def purge_regularly(engine: Engine, every: float) -> None:
 
 async def guarantee(engine: Engine, *, enabled: bool) -> Guarantee:
     return guarantees.grade(await engine.store.facts(), enabled=enabled)
-
-
-# ---------------------------------------------------------------------------------------------- reconcile
-
-
-async def reconcile(engine: Engine, face: Semel | AsyncSemel, limit: int) -> Reconciled:
-    """Go through abandoned and unknown runs. Several reconcilers at once are fine: nonces decide.
-
-    `limit` counts those that something is registered for: what nobody can do anything about must not stand in their way.
-    """
-    limit = count("limit", limit, least=1)
-    # Outcomes of this process that the store did not take are offered first: their runs need nobody else.
-    counts = {"settled": await engine.debts.pay_now(), "resumed": 0, "failed": 0}
-    left: list[str] = []
-    failures: list[tuple[str, Exception]] = []
-    found, tried, cursor, shown = 0, 0, "", ""
-    try:
-        while tried < limit and found < limit * _PATIENCE:
-            page = await engine.store.scan(Query(states=_LOST, limit=_PAGE, cursor=cursor))
-            for record in page.records:
-                live = record.state is State.RUNNING and page.now < record.lease_until
-                if live or tried == limit or not _may_be_of(face._prefix, record):  # noqa: SLF001 - our own face
-                    continue
-                found += 1
-                recovery, shown = _recovery_of(face, record), "" if record.scope is None else record.scope.key
-                tried += recovery is not None
-                done = (
-                    "left" if recovery is None else await _recover(engine, face, record, recovery, failures)
-                )
-                if done in counts:
-                    counts[done] += 1
-                elif len(left) < limit:
-                    left.append(shown)
-            cursor, shown = page.cursor, ""
-            if not cursor:
-                break
-    except StoreUnavailable as error:
-        if not counts["settled"] and not counts["resumed"]:
-            raise
-        failures.append((shown, error))  # what was done until then is told all the same
-    return Reconciled(found=found, left=tuple(left), failures=tuple(failures), **counts)
-
-
-def _recovery_of(face: Semel | AsyncSemel, record: Record) -> Recovery | None:
-    scope, known = record.scope, face._recoveries  # noqa: SLF001 - our own face
-    if scope is None:
-        return None
-    return known.get((scope.operation, scope.tenant)) or known.get((scope.operation, None))
-
-
-async def _recover(
-    engine: Engine,
-    face: Semel | AsyncSemel,
-    record: Record,
-    recovery: Recovery,
-    failures: list[tuple[str, Exception]],
-) -> str:
-    """One lost run: probe it, or run its registered function again. "left" when a person must look."""
-    witness = Witness(awaits=engine.runtime.colour == "async")
-    heard = msgspec.structs.replace(
-        recovery,
-        probe=None if recovery.probe is None else witness.heard(recovery.probe, check_probe),
-        resume=None if recovery.resume is None else witness.heard(recovery.resume),
-    )
-    try:
-        return await _tried(engine, face, record, heard)
-    except Exception as error:
-        theirs = witness.saw(error)
-        if not theirs and isinstance(error, StoreUnavailable | ConfigurationError):
-            raise  # the next record would fare no better
-        if theirs or not isinstance(error, _MEANWHILE) or getattr(error, "unreadable", False):
-            failures.append(("" if record.scope is None else record.scope.key, error))
-            if engine.emit is not None and record.scope is not None:
-                engine.emit(Unreconciled(record.scope, error))
-        stays = isinstance(error, SemelError) and not isinstance(error, ConfigurationError)
-        return "left" if stays else "failed"  # one operation's failure must not stop the others
-
-
-async def _tried(engine: Engine, face: Semel | AsyncSemel, record: Record, recovery: Recovery) -> str:
-    scope = record.scope
-    if scope is None:
-        return "left"
-    # Whoever runs a key at this moment needs no recovery: nobody waits for him, whatever the face does.
-    given: dict[str, Any] = {
-        "tenant": scope.tenant,
-        "operation": scope.operation,
-        "wait": 0,
-        **recovery.options,
-    }
-    if recovery.probe is not None:
-        given["on_unknown"] = recovery.probe
-    call = face._call(scope.key or "…", recovery.resume, (record,), dict(given), claims=False)  # noqa: SLF001 - our own face
-    if call.scope.hash != scope.hash:
-        # The readable key was masked. A probe gets the record and needs no key, but whose record it is, nobody can tell.
-        if recovery.probe is None or not recovery.masked:
-            return "left"
-        call = msgspec.structs.replace(call, scope=scope)
-        return await _probe_only(engine, call, record, recovery.probe, MaskedRun)
-    if recovery.resume is not None:
-        outcome = await engine.execute(call)
-        return "settled" if outcome.replayed else "resumed"
-    return "left" if recovery.probe is None else await _probe_only(engine, call, record, recovery.probe)
-
-
-async def _probe_only(
-    engine: Engine, call: Call, record: Record, probe: Callable[..., Any], kind: type[Run] = Run
-) -> str:
-    run = kind(engine, call, _ask_of(call, record), record, engine.runtime.interrupt())
-    token = _current.set(run.weak)
-    try:
-        answer = await engine.runtime.call(probe, (record,), {}, call.options.inline)
-    finally:
-        _current.reset(token)
-    if isinstance(answer, Found):
-        return "settled" if await engine.settle_found(call, record, answer) is Answer.OK else "left"
-    if answer is NOT_FOUND and record.policy is not model.Policy.HOLD:
-        end = Settle(
-            call.scope,
-            record.nonce,
-            Kind.RELEASED,
-            call.options.retention,
-            new_nonce=engine.runtime.entropy(16),
-            reason="probe",
-        )
-        return "settled" if await _settled(engine, end) is Answer.OK else "left"
-    return "left"
-
-
-def _ask_of(call: Call, record: Record) -> model.Ask:
-    return model.Ask(
-        call.scope, record.nonce, call.options.lease, call.options.retention, labels=record.labels
-    )

@@ -151,16 +151,19 @@ class Scope(msgspec.Struct, frozen=True, gc=False):
     tenant: str
     operation: str
     key: str
+    stored: bytes = b""
+    """The hash under which the store has it, where `namespace=` makes another one of it."""
 
     @property
     def hex(self) -> str:
-        return self.hash.hex()
+        """What messages tell, and the store has: `semel show … --scope` finds the record by it."""
+        return (self.stored or self.hash).hex()
 
     def __hash__(self) -> int:
         return hash(self.hash)
 
     def __repr__(self) -> str:
-        return f"<Scope {self.tenant}/{self.operation}/{mask(self.key)} {self.hash[:6].hex()}>"
+        return f"<Scope {self.tenant}/{self.operation}/{mask(self.key)} {self.hex[:12]}>"
 
 
 def _framed(*parts: str) -> bytes:

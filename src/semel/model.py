@@ -184,7 +184,7 @@ def settle(record: Record | None, end: Settle, now: float) -> tuple[Answer, Reco
     """Decide a settle. Returns the answer and the record to write; for an accepted FORGOTTEN, delete instead."""
     seen = view(record, now)
     if end.kind is Kind.FORGOTTEN:
-        return _forget(record, seen, now)
+        return _forget(record, seen, end, now)
     if record is None or seen is None or seen is State.EXPIRED:
         return Answer.GONE, None
     if end.new_nonce:
@@ -230,8 +230,15 @@ def _decide(record: Record, seen: State, end: Settle, now: float) -> tuple[Answe
     return Answer.OK, msgspec.structs.replace(changed, nonce=end.new_nonce, resolved=bool(end.actor))
 
 
-def _forget(record: Record | None, seen: State | None, now: float) -> tuple[Answer, Record | None]:
-    if record is not None and seen is State.RUNNING and now < record.lease_until:
+def _forget(
+    record: Record | None, seen: State | None, end: Settle, now: float
+) -> tuple[Answer, Record | None]:
+    if record is None or seen is None:
+        return Answer.OK, None
+    if end.nonce and record.nonce != end.nonce:
+        # The record that was looked at is gone: sent again, or late, this meets one that was made since.
+        return Answer.LOST, None
+    if seen is State.RUNNING and now < record.lease_until:
         return Answer.REFUSED, None
     return Answer.OK, None
 

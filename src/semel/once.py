@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
-from semel import keeping
+from semel import keeping, reconciling
 from semel.claims import AsyncClaim, Claim
 from semel.decorator import AsyncDecorator, Decorator, decorate
 from semel.errors import ConfigurationError, SemelWarning
@@ -202,12 +202,12 @@ class Semel(Face):
         """Remove what has expired, in batches; the count."""
         return run_sync(keeping.purge(self._engine(), limit, batch))
 
-    def reconcile(self, *, limit: int = 1_000) -> keeping.Reconciled:
+    def reconcile(self, *, limit: int = 1_000) -> reconciling.Reconciled:
         """Find abandoned and unknown runs, and settle what registered probes and functions can settle.
 
         What is settled is kept for this face's own retention and tombstone, unless `recovery` was told others.
         """
-        return run_sync(keeping.reconcile(self._engine(), self, limit))
+        return run_sync(reconciling.reconcile(self._engine(), self, limit))
 
     def guarantee(self) -> Guarantee:
         """What holds, read from the live store, as data."""
@@ -246,7 +246,7 @@ class AsyncSemel(Face):
     def _reset(self) -> None:
         super()._reset()
         self._engines: dict[asyncio.AbstractEventLoop, Engine] = {}
-        self._close_task: asyncio.Task[None] | None = None
+        self._closings: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
         self._last: tuple[weakref.ref[asyncio.AbstractEventLoop], Engine] | None = None
 
     def _engine(self) -> Engine:
@@ -411,34 +411,53 @@ class AsyncSemel(Face):
         """Remove what has expired, in batches; the count."""
         return await keeping.purge(self._engine(), limit, batch)
 
-    async def reconcile(self, *, limit: int = 1_000) -> keeping.Reconciled:
+    async def reconcile(self, *, limit: int = 1_000) -> reconciling.Reconciled:
         """Find abandoned and unknown runs, and settle what registered probes and functions can settle.
 
         What is settled is kept for this face's own retention and tombstone, unless `recovery` was told others.
         """
-        return await keeping.reconcile(self._engine(), self, limit)
+        return await reconciling.reconcile(self._engine(), self, limit)
 
     async def guarantee(self) -> Guarantee:
         """What holds, read from the live store, as data."""
         return await keeping.guarantee(self._engine(), enabled=self.enabled)
 
     async def aclose(self) -> None:
-        """Stop heartbeats, finish background writes, close what was opened. May be called twice."""
+        """Stop heartbeats, finish background writes, close what was opened. May be called twice.
+
+        From now on no call begins, in no loop. Runs of other loops go on to their end and are recorded: the store is
+        closed by the last loop that closes the face, or with it.
+        """
         self._door.closed = True
         self._last = None  # of whichever loop: from now on every call looks at the door
-        if self._close_task is None or self._close_task.get_loop() is not running_loop():
-            self._close_task = running_loop().create_task(self._close())
-        await asyncio.shield(self._close_task)  # a second closer waits for the first
+        loop = running_loop()
+        closing = self._closings.get(loop)
+        if closing is None:
+            closing = self._closings[loop] = loop.create_task(self._close(loop))
+            closing.add_done_callback(lambda _: self._closings.pop(loop, None))
+        await asyncio.shield(closing)  # a second closer waits for the first
 
-    async def _close(self) -> None:
-        engine = self._engines.pop(running_loop(), None)
+    async def _close(self, loop: asyncio.AbstractEventLoop) -> None:
+        engine = self._engines.get(loop)
         if engine is not None:
             await engine.close()
+        # Before the look: of loops that close at the same time the last one finds nobody.
+        self._engines.pop(loop, None)
+        others = [engine for other, engine in tuple(self._engines.items()) if not other.is_closed()]
+        if any(engine.heart.busy or engine.debts.owes for engine in others):
+            await self._leave_store()
+            return
         if self._owns_store:
             await self._store.aclose()
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=False)
+
+    async def _leave_store(self) -> None:
+        """Runs of other loops need it, and the threads: close what this loop opened, where a store has something for each."""
+        leave = getattr(self._store, "leave", None)
+        if self._owns_store and leave is not None:
+            await leave()
 
     close = aclose
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
 from semel.keys import Scope
 
 __all__ = [
+    "NOBODY",
     "Answer",
     "Ask",
     "Busy",
@@ -29,6 +31,9 @@ __all__ = [
     "Verdict",
     "Won",
 ]
+
+NOBODY: Final = bytes(16)
+"""A nonce that no claim has: a `forget` under it removes what cannot be read, and nothing else."""
 
 
 class State(StrEnum):
@@ -129,7 +134,11 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
 
 
 class Settle(msgspec.Struct, frozen=True, gc=False):
-    """The end of a run, or a person's or a probe's word on it (`new_nonce` set), on its way to the store."""
+    """The end of a run, or a person's or a probe's word on it (`new_nonce` set), on its way to the store.
+
+    FORGOTTEN removes the record that has this nonce, or cannot be read, and is LOST on any other; with no nonce, whatever
+    is there.
+    """
 
     scope: Scope
     nonce: bytes

@@ -342,4 +342,4 @@ class ThreadRuntime:
     async def drain(self, timeout: float) -> None:
         until = time.monotonic() + timeout
         for thread in tuple(self._busy):
-            thread.join(max(0.0, until - time.monotonic()))
+            thread.join(min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX))

@@ -7,7 +7,8 @@ an *async* store may. `semel.testing.contract` is the suite that tells whether a
 What every verb owes its caller: an answer or `StoreUnavailable` within `timeout` seconds; never a retry of its own
 with another nonce; safe to be called again with the same arguments (claim, settle and renew are idempotent per
 nonce). A batch verb answers per item: one bad item fails alone, as an exception *in* the list. A store that sends a lost
-claim again by itself has the attribute `losses` and tells it (`semel.losses`): the first copy may still arrive.
+claim again by itself has the attribute `losses` and tells it (`semel.losses`): the first copy may still arrive. One that
+opens something for each event loop may have `leave()`, awaited: it closes what the running loop opened, and no more.
 """
 
 from __future__ import annotations

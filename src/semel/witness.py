@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from inspect import isawaitable, iscoroutine
 from typing import Any
@@ -44,28 +45,31 @@ class Witness:
 
         @wraps(fn)
         def plain(*args: Any, **kwargs: Any) -> Any:
-            try:
+            with self._listening():
                 answer = fn(*args, **kwargs)
                 if self._awaits and isawaitable(answer):
                     return self._answered(answer, check)
-                _refuse_promise(answer)
-                check(answer)
-            except Exception as error:
-                self._raised.append(error)
-                raise
-            return answer
+                return _checked(answer, check)
 
         return coroutine if is_async(fn) else plain
 
     async def _answered(self, coming: Awaitable[Any], check: Check) -> Any:
+        with self._listening():
+            return _checked(await coming, check)
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
         try:
-            answer = await coming
-            _refuse_promise(answer)
-            check(answer)
+            yield
         except Exception as error:
             self._raised.append(error)
             raise
-        return answer
+
+
+def _checked(answer: Any, check: Check) -> Any:
+    _refuse_promise(answer)
+    check(answer)
+    return answer
 
 
 def _refuse_promise(answer: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from semel.cli.commands import app
-from semel.testing.chaos import program
+from semel.testing.chaos import nemesis, program
 from semel.testing.chaos.verdicts import Result
 
 CELL = "sqlite/{}/{}/{}@{}"
@@ -58,3 +58,24 @@ def test_semel_chaos_lists_cells_with_their_verdict_or_their_reason() -> None:
     done = CliRunner().invoke(app, ["chaos", "--list", "--only", "sqlite/sync/hold/*"])
     assert "sqlite/sync/hold/kill@run.returned               unknown" in done.output
     assert "n/a: SQLite has no network" in done.output
+
+
+@pytest.mark.parametrize(
+    "name, why",
+    [
+        (CELL.format("sync", "retry", "reset-before", "claim.sent"), "SQLite has no network"),
+        ("sqlite/*/reset-*@claim.sent", "SQLite has no network"),
+    ],
+)
+def test_a_run_that_would_play_nothing_fails_and_says_why(name: str, why: str) -> None:
+    done = CliRunner().invoke(app, ["chaos", "--cell", name])
+    assert done.exit_code == 1, done.output
+    assert "NOTHING WAS PLAYED" in done.output
+    assert why in done.output
+
+
+def test_a_run_whose_cells_all_need_a_missing_compiler_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nemesis, "no_compiler", lambda: "no C compiler is here")
+    done = CliRunner().invoke(app, ["chaos", "--cell", "sqlite/*/power-loss@acked.full"])
+    assert done.exit_code == 1, done.output
+    assert "no C compiler is here" in done.output

@@ -132,7 +132,7 @@ class Pair:
             case "note":
                 return Note(scope=scope, nonce=nonce or NONCES[0], **chosen)
             case "forget":
-                return Settle(scope=scope, nonce=b"", kind=Kind.FORGOTTEN, **chosen)
+                return Settle(scope=scope, nonce=nonce, kind=Kind.FORGOTTEN, **chosen)
             case "word":
                 return Settle(scope=scope, nonce=nonce, **chosen)
             case _:

@@ -120,7 +120,7 @@ words = worded((Kind.DONE, Kind.FAILED, Kind.FAILED, Kind.RELEASED, Kind.UNKNOWN
 forgets = st.builds(
     Step,
     verb=st.just("forget"),
-    who=st.just("nobody"),
+    who=st.sampled_from(["nobody", "nobody", "owner", "one"]),
     options=options(retention=st.sampled_from([20.0, 60.0]), actor=st.sampled_from(["", "eve"])),
 )
 renewals = st.builds(

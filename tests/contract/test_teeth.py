@@ -134,6 +134,15 @@ class ForgetsTrail(Broken):
         return answers
 
 
+class ForgetsAnything(Broken):
+    """Takes a late copy of a forget for a new one."""
+
+    async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
+        return await super().settle(
+            [replace(end, nonce=b"") if end.kind is Kind.FORGOTTEN else end for end in ends]
+        )
+
+
 class AllOrNothing(Broken):
     """One bad item fails its whole batch."""
 
@@ -155,6 +164,7 @@ BITES: list[tuple[type[Broken], str]] = [
     (WritesOnReplay, "test_a_done_key_is_replayed_without_a_write"),
     (CutsResults, "test_a_result_of_one_mebibyte_comes_back"),
     (ForgetsTrail, "test_R7_the_trail_outlives_forget_by_one_retention"),
+    (ForgetsAnything, "test_R16_a_late_copy_of_a_forget_leaves_the_next_record"),
     (AllOrNothing, "test_one_bad_item_fails_alone"),
 ]
 

@@ -192,7 +192,7 @@ def test_h20_server_sent_events_are_not_run_again(colour: str) -> None:
     try:
         assert edge.send("/").status_code == 500
     except ConfigurationError as error:
-        assert "events=" in str(error)  # noqa: PT017
+        assert "events=" in str(error)  # noqa: PT017 - some servers raise it, others answer
     again = edge.send("/")
     assert (again.status_code, problem(again), calls) == (422, "response-not-stored", ["run"])
     edge.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+import signal
 import socket
 import ssl
 import time
@@ -297,6 +299,35 @@ def test_retry_after_is_capped(library: Library, server: Rogue) -> None:
     assert caller.post(server.url).status == 201
     assert all(0.02 <= one.wait <= 0.03 for one in told)
     assert [(one.method, one.host, one.attempt) for one in told] == [("POST", "127.0.0.1", n) for n in (1, 2)]
+
+
+class _Woken(BaseException):
+    """Ends a sleep of ages."""
+
+
+@pytest.mark.parametrize("library", ["httpx", "requests"])
+@pytest.mark.parametrize("asked", ["9" * 20, None], ids=["asked", "backoff"])
+def test_a_pause_of_ages_is_slept(library: Library, server: Rogue, asked: str | None) -> None:
+    told: list[Any] = []
+
+    def woken(*_: object) -> None:
+        raise _Woken
+
+    def about_to_sleep(retrying: Any) -> None:
+        told.append(retrying.wait)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+
+    server.script = [Say(429, {"Retry-After": asked} if asked else {})]
+    backoff = (0.01, 0.01) if asked else (1e300, 1e300)
+    before = signal.signal(signal.SIGALRM, woken)
+    caller = Caller(library, max_wait=math.inf, backoff=backoff, on_retry=about_to_sleep)
+    try:
+        with pytest.raises(_Woken):
+            caller.post(server.url)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert told == [1e9]
 
 
 def test_backoff_is_jittered_and_bounded(server: Rogue) -> None:

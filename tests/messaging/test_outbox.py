@@ -156,7 +156,7 @@ def test_tables_are_made_on_first_use(fresh_home: Home) -> None:
 
 def test_create_false_names_the_remedy(fresh_home: Home) -> None:
     outbox = Outbox(fresh_home.url, table=fresh_home.table, create=False)
-    with pytest.raises(ConfigurationError, match=r"create\(\).*semel schema sql"):  # noqa: SIM117
+    with pytest.raises(ConfigurationError, match=r"create\(\).*semel schema sql"):  # noqa: SIM117 - the commit raises
         with Session(fresh_home.engine) as session, session.begin():
             outbox.add(session, Message("orders", 1))
     outbox.close()
@@ -168,7 +168,7 @@ def test_sqlite_lock_held_by_the_caller_names_create(sqlite_home: Home) -> None:
         connection.execute(text("CREATE TABLE mine (a int)"))
     engine = create_engine(sqlite_home.url + "?timeout=0.2")
     outbox = Outbox(engine, table=sqlite_home.table)
-    with pytest.raises(ConfigurationError, match=r"create\(\)"):  # noqa: SIM117
+    with pytest.raises(ConfigurationError, match=r"create\(\)"):  # noqa: SIM117 - the commit raises
         with Session(sqlite_home.engine) as session, session.begin():
             session.execute(text("INSERT INTO mine VALUES (1)"))
             outbox.add(session, Message("orders", 1))
@@ -183,7 +183,7 @@ def test_newer_tables_are_refused(fresh_home: Home) -> None:
             text(f"UPDATE {fresh_home.table}_messaging SET value = '99' WHERE name = 'version'")
         )
     outbox = Outbox(fresh_home.url, table=fresh_home.table)
-    with pytest.raises(ConfigurationError, match="version 99"):  # noqa: SIM117
+    with pytest.raises(ConfigurationError, match="version 99"):  # noqa: SIM117 - the commit raises
         with Session(fresh_home.engine) as session, session.begin():
             outbox.add(session, Message("orders", 1))
     outbox.close()
@@ -341,7 +341,7 @@ def test_malformed_parts_are_refused(arguments: dict[str, str]) -> None:
 
 def test_naive_due_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="aware"):
-        Message("t", 1, due=datetime(2030, 1, 1))  # noqa: DTZ001
+        Message("t", 1, due=datetime(2030, 1, 1))  # noqa: DTZ001 - that is what is refused
     Message("t", 1, due=datetime(2030, 1, 1, tzinfo=UTC))
 
 

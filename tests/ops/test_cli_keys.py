@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from semel.cli import keys
 from semel.cli.commands import app
 from semel.cli.records import explained
 from semel.cli.tables import say
+from semel.hooks import HookEvent
 from semel.model import Policy
 
 STORES = ["sqlite", "redis", "postgres", "mariadb"]
@@ -294,6 +296,26 @@ def test_a_masked_key_is_named_by_its_scope(desk: Desk) -> None:
         assert masked.forget(record.scope or "") is True
     with pytest.raises(ConfigurationError, match="64 hexadecimal digits"):
         desk.run("show", desk.url, "lost-1", "--scope")
+
+
+def test_the_digits_that_messages_tell_find_the_record_of_a_namespace_too(desk: Desk) -> None:
+    heard: list[Any] = []
+    with Semel(desk.url, tenant=desk.tenant, namespace="shop", hooks=[heard.append], timeout=20) as once:
+        with pytest.raises(RuntimeError):
+            once.execute("k", _fails, on_unknown="hold")
+        with pytest.raises(OutcomeUnknown) as told:
+            once.execute("k", _fails)
+        (digits,) = re.findall(r"\[([0-9a-f]{8})\]", str(told.value))
+        (scope,) = {event.scope.hex for event in heard if isinstance(event, HookEvent)}
+        (record,) = once.find()
+        assert record.scope is not None
+        assert record.scope.hex == scope
+        assert scope.startswith(digits)
+        for name in (digits, scope):
+            shown = json.loads(desk.run("show", desk.url, name, "--scope", "--json"))["record"]
+            assert (shown["scope"], shown["state"]) == (scope, "unknown")
+        assert desk.run("resolve", desk.url, digits, "--scope", "--value", "7") == f"{digits}: done\n"
+        assert once.execute("k", _fails).value == 7
 
 
 def test_what_a_store_cannot_list_is_refused_not_empty(desk: Desk) -> None:

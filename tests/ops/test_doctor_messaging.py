@@ -11,12 +11,15 @@ import pytest
 from sqlalchemy import MetaData
 
 from semel import Semel
-from semel.doctor import examine, judge
+from semel.doctor import Requirement, Verdict, _with_messaging, examine, judge
 from semel.doctor.messaging import messaging_names, messaging_of
+from semel.doctor.page import _findings
 from semel.messaging import Outbox, tables
 from semel.messaging_names import SUFFIXES
 from semel.testing import services
 from tests.ops.doctor_lab import agree, doctor, doctor_data
+
+REQUIREMENTS: tuple[Requirement, ...] = ("exactly-once", "durable")
 
 
 def test_the_doctor_knows_messaging_s_tables() -> None:
@@ -120,19 +123,57 @@ def test_a_user_who_may_not_read_messaging_s_tables_is_no_trouble() -> None:
 
 
 @pytest.mark.services
-@pytest.mark.parametrize("driver", ["pymysql", "asyncmy"])
-def test_mariadb_tables_of_another_engine_are_no_tables_for_messages(driver: str) -> None:
+@pytest.mark.parametrize(
+    ("driver", "table", "engine"),
+    [("pymysql", "semel_outbox", "Aria"), ("asyncmy", "semel_messaging", "MyISAM")],
+)
+def test_mariadb_tables_without_transactions_are_no_tables_for_messages(
+    driver: str, table: str, engine: str
+) -> None:
     with services.mariadb(fsync=True) as server:
         name = urlsplit(server.database()).path[1:]
         url = server.url_of(name, driver=driver)
         with Outbox(server.url_of(name, driver="pymysql")) as outbox:
             outbox.create()
         doctor(url, "--require", "exactly-once", code=0)
-        server.execute("ALTER TABLE semel_outbox ENGINE=Aria", database=name)
+        server.execute(f"ALTER TABLE {table} ENGINE={engine}", database=name)
         if driver == "pymysql":
             agree(server.url_of(name))  # what holds of records is what it was
-        assert "messaging's tables are not InnoDB (semel_outbox=Aria)" in doctor(url, code=2)
-        page = doctor(url, "--require", "exactly-once", code=1)
-        assert "refused: messaging's tables are not InnoDB" in page
-        server.execute("ALTER TABLE `semel_outbox` ENGINE=InnoDB", database=name)
+        told = f"messaging's tables have an engine without transactions ({table}={engine}): what is written there stays"
+        mend = f"ALTER TABLE `{table}` ENGINE=InnoDB"
+        (problem,) = examine(url).problems
+        assert problem.startswith(told)
+        assert problem.endswith(f"; {mend}")
+        assert told in doctor(url, code=2)
+        assert f"refused: {told}" in doctor(url, "--require", "exactly-once", code=1)
+        server.execute(mend, database=name)
         doctor(url, "--require", "exactly-once", code=0)
+
+
+def test_an_engine_with_transactions_that_is_not_innodb_is_a_doubt_and_no_problem(file: Path) -> None:
+    names = messaging_names("semel")
+    rows = [(names[0], "ROCKSDB", "YES"), *((name, "InnoDB", "YES") for name in names[1:])]
+    found = messaging_of("semel", dict.fromkeys(names, ""), "1", rows)
+    assert (found.state, found.problems) == ("present", ())
+    (doubt,) = found.doubts
+    assert doubt.startswith("messaging's tables semel_outbox=ROCKSDB: semel knows the settings of InnoDB")
+    sound = examine(f"sqlite:///{file}")
+    weak = _with_messaging(sound, found)
+    assert (sound.exactly_once, weak.exactly_once, weak.durable, weak.problems) == (True, False, False, ())
+    for requirement in REQUIREMENTS:
+        assert judge(sound, requirement).code == 0
+        assert judge(weak, requirement) == Verdict(1, f"refused: {doubt}")
+    assert judge(weak).code == 0
+    assert f"weakens: {doubt}" in "\n".join(_findings(weak, judge(weak)))
+
+
+@pytest.mark.services
+def test_a_view_in_the_place_of_a_mariadb_table_has_no_engine() -> None:
+    with services.mariadb(fsync=True) as server:
+        name = urlsplit(server.database()).path[1:]
+        url = server.url_of(name, driver="pymysql")
+        with Outbox(url) as outbox:
+            outbox.create()
+        server.execute("RENAME TABLE semel_inbox_dead TO hidden", database=name)
+        server.execute("CREATE VIEW semel_inbox_dead AS SELECT * FROM hidden", database=name)
+        assert examine(url).problems == ()

@@ -13,7 +13,8 @@ from semel.store import Colour, Facts, Settings, adopt, open_store
 from semel.stores import mysql
 from semel.stores.mysql.address import Address, parse
 from semel.stores.mysql.errors import Duplicate, Locked, Lost, translate, unreachable
-from semel.stores.mysql.server import _not_innodb, facts_of
+from semel.stores.mysql.server import facts_of
+from semel.stores.unfit import other_engines
 
 
 @pytest.mark.parametrize("dialect", ["mysql", "mariadb"])
@@ -248,8 +249,8 @@ def test_an_engine_with_transactions_keeps_records_but_nobody_here_knows_how_dur
         ("a_view", None, None),
         ("x", "GONE", None),
     ]
-    assert _not_innodb(rows) == "semel_audit=Aria, x=GONE"
-    assert _not_innodb(rows, transactional=True) == "semel=ROCKSDB"
+    assert other_engines(rows) == "semel_audit=Aria, x=GONE"
+    assert other_engines(rows, transactional=True) == "semel=ROCKSDB"
     facts = facts_of({"other_engines": "semel=ROCKSDB"}, "mariadb")
     assert (facts.transactional, facts.coherent, facts.durable_writes) == (True, True, False)
     assert any("semel=ROCKSDB" in text for text in facts.warnings)

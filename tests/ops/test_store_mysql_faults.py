@@ -20,7 +20,7 @@ import pytest
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.model import Answer, Kind, Note, Replay, State, Won
 from semel.runtime import run_sync
-from semel.store import Settings
+from semel.store import Query, Settings
 from semel.stores import mysql
 from semel.stores.mysql import MysqlStore
 from semel.stores.mysql.address import parse
@@ -218,6 +218,24 @@ def test_renewals_notes_and_words_survive_a_lost_reply(
         assert rule.fired.is_set()
 
     using(colour, through, body, timeout=30)
+
+
+def test_R7_a_word_whose_answer_nobody_takes_is_in_the_trail(
+    colour: Colour, proxy: Proxy, through: str
+) -> None:
+    """Of a transaction in one packet each statement is answered by itself, also where the client is gone by then."""
+
+    async def body(store: MysqlStore) -> None:
+        for number in range(10):
+            mine = await win(store, f"k{number}")
+            await store.settle([end(mine, Kind.UNKNOWN)])
+            word = end(mine, nonce=b"", new_nonce=bytes([number]) * 16, actor="ada", reason=f"lost-{number}")
+            lost = proxy.swallow_reply(match=lambda request: b"lost-" in request)
+            assert await store.settle([word]) == [Answer.OK]
+            assert lost.fired.is_set()
+            assert len((await store.scan(Query(history=mine.scope))).events) == 1, number
+
+    using(colour, through, body, timeout=60)
 
 
 def test_an_answer_that_never_comes_is_unavailable_in_time(

@@ -537,7 +537,7 @@ def test_the_audit_trail_goes_when_its_time_is_over(
     ask = here.begin(store, "k", lease=0.0, policy=Policy.HOLD)
     decided = end_of(ask, nonce=b"", new_nonce=b"n" * 16, actor="ann", reason="looked", retention=5.0)
     assert here.settle(store, decided) == [Answer.OK]
-    forgotten = end_of(ask, Kind.FORGOTTEN, actor="bob", reason="gone", retention=50.0)
+    forgotten = end_of(ask, Kind.FORGOTTEN, nonce=b"n" * 16, actor="bob", reason="gone", retention=50.0)
     assert here.settle(store, forgotten) == [Answer.OK]
     store._skew = 20.0
     here.run(store.purge(10))

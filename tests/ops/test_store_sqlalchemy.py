@@ -175,7 +175,7 @@ def test_tables_in_a_schema_of_their_own(postgres_server: services.PostgresServe
 def test_a_naive_time_is_refused() -> None:
     dialect = create_engine("sqlite://").dialect
     with pytest.raises(ValueError, match="aware"):
-        Moment().process_bind_param(datetime(2026, 1, 1), dialect)  # noqa: DTZ001
+        Moment().process_bind_param(datetime(2026, 1, 1), dialect)  # noqa: DTZ001 - that is what is refused
     assert Moment().process_bind_param(None, dialect) is None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from semel import ConfigurationError
+from semel import ConfigurationError, Semel
 from semel.testing.plugin import prove
 from semel.testing.plugin_report import Report
 from semel.testing.plugin_tries import Try
@@ -130,6 +130,57 @@ def test_a_handler_that_ends_its_process_was_not_killed(book: Book) -> None:
         match=r"without any fault: it ended its process itself \(os\._exit\(3\)\): let it return",
     ):
         book.prove(leave)
+
+
+def test_an_absent_store_is_told_with_its_remedy_and_the_handler_s_own_lines(tmp_path: Path) -> None:
+    once = Semel("redis://127.0.0.1:1/0", timeout=0.2)
+
+    def handle(key: str) -> None:
+        once.execute(key, print, key)
+
+    with pytest.raises(RuntimeError) as raised:
+        prove(handle, arguments=lambda key: (key,), effects=lambda: 0, faults=["kill"])
+    told = str(raised.value).splitlines()
+    assert told[0].startswith("the handler fails without any fault: StoreUnavailable: cannot reach Redis")
+    assert "is the server running" in told[0]
+    assert [line.split(", ")[-1] for line in told[1:] if "File" in line] == ["in handle"]
+    assert told[2] == "    once.execute(key, print, key)"
+    assert [line.partition(":")[0] for line in told[3:]] == ["because of ConnectionError"]
+
+
+def test_a_cause_that_the_handler_s_own_lines_raised_is_told_too(book: Book) -> None:
+    def price(key: str) -> int:
+        return {"another": 1}[key]
+
+    def handle(key: str) -> None:
+        try:
+            price(key)
+        except KeyError as error:
+            raise LookupError("no price") from error
+
+    with pytest.raises(RuntimeError) as raised:
+        book.prove(handle)
+    told = str(raised.value)
+    assert told.startswith("the handler fails without any fault: LookupError: no price\n")
+    assert "because of KeyError: 'try-" in told
+    assert told.endswith('return {"another": 1}[key]')
+    assert "plugin" not in told.replace(__file__, "")
+
+
+def test_every_error_of_a_group_is_told(book: Book) -> None:
+    async def fail(word: str) -> None:
+        raise ValueError(word)
+
+    async def handle(key: str) -> None:
+        async with asyncio.TaskGroup() as group:
+            for word in ("one", "two"):
+                group.create_task(fail(word))
+
+    with pytest.raises(
+        RuntimeError, match=r"(?s)ExceptionGroup: .*ValueError: one.*ValueError: two"
+    ) as raised:
+        book.prove(handle)
+    assert "taskgroups.py" not in str(raised.value)
 
 
 def test_a_handler_that_is_killed_by_somebody_else_is_told_by_what(book: Book) -> None:

@@ -62,7 +62,7 @@ def shipped(pytester: pytest.Pytester) -> pytest.Pytester:
 
 @pytest.mark.parametrize("which", ["transaction", "downstream_key", "steps"])
 def test_a_right_handler_is_found_right(shipped: pytest.Pytester, which: str) -> None:
-    run(shipped, "examples/handlers", "-k", which).assert_outcomes(passed=1, deselected=5)
+    run(shipped, "examples/handlers", "-k", which).assert_outcomes(passed=1, deselected=6)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,18 @@ def test_a_right_handler_is_found_right(shipped: pytest.Pytester, which: str) ->
             ["*bank.charge(order)*0 LOST*", "lost: *mark_first.py:*", "*no call of semel was seen*"],
         ),
         ("check_before", ["*finish(order)*2 DOUBLED*2 DOUBLED*", "doubled: *check_then_act.py:*"]),
+        (
+            "hangs_up",
+            [
+                "*claim.won  *1 * -",
+                "*slow_receipt.py:17 *1 * -",
+                "*slow_receipt.py:18 *2 DOUBLED *2 DOUBLED",
+                "*run.returned  *2 DOUBLED * -",
+                "*handler returned  *missed",
+                "*a cancel does not strike here: *next await*",
+                "*missed: no await follows*",
+            ],
+        ),
     ],
 )
 def test_a_wrong_handler_is_found_wrong_in_the_right_window(
@@ -84,7 +96,7 @@ def test_a_wrong_handler_is_found_wrong_in_the_right_window(
 ) -> None:
     # The shipped tests also assert each window by name.
     result = run(shipped, "examples/handlers", "-k", which)
-    result.assert_outcomes(passed=1, deselected=5)
+    result.assert_outcomes(passed=1, deselected=6)
     result.stdout.fnmatch_lines(report)
 
 
@@ -335,6 +347,39 @@ def test_an_interrupt_in_a_thread_of_the_handlers_strikes_its_main_thread(tmp_pa
         faults=["interrupt"],
     )
     assert report.holds, str(report)
+
+
+def test_a_handler_that_fails_is_shown_without_the_lines_of_the_plugin_and_of_drivers(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+        from semel import Semel
+
+        once = Semel("redis://127.0.0.1:1/0", timeout=0.2)
+
+        def handle(key):
+            once.execute(key, print, key)
+
+        def test_fixture(exactly_once):
+            exactly_once(handle, arguments=lambda key: (key,), effects=lambda: 1)
+
+        @pytest.mark.exactly_once(effects=lambda: 1)
+        def test_mark(once_key):
+            handle(once_key)
+        """
+    )
+    result = run(pytester)
+    result.assert_outcomes(failed=2)
+    cause = "E *RuntimeError: the handler fails*cannot reach Redis*is the server running*"
+    result.stdout.fnmatch_lines(
+        [cause, "*once.execute(key, print, key)", cause, "*once.execute(key, print, key)"]
+    )
+    told = result.stdout.str()
+    for other in ("plugin.py", "plugin_tries.py", "site-packages", "/semel/"):
+        assert other not in told, other
+    assert len(told.splitlines()) < 60
 
 
 def test_a_mark_without_effects_is_refused_with_the_remedy(pytester: pytest.Pytester) -> None:

@@ -304,6 +304,18 @@ def test_a_lease_beyond_all_measure_is_refused_and_a_late_appointment_does_not_e
     ticker.stop()
 
 
+def test_closing_with_all_the_time_in_the_world_waits_for_what_is_under_way() -> None:
+    once, done = Semel("memory://", settle_timeout=math.inf), threading.Event()
+
+    async def work() -> None:
+        time.sleep(0.05)
+        done.set()
+
+    once._engine().runtime.background(work())
+    once.close()
+    assert done.is_set()
+
+
 @pytest.mark.services
 @pytest.mark.parametrize(
     ("timeout", "settle_timeout", "most"),

@@ -99,8 +99,8 @@ class Row(typing.TypedDict):
 
 Number = typing.NewType("Number", int)
 TYPES = [
-    int, None, type(None), list, list[int], typing.Any, typing.List, typing.List[int], dict[str, Order], Order, Model, Line,  # noqa: UP006
-    Row, Number, int | None, typing.Optional[int], typing.Union[int, str], typing.Literal[1, 2], tuple[int, ...], object,  # noqa: UP007, UP045
+    int, None, type(None), list, list[int], typing.Any, typing.List, typing.List[int], dict[str, Order], Order, Model, Line,  # noqa: UP006 - old spellings too
+    Row, Number, int | None, typing.Optional[int], typing.Union[int, str], typing.Literal[1, 2], tuple[int, ...], object,  # noqa: UP007, UP045 - old spellings too
     typing.Annotated[int, msgspec.Meta(gt=0)], pydantic.PositiveInt, pydantic.conint(gt=0), Mapping[str, int], types.NoneType,
     typing.TypeVar("Free"),
 ]  # fmt: skip

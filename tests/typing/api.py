@@ -35,9 +35,9 @@ from semel import (
 from semel.claims import AsyncClaim, Claim
 from semel.guarantees import Guarantee
 from semel.hooks import Executed, log_events
-from semel.keeping import Reconciled
 from semel.layers import Chaos
 from semel.model import Event, Record, State
+from semel.reconciling import Reconciled
 from semel.store import Store
 from semel.stores.memory import MemoryStore
 

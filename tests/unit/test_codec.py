@@ -486,7 +486,7 @@ TYPED: list[tuple[Any, Any]] = [
     (Decimal, Decimal("1.0")),
     (type(None), None),
     (Optional[Line], Line("a", Decimal(1))),  # noqa: UP045 - the old spelling must work
-    (Union[int, Struct], Struct(1)),  # noqa: UP007
+    (Union[int, Struct], Struct(1)),  # noqa: UP007 - the old spelling must work
     (int | Line | Struct, Line("a", Decimal(1))),
     (list[dict[str, tuple[Line, ...]]], [{"a": (Line("a", Decimal(1)),)}]),
     (typing.Annotated[Line, []], Line("a", Decimal(1))),
@@ -657,7 +657,7 @@ def test_a_struct_whose_post_init_keeps_its_fields_passes_with_nan() -> None:
             self.parts = self.parts
 
     value = Checked(math.nan, [{"a": (1, Colour.RED)}])
-    back = round_trip(value, Union[Checked, Colour])  # noqa: UP007
+    back = round_trip(value, Union[Checked, Colour])  # noqa: UP007 - the old spelling must work
     assert exactly(back, value)
     assert not exactly(back, Checked(1.0, value.parts))
     assert not exactly(back, Checked(math.nan, [{"b": (1, Colour.RED)}]))
@@ -710,10 +710,44 @@ def test_R15_a_class_may_gain_fields_with_a_default_and_lose_fields(options: dic
         ("c", list, dataclasses.field(default_factory=list)),
         **options,
     )
-    assert encoder_for(new).decode(data) == new(1, 5, [])
+    back = encoder_for(new).decode(data)
+    assert back == new(1, 5, [])
+    assert not hasattr(back, "gone")
     required = make_order(("a", int), ("b", int), **options)
     with pytest.raises(CodecError, match=r"unreadable: .*field 'b' without default"):
         encoder_for(required).decode(data)
+
+
+class WithDict:
+    """A base without slots: its subclasses have a `__dict__` beside theirs."""
+
+
+@pytest.mark.parametrize("bases", [(), (WithDict,)])
+@pytest.mark.parametrize("options", [{}, {"slots": True}, {"frozen": True}])
+def test_R15_attributes_that_are_no_fields_stay_where_a_field_is_removed(
+    options: dict[str, Any], bases: tuple[type, ...]
+) -> None:
+    old = make_order(("a", int), ("gone", int), bases=bases, **options)
+    value = old(1, 2)
+    loose = hasattr(value, "__dict__")
+    if loose:
+        object.__setattr__(value, "note", "kept")
+        object.__setattr__(value, "later", "a field")
+    codec = encoder_for(old)
+    assert exactly(codec.decode(codec.encode(value)), value)
+    new = make_order(("a", int), ("later", str, ""), bases=bases, **options)
+    back = encoder_for(new).decode(codec.encode(value))
+    assert not hasattr(back, "gone")
+    if loose:
+        assert (back.note, back.later) == ("kept", "a field")
+    assert exactly(round_trip(back, new), back)
+
+
+def test_R15_an_attribute_of_a_name_that_is_taken_is_refused() -> None:
+    value = Line("a", Decimal(1))
+    vars(value)["!more"] = 1
+    with pytest.raises(CodecError, match="has an attribute '!more', a name that is taken"):
+        encoder_for(Line).encode(value)
 
 
 def test_R15_structs_named_tuples_and_models_change_likewise() -> None:
@@ -764,7 +798,7 @@ def test_R23_a_class_that_is_not_annotated_is_refused_in_a_whole_sentence() -> N
 def test_two_classes_of_one_name_are_told_apart() -> None:
     first, second = make_order(("a", int)), make_order(("a", int))
     first.__module__, second.__module__ = "one", "two"
-    codec = encoder_for(Union[first, second])  # noqa: UP007
+    codec = encoder_for(Union[first, second])  # noqa: UP007 - the old spelling must work
     for value in (first(1), second(1)):
         assert type(codec.decode(codec.encode(value))) is type(value)
 
@@ -904,7 +938,7 @@ NEVER = [
     (Path, "Path"),
     (ValueError, "ValueError"),
     (socket.socket | None, "socket"),
-    (Optional[Plain], "Plain"),  # noqa: UP045
+    (Optional[Plain], "Plain"),  # noqa: UP045 - the old spelling must work
     (Plain | socket.socket, "Plain"),
     (list[Plain], r"result \(list\[0\]\) is a .*Plain"),
     (dict[str, list[Plain]], r"result \(dict\[1\]\.list\[0\]\) is a .*Plain"),
@@ -952,7 +986,7 @@ def test_classes_behind_aliases_and_type_variables_are_known() -> None:
 @dataclasses.dataclass
 class Unresolved:
     line: Line
-    hidden: OnlyForCheckers  # type: ignore[name-defined]  # noqa: F821
+    hidden: OnlyForCheckers  # type: ignore[name-defined]  # noqa: F821 - nobody knows it at run time
 
 
 def test_a_field_whose_type_cannot_be_resolved_does_not_hide_the_others() -> None:
@@ -990,14 +1024,14 @@ class Service:
         raise NotImplementedError
 
 
-def gives_line(n: OnlyForCheckers) -> Line:  # type: ignore[name-defined]  # noqa: F821
+def gives_line(n: OnlyForCheckers) -> Line:  # type: ignore[name-defined]  # noqa: F821 - nobody knows it at run time
     raise NotImplementedError
 
 
 def gives_none() -> None: ...
 
 
-def gives_nothing_known() -> OnlyForCheckers: ...  # type: ignore[name-defined]  # noqa: F821
+def gives_nothing_known() -> OnlyForCheckers: ...  # type: ignore[name-defined]  # noqa: F821 - nobody knows it at run time
 
 
 def gives_any() -> Any: ...

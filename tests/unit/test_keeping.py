@@ -23,6 +23,7 @@ from semel import (
     Semel,
     StoreUnavailable,
     keeping,
+    reconciling,
 )
 from semel.hooks import Unreconciled, log_events
 from semel.layers.layer import Layer
@@ -155,7 +156,7 @@ def test_a_purge_in_the_background_that_fails_is_told_and_tried_again() -> None:
 
 # ------------------------------------------------------------------------------------------------ reconcile
 def test_R26_reconcile_goes_through_all_pages_and_stops_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "_PAGE", 2)
+    monkeypatch.setattr(reconciling, "_PAGE", 2)
     with Semel("memory://", on_unknown="hold") as once:
         lose(once, *"abcde", operation="pay")
         once.recovery("pay", probe=lambda record: Found("paid"))
@@ -167,8 +168,8 @@ def test_R26_reconcile_goes_through_all_pages_and_stops_at_its_limit(monkeypatch
 def test_R26_a_reconcile_looks_at_no_more_than_a_hundred_times_its_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(keeping, "_PAGE", 2)
-    monkeypatch.setattr(keeping, "_PATIENCE", 2)
+    monkeypatch.setattr(reconciling, "_PAGE", 2)
+    monkeypatch.setattr(reconciling, "_PATIENCE", 2)
     with Semel("memory://", on_unknown="hold") as once:
         lose(once, *"abcde")  # nothing is registered for them
         report = once.reconcile(limit=1)

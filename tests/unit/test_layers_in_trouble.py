@@ -182,7 +182,7 @@ def test_R31_what_another_process_forgets_is_dropped_at_once() -> None:
     for _ in range(3):
         assert isinstance(run_sync(cache.claim((again,)))[0], Replay)
     assert store.watched == 1
-    run_sync(store.inner.settle((end(again, Kind.FORGOTTEN),)))  # not through this cache
+    run_sync(store.inner.settle((end(ask(1), Kind.FORGOTTEN),)))  # not through this cache
     assert isinstance(run_sync(cache.claim((again,)))[0], Won)
     assert store.watched == 0
 
@@ -190,7 +190,7 @@ def test_R31_what_another_process_forgets_is_dropped_at_once() -> None:
 def test_R31_what_was_forgotten_before_it_could_be_watched_is_not_kept() -> None:
     store = Telling()
     cache, again = Cache(store, Still()), done(store)
-    store.between = lambda: run_sync(store.inner.settle((end(again, Kind.FORGOTTEN),)))
+    store.between = lambda: run_sync(store.inner.settle((end(ask(1), Kind.FORGOTTEN),)))
     assert isinstance(run_sync(cache.claim((again,)))[0], Replay)  # so the store said, in time
     assert isinstance(run_sync(cache.claim((again,)))[0], Won)
     assert store.watched == 0

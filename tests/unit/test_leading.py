@@ -316,6 +316,32 @@ def test_R31_a_posted_settle_wakes_those_who_watch_and_leaves_them_the_outcome()
     assert not coalesce._flights
 
 
+class Looked(bytes):
+    """A nonce: what happens `meanwhile` happens in another thread, when somebody compares it."""
+
+    meanwhile: Callable[[], object] = bool
+
+    def __eq__(self, other: object) -> bool:
+        self.meanwhile()
+        return bytes(self) == other
+
+    __hash__ = bytes.__hash__
+
+
+def test_R31_an_outcome_is_not_left_behind_where_the_last_who_watched_leaves_as_it_comes() -> None:
+    coalesce = Coalesce(Quick(), Still())
+    first = ask(1)
+    run_sync(coalesce.claim((first,)))
+    unwatch: Any = run_sync(coalesce.watch(first.scope, lambda: None))
+    (flight,) = coalesce._flights.values()
+    nonce = Looked(first.nonce)
+    nonce.meanwhile = lambda: run_sync(unwatch())
+    outcome = msgspec.structs.replace(end(first, result=b"one"), nonce=nonce)
+    coalesce._ended(flight, outcome, Answer.OK, 0.0)
+    assert not flight.watchers
+    assert not coalesce._flights
+
+
 def test_R31_a_settle_between_post_and_answer_leaves_the_answer_to_the_one_who_asked() -> None:
     store = Quick()
     coalesce = Coalesce(store, Still())

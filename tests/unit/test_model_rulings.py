@@ -288,6 +288,17 @@ def test_R7_forget_refuses_a_live_run_and_nothing_else() -> None:
         assert model.settle(settled(kind), forget, NOW) == (Answer.OK, None)
 
 
+def test_R16_forget_is_about_the_record_that_was_looked_at_and_no_other() -> None:
+    mine, late = end(ONE, Kind.FORGOTTEN), end(TWO, Kind.FORGOTTEN)
+    assert model.settle(None, late, NOW) == (Answer.OK, None)
+    assert model.settle(won(), late, NOW) == (Answer.LOST, None)  # not REFUSED: it is another one's
+    assert model.settle(won(), mine, NOW) == (Answer.REFUSED, None)
+    for kind in OWNERS_KINDS:
+        assert model.settle(settled(kind), mine, NOW) == (Answer.OK, None)
+        assert model.settle(settled(kind), late, NOW) == (Answer.LOST, None)
+    assert model.settle(settled(Kind.DONE), late, NOW + RETENTION) == (Answer.OK, None)  # ended by time
+
+
 def test_R9_a_delay_outlasts_retention() -> None:
     for record, attempts in ((won(), 1), (noted(won()), 2)):  # steps are there when it may be tried (R26)
         released = settled(Kind.RELEASED, record=record, after=RETENTION + 50)

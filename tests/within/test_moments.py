@@ -22,6 +22,7 @@ from semel.model import Ask, Kind, Note, Renewal, Settle, Won
 from semel.runtime import run_sync
 from semel.store import Query
 from semel.within import bound as bound_module
+from semel.within import places
 from tests.within.lab import Lab, wait
 
 
@@ -297,17 +298,17 @@ def _first_step() -> None:
 
 
 def test_what_is_remembered_of_open_runs_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bound_module, "_MANY_RUNS", 2)
+    monkeypatch.setattr(places, "_MANY_RUNS", 2)
     path = tmp_path / "shop.db"
     with Semel(f"sqlite:///{path}") as once:
         once.create()
-        before = len(bound_module._open_runs)
+        before = len(places._open_runs)
         for turn in range(4):
             connection = sqlite3.connect(path)
             once.within(connection).claim(f"k{turn}").__enter__()  # and then forgotten
             gc.collect()
             connection.close()
-        assert len(bound_module._open_runs) <= before + 2
+        assert len(places._open_runs) <= before + 2
 
 
 async def test_what_is_remembered_of_open_savepoints_is_bounded(

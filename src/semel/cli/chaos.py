@@ -34,15 +34,26 @@ def chaos(
         Path | None,
         typer.Option(help="Run DBOS beside it, with this Python, which has the package dbos (minutes)."),
     ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--from", help="Play nothing: write --report again from the chaos.json of a run."),
+    ] = None,
     listing: Annotated[
         bool, typer.Option("--list", help="Print the cells, with what must come of them.")
     ] = False,
 ) -> None:
     """Kill, stop, cancel and cut real workers on real servers, and compare what comes of it with the guarantee table."""
-    from semel.testing.chaos import run_matrix  # its servers and drivers are for this command only
+    from semel.testing.chaos import (
+        run_matrix,
+        show_again,
+    )  # its servers and drivers are for this command only
 
     if report is not None and not listing:
         _see_to(report)
+    if file is not None:
+        if report is None:
+            raise ConfigurationError("--from FILE needs --report FOLDER: where the page is written")
+        raise typer.Exit(show_again(file, report))
     command = shlex.join(["semel", *sys.argv[1:]])
     code = run_matrix(
         only=cell or (),

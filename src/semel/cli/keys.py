@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
+from semel import keeping
 from semel.cli.records import COLUMNS, as_data, event_data, explained, lines, row
 from semel.cli.tables import printable, say, show, span
 from semel.errors import ConfigurationError
@@ -18,6 +19,7 @@ from semel.hosts import scheme_of
 from semel.keys import Scope
 from semel.model import Record, State
 from semel.once import Semel
+from semel.runtime import run_sync
 
 __all__ = ["add_to", "explain", "forget", "ls", "purge", "release", "resolve", "stats", "watch"]
 
@@ -112,7 +114,9 @@ def _name(once: Semel, key: str, *, by_scope: bool) -> str | Scope:
 
 def _beginning_with(once: Semel, digits: str) -> Scope:
     """The scope of the one record that needs attention and begins so: no store has an index of all of them."""
-    known = (record.scope for record in once.find(limit=_MOST))
+    asked = keeping.query_for((), None, None, None, _MOST, abandoned=False)
+    # Of every program: whose the scope is, its digits say.
+    known = (record.scope for record in run_sync(keeping.find(once._engine(), asked, None)))  # noqa: SLF001 - our own face
     found = [scope for scope in known if scope is not None and scope.hex.startswith(digits)]
     if len(found) == 1:
         return found[0]

@@ -76,7 +76,7 @@ def as_data(record: Record) -> dict[str, Any]:
         "tenant": scope.tenant if scope else None,
         "operation": scope.operation if scope else None,
         "key": scope.key if scope else None,
-        "scope": scope.hash.hex() if scope else None,
+        "scope": scope.hex if scope else None,
         "attempts": record.attempts,
         "policy": record.policy.value,
         "ref": record.ref,

@@ -133,6 +133,9 @@ def _default(cls: type, name: str, defaults: dict[str, Any]) -> Any:
 
 # ---------------------------------------------------------------------------------------- dataclasses
 
+# Names the attributes that are no fields, where there are any: what else is no field today was one, and is gone.
+_MORE = "!more"
+
 
 def _dataclass(cls: type) -> Shape | None:
     fields = dataclasses.fields(cls)
@@ -148,19 +151,28 @@ def _dataclass(cls: type) -> Shape | None:
         if state.keys() == names:
             return state
         kept = {k: v for k, v in state.items() if k not in left_out}
+        if more := sorted(kept.keys() - names):
+            if _MORE in more:
+                raise Refused(f"has an attribute {_MORE!r}, a name that is taken: give it another one")
+            kept[_MORE] = more
         return kept | {f.name: _attribute(value, f.name) for f in fields if f.name not in kept}
 
     def make(state: dict[str, Any]) -> Any:
         value: Any = object.__new__(cls)
-        for field in fields:
-            if field.name not in state:
-                state[field.name] = _dataclass_default(cls, field)
+        if state.keys() != names:
+            state = of_today(state)
         if has_dict and not slots:
             value.__dict__.update(state)
             return value
         for name in state if has_dict else slots:
             object.__setattr__(value, name, state[name])  # frozen classes guard their own
         return value
+
+    def of_today(state: dict[str, Any]) -> dict[str, Any]:
+        """The fields of the class as it is now, and the attributes that were none when it was stored."""
+        more = state.pop(_MORE, ())
+        today = {f.name: state[f.name] if f.name in state else _dataclass_default(cls, f) for f in fields}
+        return today | {name: state[name] for name in more} if has_dict else today
 
     return Shape(cls.__name__, cls, take, make)
 

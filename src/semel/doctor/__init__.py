@@ -117,7 +117,7 @@ async def _asked(store: Store, found: Look, url: str) -> Checkup:
 
 def _with_messaging(checkup: Checkup, messaging: Messaging) -> Checkup:
     """A table that does not keep messages breaks the promise of mode tx: to add one is an effect in the caller's transaction."""
-    kept = not messaging.problems
+    kept = not messaging.problems and not messaging.doubts
     return msgspec.structs.replace(
         checkup,
         exactly_once=checkup.exactly_once and kept,
@@ -149,7 +149,7 @@ def judge(checkup: Checkup, require: Requirement | None = None) -> Verdict:
     if checkup.unread:
         return Verdict(2, f"cannot tell: {checkup.unread[0]}")
     no_tx = checkup.guarantee.absent.get(Mode.TX)
-    messages = next(iter(checkup.messaging.problems), "")
+    messages = next(iter((*checkup.messaging.problems, *checkup.messaging.doubts)), "")
     if require == "exactly-once" and not checkup.exactly_once:
         why = no_tx or "effects in the same transaction are not exactly once with these settings"
         return Verdict(1, f"refused: {messages if checkup.guarantee.exactly_once else why}")

@@ -290,16 +290,16 @@ async def _mysql_messaging(session: Session, table: str) -> Messaging:
     names = messaging_names(table)
     marks = ", ".join(["%s"] * len(names))
     rows = await session.query(
-        "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name IN "
-        f"({marks}) ORDER BY table_name",
+        "SELECT t.table_name, t.engine, e.transactions FROM information_schema.tables t LEFT JOIN information_schema.engines e "
+        f"ON e.engine = t.engine WHERE t.table_schema = DATABASE() AND t.table_name IN ({marks}) ORDER BY t.table_name",
         names,
     )
-    kinds = {str(name): str(engine) for name, engine in rows}
+    kinds = {str(name): "" for name, *_ in rows}
     told: Sequence[Any] = ()
     if names[-1] in kinds:
         with contextlib.suppress(ConfigurationError):  # this user may not read it
             told = await session.query(f"SELECT value FROM `{names[-1]}` WHERE name = 'version'")
-    return messaging_of(table, kinds, str(told[0][0]) if told else None)
+    return messaging_of(table, kinds, str(told[0][0]) if told else None, rows)
 
 
 _READERS: Final[Mapping[str, Callable[[str, Settings, Colour], Awaitable[Look]]]] = {

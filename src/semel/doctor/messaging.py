@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 
 from semel.messaging_names import SUFFIXES, VERSION
+from semel.stores import unfit
 
 __all__ = ["Messaging", "messaging_names", "messaging_of"]
 
-_LOGGED: Final = "p"
 _UNLOGGED: Final = "u"
 
 
@@ -26,6 +26,8 @@ class Messaging(msgspec.Struct, frozen=True):
     text: str = ""
     problems: tuple[str, ...] = ()
     """Why messages would be lost or doubled there, or not be taken at all."""
+    doubts: tuple[str, ...] = ()
+    """Why nobody can promise that a power loss leaves them there."""
 
 
 def messaging_names(table: str) -> list[str]:
@@ -33,16 +35,20 @@ def messaging_names(table: str) -> list[str]:
     return [f"{table}{suffix}" for suffix in SUFFIXES]
 
 
-def messaging_of(table: str, kinds: Mapping[str, str], version: str | None) -> Messaging:
-    """`kinds` has those that are there: PostgreSQL's persistence, MariaDB's engine, nothing for SQLite."""
+def messaging_of(
+    table: str, kinds: Mapping[str, str], version: str | None, engines: Sequence[Sequence[object]] = ()
+) -> Messaging:
+    """`kinds` has those that are there, with PostgreSQL's persistence; `engines` are MariaDB's rows for `unfit.other_engines`."""
     if not kinds:
         return Messaging()
     number = int(version) if version is not None and version.isdigit() else None
     state, text = _state(table, kinds, number)
-    problems = [*_unlogged(kinds), *_engines(kinds)]
+    problems = [*_unlogged(kinds), *_without_transactions(unfit.other_engines(engines))]
     if state in ("newer", "older"):
         problems.append(text)
-    return Messaging(state, number, text, tuple(problems))
+    unknown = unfit.other_engines(engines, transactional=True)
+    doubts = (f"messaging's tables {unfit.unknown_engines(unknown)}",) if unknown else ()
+    return Messaging(state, number, text, tuple(problems), doubts)
 
 
 def _state(table: str, kinds: Mapping[str, str], version: int | None) -> tuple[str, str]:
@@ -74,14 +80,11 @@ def _unlogged(kinds: Mapping[str, str]) -> Sequence[str]:
     return (text,)
 
 
-def _engines(kinds: Mapping[str, str]) -> Sequence[str]:
-    other = {name: kind for name, kind in kinds.items() if kind not in ("", _LOGGED, _UNLOGGED, "InnoDB")}
-    if not other:
+def _without_transactions(found: str) -> Sequence[str]:
+    if not found:
         return ()
-    found = ", ".join(f"{name}={kind}" for name, kind in other.items())
-    mend = "; ".join(f"ALTER TABLE `{name}` ENGINE=InnoDB" for name in other)
     text = (
-        f"messaging's tables are not InnoDB ({found}): what is written there stays although its transaction is rolled back, and a "
-        f"crash loses it; {mend}"
+        f"messaging's tables have an engine without transactions ({found}): what is written there stays although its transaction "
+        f"is rolled back, and a crash may lose it; {unfit.to_innodb(found)}"
     )
     return (text,)

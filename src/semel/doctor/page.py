@@ -67,7 +67,7 @@ def _findings(checkup: Checkup, verdict: Verdict) -> Iterator[str]:
     absent = checkup.guarantee.absent
     yield from _marked("not here", (f"{mode}: {why}" for mode, why in absent.items()))
     yield from _marked("stops semel", checkup.problems)
-    yield from _marked("weakens", checkup.guarantee.warnings)
+    yield from _marked("weakens", (*checkup.guarantee.warnings, *checkup.messaging.doubts))
     yield from _marked("note", checkup.advice)
     if checkup.schema.state != "none" and checkup.schema.usable:
         yield f"schema: {checkup.schema.text}"

@@ -1,8 +1,9 @@
 """Callers of one key inside a process cost one claim: one leads, the others follow its claim and its outcome (R31).
 
 A follower keeps its own fingerprint, wait and policy: it is answered `Busy` while the leader runs, `Replay` or
-`Mismatch` from the leader's outcome, and asks the store itself in every other case. When a leader fails, is cancelled
-or loses its key, its followers are woken and one of them leads.
+`Mismatch` from the leader's outcome, `Busy` with a leader who was told so for the same request, and asks the store itself in
+every other case: all at once, never one after the other. When a leader fails, is cancelled or loses its key, its followers
+are woken and one of them leads.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ __all__ = ["Coalesce"]
 
 
 _FRESH = 1.0  # seconds for which an outcome is shared: the stale bound of the cache
+_LEADERS = 2  # that may leave without an answer before those who followed them ask for themselves
 
 
 class _Flight(msgspec.Struct):
@@ -52,6 +54,10 @@ class _Flight(msgspec.Struct):
     record: Record | None = None
     lease_until: float = 0.0
     landed: bool = False
+    refused: bool = False
+    """Its leader was told what holds for nobody else: a mismatch, unknown, trouble."""
+    busy: tuple[Ask, Busy] | None = None
+    """Somebody else runs the key: what the leader has asked, and was told."""
     asking: tuple[Parker, ...] = ()
     watchers: tuple[Callable[[], None], ...] = ()
 
@@ -74,18 +80,30 @@ class Coalesce(Layer):
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
         if len(asks) != 1:
             return await self.inner.claim(asks)
+        ask, until = asks[0], 0.0
+        for _ in range(_LEADERS):
+            # atomic: one of two threads leads
+            flight = self._flights.setdefault(
+                ask.scope.hash, mine := _Flight(ask.nonce, now := self._runtime.now())
+            )
+            if flight is mine:
+                return await self._lead(flight, asks)
+            until = until or now + self._timeout
+            verdict = await self._told(flight, ask, max(0.0, until - now))
+            if verdict is not None:
+                return [verdict]
+            if flight.refused or flight.record is not None:
+                break
+        return await self.inner.claim(asks)
+
+    async def _lead(self, flight: _Flight, asks: Sequence[Ask]) -> list[Verdict | Exception]:
         ask = asks[0]
-        key = ask.scope.hash
-        # atomic: one of two threads leads
-        flight = self._flights.setdefault(key, mine := _Flight(ask.nonce, self._runtime.now()))
-        if flight is not mine:
-            return await self._ask_leader(flight, asks)
         try:
             verdicts = await self.inner.claim(asks)
         except BaseException:
-            self._land(key, flight, None)
+            self._land(ask.scope.hash, flight, None)
             raise
-        self._led(key, flight, ask, verdicts[0])
+        self._led(ask.scope.hash, flight, ask, verdicts[0])
         return verdicts
 
     def _led(self, key: bytes, flight: _Flight, ask: Ask, verdict: Verdict | Exception) -> None:
@@ -93,17 +111,20 @@ class Coalesce(Layer):
         if type(verdict) is Won:
             flight.lease_until = self._runtime.now() + ask.lease
             flight.record = verdict.record
-            if flight.asking:  # without the lock: whoever sits down now looks once more (_ask_leader)
+            if flight.asking:  # without the lock: whoever sits down now looks once more (_told)
                 self._call_in(flight)
         else:
-            # Those who asked meanwhile share a replay; later ones ask for themselves.
+            # Those who asked meanwhile share a replay, or that somebody else runs it; later ones ask for themselves.
+            flight.refused = type(verdict) is not Replay
+            if type(verdict) is Busy:
+                flight.lease_until = self._runtime.now() + verdict.retry_after
+                flight.busy = ask, verdict
             self._land(key, flight, verdict.record if type(verdict) is Replay else None)
 
-    async def _ask_leader(self, flight: _Flight, asks: Sequence[Ask]) -> list[Verdict | Exception]:
-        """A follower's claim: what the leader knows, once it knows; else the store, or the lead."""
-        ask = asks[0]
+    async def _told(self, flight: _Flight, ask: Ask, patience: float) -> Verdict | None:
+        """A follower's answer: what the leader knows, once it knows. None: it knows nothing for this one."""
         if flight.leader == ask.nonce:
-            return await self.inner.claim(asks)
+            return None
         with self._lock:
             parker = None
             if flight.record is None and not flight.landed:
@@ -114,12 +135,20 @@ class Coalesce(Layer):
                 flight.record is not None or flight.landed
             ):  # learned while we sat down: nobody else may wake us
                 parker.wake()
-            await parker.park(self._timeout)
+            await parker.park(patience)
         # The same flight, though it may have landed meanwhile: its record, if any, is this follower's answer.
-        if (record := flight.record) is None:
-            return await self.claim(asks)
-        verdict = self._follow(flight, record, ask)
-        return await self.inner.claim(asks) if verdict is None else [verdict]
+        if (record := flight.record) is not None:
+            return self._follow(flight, record, ask)
+        return self._busy_too(flight, ask)
+
+    def _busy_too(self, flight: _Flight, ask: Ask) -> Busy | None:
+        """What a leader was told of an owner elsewhere holds for those who ask the same."""
+        if flight.busy is None or ask.takeover:
+            return None
+        asked, busy = flight.busy
+        same = (asked.fingerprint, asked.fingerprint_version) == (ask.fingerprint, ask.fingerprint_version)
+        left = flight.lease_until - self._runtime.now()
+        return msgspec.structs.replace(busy, retry_after=left) if same and left > 0 else None
 
     def _follow(self, flight: _Flight, record: Record, ask: Ask) -> Verdict | None:
         """Answer a follower from what the leader knows; None sends it to the store."""
@@ -181,6 +210,10 @@ class Coalesce(Layer):
             ref=end.ref if end.ref is not None else flight.record.ref,
             error=end.error,
         )
+        with self._lock:
+            # The last of them may have stood up in another thread before the outcome was there to see.
+            if not flight.watchers and self._flights.get(key) is flight:
+                del self._flights[key]
         flight.wake()
 
     def poster(self) -> Poster | None:

@@ -141,10 +141,14 @@ class Encrypt(Layer):
 
     async def peek(self, scope: Scope) -> tuple[Record | None, float]:
         record, now = await self.inner.peek(scope)
+        if record is None:
+            return None, now
         try:
-            return (None if record is None else self._opened(record, scope)), now
+            return self._opened(record, scope), now
         except CodecError as error:
-            raise OutcomeUnknown(f"the record cannot be read: {error}", unreadable=True) from error
+            raise OutcomeUnknown(
+                f"the record cannot be read: {error}", unreadable=True, nonce=record.nonce
+            ) from error
 
     async def scan(self, query: Query) -> Page:
         page = await self.inner.scan(query)

@@ -33,13 +33,22 @@ class Namespace(Layer):
 
     def moved(self, scope: Scope) -> Scope:
         """There and back: moving twice is not moving."""
-        return _replace(scope, hash=(int.from_bytes(scope.hash) ^ self._mask).to_bytes(32))
+        return _replace(scope, hash=self._other(scope.hash), stored=b"")
+
+    def shown(self, scope: Scope) -> Scope:
+        """The same scope; messages tell the hash that the store has."""
+        return _replace(scope, stored=self._other(scope.hash))
+
+    def _other(self, digest: bytes) -> bytes:
+        return (int.from_bytes(digest) ^ self._mask).to_bytes(32)
 
     def _in(self, items: Sequence[_Item]) -> list[_Item]:
         return [_replace(item, scope=self.moved(item.scope)) for item in items]
 
     def _out(self, record: Record) -> Record:
-        return record if record.scope is None else _replace(record, scope=self.moved(record.scope))
+        return (
+            record if record.scope is None else _replace(record, scope=self.shown(self.moved(record.scope)))
+        )
 
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
         return [self._verdict(verdict) for verdict in await self.inner.claim(self._in(asks))]

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from semel.errors import ConfigurationError
 
-__all__ = ["REPLICA", "NoTables", "no_tables", "not_innodb", "temporary", "unlogged"]
+__all__ = [
+    "REPLICA",
+    "NoTables",
+    "no_tables",
+    "not_innodb",
+    "other_engines",
+    "temporary",
+    "to_innodb",
+    "unknown_engines",
+    "unlogged",
+]
 
 REPLICA: Final = "this server is a replica (role: slave): point the URL to the master"
 
@@ -38,7 +49,28 @@ def temporary(names: str) -> str:
     )
 
 
+def other_engines(rows: Iterable[Sequence[object]], *, transactional: bool = False) -> str:
+    """Tables that somebody moved to an engine without transactions, or to another one that has them, as `a=MyISAM, b=Aria`.
+
+    `rows` of MariaDB or MySQL: the table's name, its engine, and "YES" if that has transactions. A view has no engine.
+    """
+    return ", ".join(
+        f"{name}={engine}"
+        for name, engine, has in rows
+        if engine not in ("InnoDB", None) and (has == "YES") is transactional
+    )
+
+
 def not_innodb(found: str) -> str:
-    """`found` in MariaDB or MySQL, as in `a=MyISAM, b=Aria`."""
-    mend = "; ".join(f"ALTER TABLE `{one.partition('=')[0]}` ENGINE=InnoDB" for one in found.split(", "))
-    return f"semel's tables are not InnoDB ({found}): {mend}"
+    """`found` in MariaDB or MySQL, as `other_engines` tells it."""
+    return f"semel's tables are not InnoDB ({found}): {to_innodb(found)}"
+
+
+def to_innodb(found: str) -> str:
+    """What mends it."""
+    return "; ".join(f"ALTER TABLE `{one.partition('=')[0]}` ENGINE=InnoDB" for one in found.split(", "))
+
+
+def unknown_engines(found: str) -> str:
+    """`found` of engines with transactions, as `other_engines` tells it."""
+    return f"{found}: semel knows the settings of InnoDB, and not whether a power loss forgets acknowledged writes there"

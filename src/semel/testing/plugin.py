@@ -40,6 +40,9 @@ __all__ = [
 # A failed assert shows both sides only in modules that were named before their import.
 pytest.register_assert_rewrite("semel.testing.sinks")
 
+# What is wrong stands in the message: pytest shows the lines of the test, and these only with --full-trace.
+__tracebackhide__ = True
+
 _PASSES = 3  # how often one and the same line of a loop is struck
 _AGAIN = 2  # how often a window that was missed is tried again, alone
 _MARK = "exactly_once(effects, **options): run this test as a handler through every crash window; see semel's docs"
@@ -66,7 +69,7 @@ def prove(
     the faces that the handler uses, in the children only; None leaves them. `also` names more modules whose lines are
     windows; the handler's own file always is one.
     """
-    from semel.testing.plugin_report import Report
+    from semel.testing.plugin_report import Report, merged
 
     started = time.monotonic()
     case = _case(run, effects, arguments, reset, expected, lease, also, patience)
@@ -80,7 +83,7 @@ def prove(
     return Report(
         handler=_name(run),
         expected=expected,
-        tries=tuple(tries),
+        tries=merged(discovery.windows, tries),
         faults=chosen,
         seconds=time.monotonic() - started,
     )
@@ -171,7 +174,7 @@ def _discovered(case: Case) -> Discovery:
     if found.misuse:
         raise ConfigurationError(f"exactly_once: {found.error}")
     if found.error:
-        raise RuntimeError(f"the handler fails without any fault: {found.error}\n{found.story}")
+        raise RuntimeError(f"the handler fails without any fault: {found.error}\n{found.story}".rstrip())
     if found.effects != case.expected:
         raise ConfigurationError(
             f"exactly_once: after one run without any fault effects() counts {found.effects}, expected={case.expected}. "
@@ -206,7 +209,7 @@ def _tried(case: Case, plan: list[tuple[Window, Fault]], *, lanes: int) -> list[
     tries = dict(msgspec.convert(answers, list[tuple[int, Try]]))
     # A sleeping worker may hold a lock that keeps another try's worker from coming as far as its window: alone it will.
     for _ in range(_AGAIN):
-        again = [at for at, each in tries.items() if each.verdict == "missed"]
+        again = [at for at, each in tries.items() if each.verdict == "missed" and not each.too_late]
         tries |= dict(msgspec.convert(_in_lanes([partial(lane, again)]), list[tuple[int, Try]]))
     (twice,) = _in_lanes([lambda: [msgspec.to_builtins(repeat(case))]])
     tries[len(plan)] = msgspec.convert(twice, Try)
@@ -225,7 +228,7 @@ def _in_lanes(works: Sequence[Callable[[], list[Any]]]) -> list[Any]:
             if words.misuse:
                 raise ConfigurationError(f"exactly_once: {words.error}")
             if not words.ok:
-                raise RuntimeError(f"exactly_once could not go on: {words.error}\n{words.story}")
+                raise RuntimeError(f"exactly_once could not go on: {words.error}\n{words.story}".rstrip())
             found += words.value
     finally:
         for child in children:

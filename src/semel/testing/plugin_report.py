@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from semel.testing.plugin_tries import Try
-from semel.testing.plugin_windows import Window
+from semel.testing.plugin_windows import FAULTS, Window
 
-__all__ = ["Report"]
+__all__ = ["Report", "merged"]
 
 _WIDTH = 62
 _SPOKEN = {
@@ -53,6 +53,10 @@ _EVERY_TIME = (
     "the effect is made again by every call, even when nothing goes wrong. Is the key (of a message: its id) another one each time, "
     "made from a uuid or from the time? It must come from the request. Or is the effect made outside of the function that semel runs?"
 )
+_ELSEWHERE = "  - a cancel does not strike here: the handler goes on to its next await, and the cell stands where it was met"
+_TOO_LATE = "  missed: no await follows, so that a cancel cannot strike here; it shows nothing, and counts as no failure"
+_UNSTRUCK = "nothing was struck: this handler never awaits anything, so that a cancel finds no place in it"
+_WORST = ("doubled", "lost", "unknown", "stuck", "missed", "once")
 _ASKED = frozenset({"claim.sent", "inbox.admitted"})
 _NO_SEMEL = "no call of semel was seen in this handler: nothing remembers that the effect happened"
 
@@ -70,21 +74,27 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def holds(self) -> bool:
         """The effect happened as often as expected, whatever was killed, paused or interrupted, wherever."""
-        return bool(self.tries) and not self.failures
+        return self._struck and not self.failures
 
     @property
     def never_doubles(self) -> bool:
         """At most once; something may have been lost or be unknown."""
-        return bool(self.tries) and not self.doubled and not self.missed
+        return self._struck and not self.doubled and not self.missed
 
     @property
     def never_loses(self) -> bool:
         """At least once; something may have happened twice."""
-        return bool(self.tries) and all(each.verdict in ("once", "doubled") for each in self.tries)
+        return self._struck and all(each.verdict == "doubled" for each in self.failures)
+
+    @property
+    def _struck(self) -> bool:
+        """Whether any fault met the handler at all."""
+        return any(not each.too_late and each.fault != "none" for each in self.tries)
 
     @property
     def failures(self) -> tuple[Try, ...]:
-        return tuple(each for each in self.tries if each.verdict != "once")
+        """What did not end as it should. A cancel that came too late to strike is none."""
+        return tuple(each for each in self.tries if each.verdict != "once" and not each.too_late)
 
     @property
     def doubled(self) -> tuple[str, ...]:
@@ -96,16 +106,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def missed(self) -> tuple[str, ...]:
-        return self.windows("missed")
+        """Windows that the handler did not come to again."""
+        return _titles(each for each in self.failures if each.verdict == "missed")
 
     def windows(self, verdict: str, *, fault: str | None = None) -> tuple[str, ...]:
         """The names of the windows that ended so, in the order in which the handler passes them."""
-        names = (
-            each.window.title
-            for each in self.tries
-            if each.verdict == verdict and fault in (None, each.fault)
-        )
-        return tuple(dict.fromkeys(names))
+        return _titles(each for each in self.tries if each.verdict == verdict and fault in (None, each.fault))
 
     def verdict(self, window: str, fault: str) -> str:
         """How one window ended: by its name (run.returned, shop.py:14) or by its line of source."""
@@ -134,18 +140,34 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 yield f"  {_named(each.window):<{_WIDTH}}{_outcome(each)}".rstrip()
         if any(not each.overtaken for each in self.tries):
             yield "  * whoever tried meanwhile had to wait until it woke"
+        if self._has_gaps:
+            yield _ELSEWHERE
+        if any(each.too_late for each in self.tries):
+            yield _TOO_LATE
         yield from self._remedies()
 
     def _summary(self) -> str:
         if self.holds:
             often = "exactly once" if self.expected == 1 else f"exactly {self.expected} effects"
-            return f"{often} in all {len(self.tries)} tries ({self.seconds:.1f} s)"
+            struck = sum(not each.too_late for each in self.tries)
+            return f"{often} in all {struck} tries ({self.seconds:.1f} s)"
         counts = [
             f"{verdict} in {len(names)} windows" if len(names) != 1 else f"{verdict} in 1 window"
             for verdict in _ADVICE
-            if (names := self.windows(verdict))
+            if (names := self._failed(verdict))
         ]
-        return f"{', '.join(counts)} ({len(self.tries)} tries, {self.seconds:.1f} s)"
+        return f"{', '.join(counts) or _UNSTRUCK} ({len(self.tries)} tries, {self.seconds:.1f} s)"
+
+    def _failed(self, verdict: str) -> tuple[str, ...]:
+        return _titles(each for each in self.failures if each.verdict == verdict)
+
+    @property
+    def _has_gaps(self) -> bool:
+        """Whether cancels arrived elsewhere than they were sent."""
+        struck = {each.window for each in self.tries if each.fault == "interrupt"}
+        return "interrupt" in self.faults and any(
+            each.window not in struck and each.fault != "none" for each in self.tries
+        )
 
     def _cell(self, window: Window, fault: str) -> str:
         found = [each for each in self.tries if each.window == window and each.fault == fault]
@@ -164,7 +186,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def _remedies(self) -> Iterator[str]:
         inbox = any(each.window.name == "inbox.admitted" for each in self.tries)
         for verdict, advice in (_ADVICE | (_INBOX_ADVICE if inbox else {})).items():
-            names = self.windows(verdict)
+            names = self._failed(verdict)
             if names:
                 yield ""
                 yield f"{verdict}: {_listed(names)}"
@@ -172,6 +194,24 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         if self.failures and not self._asks:
             yield f"  {_NO_SEMEL}"
         yield from _errors(each.error for each in self.failures if each.error)
+
+
+def merged(windows: Sequence[Window], tries: Iterable[Try]) -> tuple[Try, ...]:
+    """In the order in which the handler passes the windows. Cancels that were met at one and the same await are one try: the worst."""
+    kept: dict[tuple[Window, str], Try] = {}
+    for each in sorted(tries, key=lambda each: (each.too_late, _WORST.index(each.verdict))):
+        kept.setdefault((each.window, each.fault), each)
+    order = {window: at for at, window in enumerate(windows)}
+    return tuple(
+        sorted(
+            kept.values(),
+            key=lambda each: (order.get(each.window, len(order)), (*FAULTS, "none").index(each.fault)),
+        )
+    )
+
+
+def _titles(tries: Iterable[Try]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(each.window.title for each in tries))
 
 
 def _errors(texts: Iterable[str]) -> Iterator[str]:
@@ -189,6 +229,8 @@ def _named(window: Window) -> str:
 
 
 def _outcome(one: Try) -> str:
+    if one.too_late:
+        return _SPOKEN["missed"]
     mark = "" if one.overtaken else " *"
     return f"{one.effects} {_SPOKEN[one.verdict]}".rstrip() + mark
 

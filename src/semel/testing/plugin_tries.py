@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
@@ -25,6 +24,7 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from semel.errors import OutcomeUnknown, PreviousFailure
+from semel.testing.plugin_stories import story_of, text_of
 from semel.testing.plugin_windows import CALLED, RETURNED, Fault, Watch, Window, shorter_leases, striker
 
 __all__ = ["Case", "Child", "Discovery", "Misuse", "Try", "Words", "discover", "repeat", "try_window"]
@@ -69,10 +69,18 @@ class Words(msgspec.Struct):
     misuse: bool = False
 
 
+class Strike(msgspec.Struct, frozen=True):
+    """A fault came to its window."""
+
+    place: Window | None
+    """Where it arrived: a cancel strikes at the next await. None: there was no await any more."""
+
+
 class Try(msgspec.Struct, frozen=True, kw_only=True):
     """One window, one fault, and what came of it."""
 
     window: Window
+    """Where the fault arrived, or was to arrive."""
     fault: str
     effects: int
     verdict: str
@@ -80,6 +88,8 @@ class Try(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     overtaken: bool = True
     """A zombie was overtaken while it slept; False: whoever tried had to wait for it."""
+    too_late: bool = False
+    """Missed because no await came after the window: a cancel cannot strike there, whatever the handler does. No failure."""
 
 
 class Discovery(msgspec.Struct, frozen=True):
@@ -122,10 +132,10 @@ class Child:
             # Whatever it is: it is told to the parent, and a forked child must never return into the test runner.
             words.misuse = isinstance(error, Misuse)
             words.error = (
-                _text_of(error) if words.misuse else f"{type(error).__name__}: {_text_of(error)}".rstrip(": ")
+                text_of(error) if words.misuse else f"{type(error).__name__}: {text_of(error)}".rstrip(": ")
             )
             words.final = isinstance(error, OutcomeUnknown | PreviousFailure)
-            words.story = traceback.format_exc()
+            words.story = story_of(error)
         finally:
             try:
                 self._said.write(b"=" + _encoded(words))
@@ -133,8 +143,8 @@ class Child:
             finally:
                 os._exit(0)
 
-    def say_struck(self) -> None:
-        self._said.write(b"!")
+    def say_struck(self, place: Window | None) -> None:
+        self._said.write(b"!" + msgspec.json.encode(Strike(place)) + b"\n")
 
     def wait(self, deadline: float = inf) -> Literal["ended", "stopped", "late"]:
         while not self.ended:
@@ -151,15 +161,18 @@ class Child:
     def wake(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
-    def words(self, deadline: float = inf) -> tuple[bool, Words]:
-        """Whether it was struck, and its last words. A killed one has none; one that is late is killed."""
+    def words(self, deadline: float = inf) -> tuple[Strike | None, Words]:
+        """How it was struck, if it was, and its last words. A killed one has none; one that is late is killed."""
         if self.wait(deadline) == "late":
             self.end()
-            return False, Words(error="it did not end: raise patience=, or find out what it waits for")
+            return None, Words(error="it did not end: raise patience=, or find out what it waits for")
         text = os.pread(self._said.fileno(), 1 << 30, 0)
         self._said.close()
-        struck, text = text.startswith(b"!"), text.lstrip(b"!")
-        return struck, msgspec.json.decode(text[1:], type=Words) if text else Words(error=self._silence())
+        strike = None
+        if text.startswith(b"!"):
+            told, _, text = text[1:].partition(b"\n")
+            strike = msgspec.json.decode(told, type=Strike)
+        return strike, msgspec.json.decode(text[1:], type=Words) if text else Words(error=self._silence())
 
     def _silence(self) -> str:
         """Why it said nothing."""
@@ -177,13 +190,6 @@ class Child:
 
 
 # ------------------------------------------------------------------------------------------ inside a child
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - it is the user's class
-        return "(its text could not be made)"
-
-
 def _encoded(words: Words) -> bytes:
     """As JSON, whatever is in it: an error's text may hold half a surrogate pair, `reset` may return a cursor."""
     try:
@@ -263,7 +269,7 @@ def _watched(
         yield
         return
     if fault is not None:
-        watch.arm(striker(fault, child.say_struck, task))
+        watch.arm(striker(fault, watch, child.say_struck, task))
     before = set(threading.enumerate())
     with watch.watching():
         watch.reach(CALLED)
@@ -292,7 +298,7 @@ def _told(work: Callable[[], Any], what: str) -> Any:
     child = Child(lambda _: work())
     words = child.words()[1]
     if not words.ok:
-        raise RuntimeError(f"{what} failed: {words.error}\n{words.story}")
+        raise RuntimeError(f"{what} failed: {words.error}\n{words.story}".rstrip())
     return words.value
 
 
@@ -355,11 +361,12 @@ def try_window(case: Case, window: Window, fault: Fault) -> Try:
     overtaken, seen = True, case.expected
     if victim.wait(time.monotonic() + case.patience) == "stopped":
         overtaken, seen = _overtake(case, key, victim)
-    struck, _ = victim.words(time.monotonic() + case.patience)
+    strike, _ = victim.words(time.monotonic() + case.patience)
     last = _call_until_success(case, key)
-    if not struck:
-        return Try(window=window, fault=fault, effects=_count(case, key), verdict="missed")
-    found = _judged(case, key, window, fault, last, overtaken=overtaken)
+    if strike is None or strike.place is None:
+        count = _count(case, key)
+        return Try(window=window, fault=fault, effects=count, verdict="missed", too_late=strike is not None)
+    found = _judged(case, key, strike.place, fault, last, overtaken=overtaken)
     if seen < case.expected and found.verdict == "once":
         # It came in the end: because the sleeper woke up, not because anybody had made it.
         error = "a client was told that it succeeded while the worker slept, and the effect was not there"

@@ -76,9 +76,9 @@ class Watch:
         self._files = files
         self._passes: dict[str, int] = {}
         self._target = target
-        self._strike: Callable[[], None] | None = None
+        self._strike: Callable[[Window], None] | None = None
 
-    def arm(self, strike: Callable[[], None]) -> None:
+    def arm(self, strike: Callable[[Window], None]) -> None:
         self._strike = strike
 
     def reach(self, name: str, text: str = "") -> None:
@@ -90,7 +90,12 @@ class Watch:
         target, strike = self._target, self._strike
         if strike and target and (target.name, target.passing) == (name, passing):
             self._strike = None  # one fault; what it leads to is the handler's own affair
-            strike()
+            strike(window)
+
+    @property
+    def last(self) -> Window:
+        """Where the handler is: what it passed last."""
+        return self.seen[-1]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -119,28 +124,47 @@ class Watch:
         return self._line
 
 
-def striker(fault: Fault, told: Callable[[], None], task: asyncio.Task[Any] | None) -> Callable[[], None]:
-    """What happens at the window. `told` says that the fault was met, before it may be too late to say so."""
+def striker(
+    fault: Fault, watch: Watch, told: Callable[[Window | None], None], task: asyncio.Task[Any] | None
+) -> Callable[[Window], None]:
+    """What happens at the window. `told` hears where the fault arrived, before it may be too late to say so."""
 
-    def kill() -> None:
-        told()
+    def kill(window: Window) -> None:
+        told(window)
         signal.raise_signal(signal.SIGKILL)
 
-    def stop() -> None:
-        told()
+    def stop(window: Window) -> None:
+        told(window)
         signal.raise_signal(signal.SIGSTOP)
 
-    def interrupt() -> None:
-        told()
-        if task is None and threading.current_thread() is not threading.main_thread():
+    def interrupt(window: Window) -> None:
+        told(window)
+        if threading.current_thread() is not threading.main_thread():
             signal.raise_signal(signal.SIGINT)  # Ctrl-C strikes the main thread, wherever the window is
             return
-        if task is None:
-            raise KeyboardInterrupt
-        # A client that hangs up: the task is cancelled, which it notices at its next await.
-        task.get_loop().call_soon_threadsafe(task.cancel)
+        raise KeyboardInterrupt
 
+    if fault == "interrupt" and task is not None:
+        return _canceller(watch, told, task)
     return {"kill": kill, "zombie": stop, "interrupt": interrupt}[fault]
+
+
+def _canceller(
+    watch: Watch, told: Callable[[Window | None], None], task: asyncio.Task[Any]
+) -> Callable[[Window], None]:
+    """A client that hangs up: a task is cancelled where it waits. It runs on from the window until it comes to an await, so that is
+    where it is struck; one that comes to none has ended, and is not struck at all."""
+
+    def cancel() -> None:
+        told(watch.last if task.cancel() else None)
+
+    def strike(_: Window) -> None:
+        try:
+            task.get_loop().call_soon_threadsafe(cancel)
+        except RuntimeError:  # closed: a thread that the handler left behind came here
+            told(None)
+
+    return strike
 
 
 def shorter_leases(lease: float | None) -> None:

@@ -30,22 +30,26 @@ _REMEDY: Final = 'Use an engine or connection without isolation_level="AUTOCOMMI
 class _Nested:
     """`begin_nested()` of SQLAlchemy, so that its own bookkeeping (ORM state, outer savepoints) stays right."""
 
-    __slots__ = ("_port", "_transaction")
+    __slots__ = ("_around", "_port", "_released", "_transaction")
     buffers = True
+    counted = True
 
-    def __init__(self, port: Any, transaction: Any) -> None:
+    def __init__(self, port: Any, transaction: Any, around: Any) -> None:
         self._port = port
         self._transaction = transaction
+        self._around = around
+        self._released = False
 
     @property
     def alive(self) -> bool:
-        return bool(self._transaction.is_active)
+        return bool((self._around if self._released else self._transaction).is_active)
 
     async def flush(self) -> None:
         await self._port.flush()
 
     async def release(self) -> None:
         await self._port.settle(self._transaction.commit())
+        self._released = True
 
     async def rollback(self) -> None:
         await self._port.settle(self._transaction.rollback())
@@ -126,10 +130,10 @@ class _AlchemyPort:
 
     async def savepoint(self, name: str) -> _Nested:
         del name  # SQLAlchemy numbers its own
-        nested = _Nested(self, await self.settle(self._target.begin_nested()))
+        nested = await self.settle(self._target.begin_nested())
         # A session sends SAVEPOINT when the connection is next asked for: ask now.
         self._connection = await self._connect()
-        return nested
+        return _Nested(self, nested, self._sync_connection().get_transaction())
 
     def after_end(self, callback: Callable[[], None]) -> bool:
         del callback

@@ -9,9 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, NoReturn
-from weakref import ref
-
-import msgspec
 
 from semel import model
 from semel.calls import add_note
@@ -20,7 +17,7 @@ from semel.keys import Scope, mask
 from semel.model import Answer, Ask, Busy, Kind, Note, Record, Renewal, Replay, Settle, Verdict, Won
 from semel.runtime import Runtime
 from semel.store import Capabilities, Colour, Facts, Page, Query, Store, Unwatch
-from semel.within import records
+from semel.within import places, records
 from semel.within.failures import (
     is_failed_transaction,
     is_locked,
@@ -30,7 +27,8 @@ from semel.within.failures import (
     is_retryable,
 )
 from semel.within.mysql import mysql_words
-from semel.within.ports import Port, Savepoint, Scripts, SqlSavepoint, not_open
+from semel.within.places import Place
+from semel.within.ports import Port, Scripts, SqlSavepoint, not_open
 from semel.within.postgres import postgres_words
 from semel.within.records import Words
 from semel.within.sqlite import restore_patience, sqlite_words, with_patience
@@ -49,11 +47,6 @@ _WORDS: Final[dict[str, Callable[[str], Words]]] = {
 _left_open: Final[dict[int, int]] = {}
 _REMEMBERED: Final = 1024
 
-# Runs that are open now, by transaction and scope: a run that waits for itself would wait for ever. One that was left
-# without an end goes with its owner: it must not stand in the way of whoever has that connection, or its address, next.
-_open_runs: Final[dict[tuple[int, bytes], ref[Bound]]] = {}
-_MANY_RUNS: Final = 4096
-
 
 class MissingTables(ConfigurationError):
     """The session's database does not hold semel's tables. The transaction is usable."""
@@ -66,16 +59,6 @@ class MissingTables(ConfigurationError):
         )
 
 
-class _Place(msgspec.Struct):
-    """Where a won claim stands: its savepoint, and whether the transaction around it was begun by us (SQLite)."""
-
-    point: Savepoint
-    began: bool
-    mark: tuple[int, bytes]
-    transaction: int = 0
-    """The caller's transaction by the database's own number, known once the run is settled (PostgreSQL)."""
-
-
 class Bound:
     """One `within(...)`. Not for several tasks or threads at once, as the connection is not."""
 
@@ -85,9 +68,8 @@ class Bound:
         self.table = table
         self._outer = outer
         self._runtime = runtime
-        self._places: dict[bytes, _Place] = {}
+        self._places: dict[bytes, Place] = {}
         self._words: Words | None = None
-        self._weak: ref[Bound] = ref(self)
 
     @property
     def colour(self) -> Colour:
@@ -109,27 +91,27 @@ class Bound:
         return [await self.claim_one(ask) for ask in asks]
 
     def claim_one(self, ask: Ask) -> Coroutine[Any, Any, Verdict]:
-        mark = (id(self.port.connection), ask.scope.hash)
-        if (open_run := _open_runs.get(mark)) is not None and open_run() is not None:
+        connection = id(self.port.connection)
+        if places.is_open(connection, ask.scope.hash):
             raise InProgress(
                 f"key {mask(ask.scope.key)} is run by this very transaction: a run cannot wait for itself"
             )
         if (scripts := self.port.scripts) is not None:
-            return self._claim_by_script(scripts, ask, mark)
+            return self._claim_by_script(scripts, ask, connection)
         if self.port.dialect != "mysql" or not self.port.mariadb:
-            return self._claim_by_steps(ask, mark)
-        return self._claim_protected(ask, mark)
+            return self._claim_by_steps(ask, connection)
+        return self._claim_protected(ask, connection)
 
-    async def _claim_protected(self, ask: Ask, mark: tuple[int, bytes]) -> Verdict:
+    async def _claim_protected(self, ask: Ask, connection: int) -> Verdict:
         # A MySQL driver that is cancelled in the middle of a statement takes its connection with it; these are short ones.
         try:
-            return await self._runtime.protect(self._claim_by_steps(ask, mark))
+            return await self._runtime.protect(self._claim_by_steps(ask, connection))
         except BaseException:
             if ask.nonce in self._places:
                 await self._runtime.protect(self.undo(ask.nonce))
             raise
 
-    async def _claim_by_steps(self, ask: Ask, mark: tuple[int, bytes]) -> Verdict:
+    async def _claim_by_steps(self, ask: Ask, connection: int) -> Verdict:
         try:
             began = await self._begin()
         except Exception as error:
@@ -143,13 +125,13 @@ class Bound:
                 raise _no_transaction() from error
             raise
         claim = records.claim(self.words, self.port, ask, self.patience)
-        return await self._decide(_Place(point, began, mark), ask, claim)
+        return await self._decide(Place(point, began, connection, ask.scope.hash), ask, claim)
 
-    async def _claim_by_script(self, scripts: Scripts, ask: Ask, mark: tuple[int, bytes]) -> Verdict:
+    async def _claim_by_script(self, scripts: Scripts, ask: Ask, connection: int) -> Verdict:
         """PostgreSQL: the savepoint and the claim of a new key in one round trip."""
         # Its name is the attempt's, not the key's: where SAVEPOINT itself was refused, no older one must answer to it.
         own = SqlSavepoint(scripts, f"semel_{ask.nonce[:8].hex()}")
-        place, now = _Place(own, False, mark), time.time()
+        place, now = Place(own, False, connection, ask.scope.hash), time.time()
         words = self._words = postgres_words(self.table)
         try:
             if await scripts.script(words.opening(own.name, ask, now, self.patience)) == 1:
@@ -159,15 +141,11 @@ class Bound:
             return await self._refused(place, error)
         return await self._decide(place, ask, records.claim(words, self.port, ask, self.patience, look=True))
 
-    def _won(self, place: _Place, nonce: bytes) -> None:
+    def _won(self, place: Place, nonce: bytes) -> None:
         self._places[nonce] = place
-        if len(_open_runs) >= _MANY_RUNS:
-            for mark, owner in list(_open_runs.items()):
-                if owner() is None:
-                    _open_runs.pop(mark, None)
-        _open_runs[place.mark] = self._weak
+        places.enter(place)
 
-    async def _decide(self, place: _Place, ask: Ask, claim: Awaitable[Verdict]) -> Verdict:
+    async def _decide(self, place: Place, ask: Ask, claim: Awaitable[Verdict]) -> Verdict:
         try:
             verdict = await claim
             if type(verdict) is Won:
@@ -180,7 +158,7 @@ class Bound:
             return await self._refused(place, error)
         return verdict
 
-    async def _refused(self, place: _Place, error: BaseException) -> Verdict:
+    async def _refused(self, place: Place, error: BaseException) -> Verdict:
         """A claim ended in an error: leave the caller's transaction as it was. Raises, unless the key is locked."""
         dialect = self.port.dialect
         if is_outside_transaction(error, dialect):
@@ -205,12 +183,19 @@ class Bound:
             await restore_patience(self.port, before)
         return True
 
-    async def _leave(self, place: _Place) -> None:
+    async def _leave(self, place: Place, inside: Sequence[Place] = ()) -> None:
+        """Undo everything since. Those `inside`, the latest first, are undone with it."""
+        for each in inside:
+            if each.is_counted:
+                await each.point.rollback()
         await place.point.rollback()
+        for each in inside:
+            each.gone = True
+            places.leave(each)
         if place.began:
             await self.port.run("ROLLBACK")
 
-    async def _leave_after(self, place: _Place, error: BaseException) -> None:
+    async def _leave_after(self, place: Place, error: BaseException) -> None:
         """After an error. The database may have ended the whole transaction with it (a deadlock, a lost connection)."""
         try:
             await self._leave(place)
@@ -237,7 +222,7 @@ class Bound:
             return Answer.OK
         # A probe's word, before any claim: it needs a savepoint of its own.
         await self._begin()
-        place = _Place(await self.port.savepoint(f"semel_{end.scope.hash[:6].hex()}"), False, (0, b""))
+        place = Place(await self.port.savepoint(f"semel_{end.scope.hash[:6].hex()}"), False)
         try:
             answer = await records.settle(self.words, self.port, end, self.patience)
         except BaseException as error:
@@ -258,7 +243,7 @@ class Bound:
             found = await records.peek(self.words, self.port, scope)
         except BaseException as error:
             if point is not None:
-                await self._runtime.protect(self._leave_after(_Place(point, False, (0, b"")), error))
+                await self._runtime.protect(self._leave_after(Place(point, False), error))
             if is_missing_table(error, self.port.dialect):
                 raise MissingTables(self.port, self.table) from error
             raise
@@ -273,7 +258,10 @@ class Bound:
     # ------------------------------------------------------------------------------- the end of a run
     def flush(self, nonce: bytes) -> Awaitable[None] | None:
         """To be awaited, unless there is nothing to flush. Raises when the transaction is known to be over."""
-        point = self._places[nonce].point
+        place = self._places[nonce]
+        if place.gone:
+            raise _undone()
+        point = place.point
         if not point.alive:
             raise ended()
         return point.flush() if point.buffers else None
@@ -281,18 +269,29 @@ class Bound:
     async def keep(self, nonce: bytes) -> None:
         """The run is settled: its savepoint becomes part of the caller's transaction."""
         try:
-            await self._places[nonce].point.release()
+            await self._release(self._places[nonce])
         except Exception as error:
             if is_missing_savepoint(error, self.port.dialect):
                 raise ended() from error
             raise
         self._forget(nonce)
 
+    async def _release(self, place: Place) -> None:
+        inside = places.inside(place)
+        for each in inside:
+            if each.is_counted:
+                await each.point.release()
+                each.merged = True
+        if not place.merged:
+            await place.point.release()
+        for each in inside:
+            each.merged = True
+
     def keeps_open(self, nonce: bytes) -> bool:
         """PostgreSQL: the caller's commit releases the savepoint as well as `keep` could, without a round trip. One per
         transaction: many would be nested in each other. That the transaction is the claim's has the settle seen."""
         place = self._places[nonce]
-        if not self.port.lingers or not place.transaction:
+        if not self.port.lingers or not place.transaction or places.inside(place):
             return False
         connection = id(self.port.connection)
         if _left_open.get(connection) == place.transaction:
@@ -306,11 +305,15 @@ class Bound:
     async def undo(self, nonce: bytes) -> None:
         """Take back the record and everything since. The caller's transaction is as before the claim."""
         place = self._places[nonce]
+        inside = places.inside(place)
         self._forget(nonce)
-        await self._leave(place)
+        if place.merged and not place.gone:
+            raise _merged()
+        if not place.gone:
+            await self._leave(place, inside)
 
     def _forget(self, nonce: bytes) -> None:
-        _open_runs.pop(self._places.pop(nonce).mark, None)
+        places.leave(self._places.pop(nonce))
 
     @property
     def holds_everything(self) -> bool:
@@ -354,4 +357,20 @@ def ended() -> ConfigurationError:
         "the function ended the transaction that within() was bound to (commit, rollback or close): the record and your "
         "rows are no longer one unit. If it committed, the key now reads as running, then as unknown: look the effect up and "
         "call resolve(...). Let the caller of execute() commit"
+    )
+
+
+def _undone() -> ConfigurationError:
+    return ConfigurationError(
+        "an older claim of this transaction was undone while this one was open (it failed, or was left without complete()), and "
+        "everything since with it: the record of this claim and what it had written. Roll the transaction back and claim anew; "
+        "end the claims of one transaction in the reverse order, the latest first"
+    )
+
+
+def _merged() -> ConfigurationError:
+    return ConfigurationError(
+        "an older claim of this transaction was completed while this one was open, so that what they wrote is one: this claim "
+        "can be completed, and no longer undone alone. Roll the whole transaction back (if you commit, the key reads as "
+        "running, then as unknown); end the claims of one transaction in the reverse order, the latest first"
     )

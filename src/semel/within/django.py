@@ -19,6 +19,7 @@ class _Atomic:
     __slots__ = ("_atomic",)
     alive = True
     buffers = False
+    counted = True
 
     def __init__(self, atomic: Any) -> None:
         self._atomic = atomic

@@ -110,6 +110,7 @@ class _WholeTransaction:
 
     __slots__ = ("_port",)
     buffers = False
+    counted = False
 
     def __init__(self, port: PsycopgPort | PsycopgAsyncPort) -> None:
         self._port = port

@@ -27,6 +27,7 @@ from semel.within.records import Entry, identifier, query, record_of
 __all__ = ["MysqlWords", "mysql_words"]
 
 _END: Final = 253_402_300_799_999_999  # the last moment of DATETIME(6), which stands for "never"
+_FOREVER: Final = 240_000_000_000.0  # seconds: longer spans from now may not fit into the type
 _encode_labels = msgspec.json.Encoder(order="sorted").encode
 _BYTES: Final = frozenset({"scope", "nonce", "fingerprint", "result", "steps"})
 _NUMBERS: Final = frozenset({"attempts", "token", "fingerprint_version", "resolved"})
@@ -137,12 +138,13 @@ class MysqlWords:
         await query(port, self._update, _args(record))
 
     async def finish(self, port: Port, end: Settle) -> int | None:
-        forever = end.retention >= _END / 1e6 - 1e10
+        forever = end.retention >= _FOREVER
+        buried = min(end.retention + end.tombstone, _FOREVER) if end.tombstone and not forever else None
         args = (
             end.scope.hash.hex(),
             end.nonce.hex(),
             None if forever else round(end.retention * 1e6),
-            round((end.retention + end.tombstone) * 1e6) if end.tombstone and not forever else None,
+            None if buried is None else round(buried * 1e6),
             end.policy.value if end.policy else None,
             end.marker or None,
             end.result.hex() if end.result else None,
@@ -164,7 +166,7 @@ def _args(record: Record) -> list[Any]:
         if value is None:
             given.append(None)
         elif name in rows.TIMES:
-            given.append(min(_END, round(value * 1e6)))
+            given.append(_END if value * 1e6 >= _END else round(value * 1e6))
         elif name in _BYTES:
             given.append(value.hex())
         else:

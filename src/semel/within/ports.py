@@ -38,6 +38,8 @@ class Savepoint(Protocol):
 
     buffers: bool
     """Whether there may be something to `flush`: an ORM is in between."""
+    counted: bool
+    """Whether a library keeps books about it: then those inside it must be ended before it."""
 
     @property
     def alive(self) -> bool:
@@ -118,6 +120,7 @@ class SqlSavepoint:
 
     __slots__ = ("_port", "name")
     buffers = False
+    counted = False
 
     def __init__(self, port: SqlPort, name: str) -> None:
         self._port = port

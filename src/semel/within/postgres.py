@@ -26,7 +26,9 @@ from semel.within.records import Entry, identifier, query, record_of
 __all__ = ["PostgresWords", "postgres_words"]
 
 _LONGEST: Final = 2**31 - 1  # milliseconds; 0 would be "for ever"
-_FAR: Final = 1.2e11  # seconds: a lease that PostgreSQL can still add to a time
+_FAR: Final = (
+    1.2e11  # seconds that PostgreSQL can still add to a time; what is kept for longer is kept for ever
+)
 _PLAIN: Final = re.compile(r"[A-Za-z0-9 _.:@/-]*").fullmatch
 _encode_labels = msgspec.json.Encoder(order="sorted").encode
 
@@ -155,13 +157,12 @@ class PostgresWords:
         return _entry((await query(port, self._look, (scope.hash,)))[0], locked=False)
 
     async def write(self, port: Port, record: Record) -> None:
-        await query(port, self._write, rows.to_row(record))
+        await query(port, self._write, rows.to_row(_within_reach(record)))
 
     async def finish(self, port: Port, end: Settle) -> int | None:
         sql: str
         args: tuple[Any, ...]
-        forever = end.retention == inf
-        keep = None if forever else end.retention
+        keep = None if end.retention >= _FAR else end.retention
         if (
             end.policy is Policy.RETRY
             and end.ref is None
@@ -175,7 +176,7 @@ class PostgresWords:
                 end.scope.hash,
                 end.nonce,
                 keep,
-                end.retention + end.tombstone if end.tombstone and not forever else None,
+                min(keep + end.tombstone, _FAR) if end.tombstone and keep is not None else None,
                 end.policy._value_ if end.policy else None,  # `value` is a call
                 end.marker or None,
                 end.result or None,
@@ -184,6 +185,15 @@ class PostgresWords:
             )
         found = await (port.run(sql, args) if port.style == "dollar" else query(port, sql, args))
         return found[0][0] if found else None
+
+
+def _within_reach(record: Record) -> Record:
+    """With times that PostgreSQL can hold. Only a probe's word has others: claims have leases of days."""
+    too_far = _FAR < record.expires < inf
+    if not too_far and record.tombstone <= _FAR:
+        return record
+    expires = inf if too_far else record.expires
+    return msgspec.structs.replace(record, expires=expires, tombstone=min(record.tombstone, 2 * _FAR))
 
 
 def _values(ask: Ask, now: float, patience: float) -> tuple[Any, ...]:

@@ -28,6 +28,7 @@ from semel.keys import fingerprint, mask
 __all__ = ["Delivered", "Delivery", "Loss", "Wire", "carry", "marked"]
 
 _log = logging.getLogger("semel")
+_LONGEST: Final = 1e9  # seconds: no system sleeps for ever
 _ON_THE_WAY: Final = 5.0  # seconds that an attempt may need to arrive
 R = TypeVar("R")
 Loss = Literal["unsent", "lost"]
@@ -304,7 +305,7 @@ class _Trip(Generic[R]):
             pause = random.uniform(0.0, min(longest, first * 2.0 ** min(self.tries - 1, 60)))  # noqa: S311 - no secret
         else:
             pause = min(asked, self.settings.max_wait) + random.uniform(0.0, first)  # noqa: S311 - only to spread retries
-        return pause if time.monotonic() + pause < self.until else None
+        return min(pause, _LONGEST) if time.monotonic() + pause < self.until else None
 
     def _check_retention(self, pause: float, error: Exception | None, why: str = "") -> None:
         delivery = self.delivery

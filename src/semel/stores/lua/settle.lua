@@ -52,8 +52,10 @@ if damaged then
 end
 
 if kind == FORGOTTEN then
-  if seen == RUNNING and now < lease_until then return echo .. 'R' end
   if not seen then return echo .. 'O' end -- there is nothing, or it has ended by time
+  -- The record that was looked at is gone: sent again, or late, this meets one that was made since.
+  if end_nonce_size > 0 and nonce ~= end_nonce then return echo .. 'L' end
+  if seen == RUNNING and now < lease_until then return echo .. 'R' end
 elseif not seen or seen == EXPIRED then
   return echo .. 'G'
 elseif new_nonce then

@@ -298,6 +298,12 @@ class LoopPool:
     async def pause(self, span: float) -> None:
         await asyncio.sleep(span)
 
+    async def leave(self) -> None:
+        """Close what belongs to the running loop; other loops go on."""
+        home = self._homes.pop(asyncio.get_running_loop(), None)
+        if home is not None:
+            await home.aclose()
+
     async def aclose(self) -> None:
         self._closed = True
         homes, self._homes = self._homes, {}

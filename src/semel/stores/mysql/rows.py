@@ -198,7 +198,8 @@ def found_in(row: Sequence[Any]) -> tuple[float, Found | None]:
     now = _time(clock)
     if fields[0] == _NULL:
         return now, None
-    scope = Scope(bytes.fromhex(fields[0]), *map(_text, fields[1:4]))
+    tenant, operation, key = map(_text, fields[1:4])
+    scope = Scope(bytes.fromhex(fields[0]), tenant, operation, key)
     nonce = bytes.fromhex(fields[_NONCE])
     columns: list[Any] = [None] * len(rows.COLUMNS)
     for at, value in zip(_BODIES, bodies, strict=True):

@@ -90,7 +90,7 @@ async def _version(session: Session, words: Statements) -> int | None:
     """The stored schema version; None when the table or its row is not there yet. Tables that keep nothing are refused."""
     names = _names(words)
     rows = await session.query(_ENGINES, names)
-    if engines := _not_innodb(rows):
+    if engines := unfit.other_engines(rows):
         raise ConfigurationError(f"{session.where}: {unfit.not_innodb(engines)}")
     if names[-1].lower() not in {str(name).lower() for name, *_ in rows}:
         return None
@@ -108,24 +108,15 @@ async def read_facts(session: Session, words: Statements) -> Facts:
         rows = await session.query("SHOW GLOBAL STATUS WHERE Variable_name IN (%s, %s)", _WAITING)
         settings |= {str(name).lower(): str(value) for name, value in rows}
     tables = await session.query(_ENGINES, _names(words))
-    if engines := _not_innodb(tables):
+    if engines := unfit.other_engines(tables):
         settings["not_innodb"] = engines
-    if engines := _not_innodb(tables, transactional=True):
+    if engines := unfit.other_engines(tables, transactional=True):
         settings["other_engines"] = engines
     return facts_of(settings, "mariadb" if session.wire.mariadb else "mysql")
 
 
 def _names(words: Statements) -> list[str]:
     return [words[f"create_{table}"].split("`", 2)[1] for table in ("records", "audit", "schema")]
-
-
-def _not_innodb(rows: Sequence[Sequence[object]], *, transactional: bool = False) -> str:
-    """Tables that somebody moved to another engine without transactions, or to one that has them, as `name=engine, …`."""
-    return ", ".join(
-        f"{name}={engine}"
-        for name, engine, has in rows
-        if engine not in ("InnoDB", None) and (has == "YES") is transactional
-    )
 
 
 async def _replicas(session: Session) -> int:
@@ -167,7 +158,7 @@ def _tables(settings: Mapping[str, str]) -> list[str]:
     found = settings.get("not_innodb", "")
     if not found:
         return []
-    mend = "; ".join(f"ALTER TABLE `{one.partition('=')[0]}` ENGINE=InnoDB" for one in found.split(", "))
+    mend = unfit.to_innodb(found)
     return [
         f"{found}, not InnoDB: nothing is rolled back there, and what its log keeps is not what InnoDB's settings say; {mend}"
     ]
@@ -176,9 +167,7 @@ def _tables(settings: Mapping[str, str]) -> list[str]:
 def _durability(settings: Mapping[str, str]) -> list[str]:
     found: list[str] = []
     if engines := settings.get("other_engines"):
-        found.append(
-            f"{engines}: semel knows the settings of InnoDB, and not whether a power loss forgets acknowledged writes there"
-        )
+        found.append(unfit.unknown_engines(engines))
     flush = settings.get("innodb_flush_log_at_trx_commit", "1")
     if flush not in ("1", "3"):  # 3 is MariaDB's: as 1, with the syncs of older versions
         found.append(

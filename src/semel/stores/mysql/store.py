@@ -167,7 +167,7 @@ class MysqlStore:
         now, found = await self._run(lambda table: table.read([scope.hash]))
         row = found.get(scope.hash)
         if row is not None and row.record is None:
-            raise verbs.unreadable()
+            raise verbs.unreadable(row.nonce)
         return None if row is None else row.record, now
 
     async def scan(self, query: Query) -> Page:
@@ -220,6 +220,11 @@ class MysqlStore:
             waiting = tuple(self._watchers.get(key, ()))
         for wake in waiting:
             wake()
+
+    async def leave(self) -> None:
+        """Close what the running loop opened; see `semel.store`."""
+        if isinstance(self._pool, LoopPool):
+            await self._pool.leave()
 
     async def aclose(self) -> None:
         await self._pool.aclose()

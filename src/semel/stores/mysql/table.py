@@ -74,9 +74,10 @@ class Table:
         text = self.words[name]
         if witness is None:
             return await self.session.write(text, parameters, probe=self._probe([parameters[-3]])) == 1
+        same = dict(zip(("nonce", "version"), parameters[-2:], strict=True))
         parts: list[tuple[str, Sequence[Any] | Mapping[str, Any]]] = [
+            (self.words["witness"], witness.parameters() | same),
             (text, parameters),
-            (self.words["witness"], witness.parameters()),
         ]
         return await self.session.transact(parts, probe=self._probe([parameters[-3]])) == [1, 1]
 

@@ -24,11 +24,12 @@ _PACKET: Final = 4 << 20  # bytes of outcomes that travel together at most
 Tried = bool | Exception
 
 
-def unreadable() -> OutcomeUnknown:
+def unreadable(nonce: bytes) -> OutcomeUnknown:
     return OutcomeUnknown(
         "the stored record cannot be read (damaged, or written by something else): look up what happened, then "
         "`resolve` or `forget` the key",
         unreadable=True,
+        nonce=nonce,
     )
 
 
@@ -204,7 +205,7 @@ async def renew(table: Table, renewals: Sequence[Renewal], patience: Patience) -
 
     async def decide(at: int, row: Found | None, now: float) -> Tried | Answer:
         if row is not None and row.record is None:
-            return unreadable()
+            return unreadable(row.nonce)
         answer, changed = model.renew(None if row is None else row.record, renewals[at], now)
         return await _written(table, row, answer, changed)
 
@@ -220,7 +221,7 @@ async def note(table: Table, entry: Note, patience: Patience) -> Answer | Except
 
     async def decide(_: int, row: Found | None, now: float) -> Tried | Answer:
         if row is not None and row.record is None:
-            return unreadable()
+            return unreadable(row.nonce)
         answer, changed = model.note(None if row is None else row.record, entry, now)
         return await _written(table, row, answer, changed)
 

@@ -385,6 +385,7 @@ class PostgresStore:
                 "the key with what happened, or `forget` it",
                 attempt=record.attempts,
                 unreadable=True,
+                nonce=record.nonce,
             )
         return record, row[0]
 
@@ -457,6 +458,8 @@ class PostgresStore:
 
     async def aclose(self) -> None:
         await self._talk.aclose()
+
+    leave = aclose  # what other loops opened is theirs, and ends with them
 
 
 def _judge(row: Row, ask: Ask, now: float) -> tuple[Verdict, Record | None]:

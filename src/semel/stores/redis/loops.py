@@ -330,6 +330,13 @@ class LoopLink(Courier):
         self._homes, self._home = {}, None
         self._topology.refreshing = False
 
+    async def leave(self) -> None:
+        """Close what belongs to the running loop; other loops go on."""
+        home = self.home()
+        if home is not None:
+            del self._homes[id(home.loop)]
+            await home.aclose()
+
     async def aclose(self) -> None:
         self._closed = True
         homes, self._homes, self._home = list(self._homes.values()), {}, None

@@ -423,6 +423,11 @@ class RedisStore:
         """The hash tag of a key: names that contain it live in the same slot as its record (R28)."""
         return self._names.of(scope.hash).tag.decode()
 
+    async def leave(self) -> None:
+        """Close what the running loop opened; see `semel.store`."""
+        if isinstance(self._link, LoopLink):
+            await self._link.leave()
+
     async def aclose(self) -> None:
         await self._link.aclose()
 

@@ -87,10 +87,12 @@ WHERE r.`scope` = %(scope)s AND r.`nonce` = %(nonce)s
   AND OCTET_LENGTH(COALESCE(r.`steps`, '')) + OCTET_LENGTH(%(entry)s) < @@max_allowed_packet
 
 -- name: witness
--- The audit line of the write just before it in the same transaction, if that write changed its row.
+-- The audit line of the write just after it in the same transaction, if the row is still what the model saw, and locked from
+-- here on. Before it, not after it WHERE ROW_COUNT() = 1: a client that is gone when the write is answered makes that -1, and
+-- the write was committed without its line.
 INSERT INTO {audit} (`scope`, `at`, `kind`, `state`, `actor`, `reason`, `attempt`, `kept_until`)
 SELECT %(scope)s, %(at)s, %(kind)s, %(state)s, %(actor)s, %(reason)s, %(attempt)s, %(kept_until)s
-FROM DUAL WHERE ROW_COUNT() = 1
+FROM {table} AS r WHERE r.`scope` = %(scope)s AND r.`nonce` = %(nonce)s AND r.`version` = %(version)s FOR UPDATE
 
 -- name: history
 -- A scope's audit trail, oldest first; kept as a whole until its last line may go. NULLs when there is none.

@@ -12,7 +12,7 @@ See docs/reference/chaos.md.
 from __future__ import annotations
 
 from semel.testing.chaos.cells import PARTS, Cell, Heir, Part, Plan, Verdict, matrix, register
-from semel.testing.chaos.program import choose, run_matrix
+from semel.testing.chaos.program import choose, run_matrix, show_again
 from semel.testing.chaos.runner import Report, explore, jobs_for, recovery_jobs
 from semel.testing.chaos.verdicts import Result
 
@@ -32,4 +32,5 @@ __all__ = [
     "recovery_jobs",
     "register",
     "run_matrix",
+    "show_again",
 ]

@@ -140,6 +140,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 # Modules that register a part when they are imported. `semel chaos` loads all of them.
 PARTS: list[str] = [
     "semel.testing.chaos.core",
+    "semel.testing.chaos.by_hand",
+    "semel.testing.chaos.retention",
     "semel.testing.chaos.nemesis",
     "semel.testing.chaos.memory",
     "semel.testing.chaos.http_cells",

@@ -40,6 +40,7 @@ __all__ = [
     "POINTS",
     "STORES",
     "WIRE_FAULTS",
+    "WORKERS",
     "Worker",
     "attempt",
     "core_cells",
@@ -68,7 +69,7 @@ WIRE_POINTS: dict[str, tuple[str, ...]] = {
     "tx": ("claim.sent", "settle.sent", "commit.sent", *_BESIDE),
 }
 WIRE_FAULTS = ("reset-before", "reset-after", "stall")
-_WARM = {*WIRE_FAULTS, "store-kill", "disk-full"}
+_WARM = {*WIRE_FAULTS, "store-kill", "disk-full", "memory-full"}
 STORE_POINTS = ("run.returned", *AWAY, *_BESIDE)
 LASTING = "renew.sent#4"
 """The fourth heartbeat since its effect: more than a lease after its claim."""
@@ -79,16 +80,13 @@ _OWED = 20.0
 # A caller's SQLite connection has the caller's setting.
 _SYNCHRONOUS = {"acked.full": "FULL", "acked.normal": "NORMAL", "acked.off": "OFF"}
 
-
 # What a call can come to, or its record, that is no mode of its own here.
 _SHOWN_ELSEWHERE = {
     "failing": "a function that fails is settled by the same write, with the same nonce and the same patience, as one that returns "
     "(settle.sent); what on_error makes of it is tried by the simulator (R9) and in tests/rulings/test_failure.py",
-    "expiry": "a record ends by its server's clock (clock-forward, clock-back), and a purge deletes only what is over: one that dies "
-    "has left the rest to the next; tried by the simulator (I11, I14) and in tests/ops/test_purge_is_careful.py",
+    "expiry": "what comes of a record that is over is shown by late-retry, by its server's clock; a purge deletes only what is over: one "
+    "that dies has left the rest to the next; tried by the simulator (I11, I14) and in tests/ops/test_purge_is_careful.py",
 }
-
-
 _OUTLIVES: Final = "a store outside of the process outlives it: it is the worker's process that dies (kill)"
 
 
@@ -171,7 +169,7 @@ def _stays(plan: Plan) -> bool:
 
 def _last(plan: Plan) -> None:
     if plan.cell.colour == "sync":
-        run_sync(_act(Worker(plan), _lasting(plan)))
+        run_sync(_act(_worker(plan), _lasting(plan)))
         return
     if not _runners:
         _runners.append(asyncio.Runner())
@@ -179,7 +177,7 @@ def _last(plan: Plan) -> None:
 
 
 async def _last_async(plan: Plan) -> None:
-    await _act(Worker(plan), _lasting(plan))
+    await _act(_worker(plan), _lasting(plan))
 
 
 def _lasting(plan: Plan) -> Any:
@@ -195,7 +193,7 @@ def _opened(plan: Plan, settings: dict[str, Any]) -> Any:
 
 
 async def _attempt(plan: Plan) -> None:
-    worker = Worker(plan)
+    worker = _worker(plan)
     settings = {**EVERY.plan["settings"], **plan.settings}
     if clock := settings.pop("clock", ""):
         attach_clock(clock)
@@ -268,10 +266,10 @@ class Worker:
             self.ledger.answer(self.by, outcome.value, replayed=outcome.replayed, attempt=outcome.attempt)
             if self.cell.fault == "power-loss" and self.by == "victim":
                 points.reach(self.cell.point)
-            if self.cell.fault == "cancel":
-                await asyncio.sleep(
-                    0
-                )  # one that came too late for the call strikes here, not at the closing of the face
+            if (
+                self.cell.fault == "cancel"
+            ):  # too late for the call, it strikes here: not at the closing of the face
+                await asyncio.sleep(0)
         except SemelError as error:
             self.ledger.error(self.by, type(error).__name__, str(error))
             if (self.by, self.cell.fault, self.cell.point) == ("victim", "store-kill", "settle.sent"):
@@ -480,6 +478,13 @@ class Worker:
         points.reach("effect.made")
         await asyncio.sleep(0)
         return self._value()
+
+
+WORKERS: dict[str, type[Worker]] = {}  # by mode: who calls otherwise than by `execute`
+
+
+def _worker(plan: Plan) -> Worker:
+    return WORKERS.get(plan.cell.mode, Worker)(plan)
 
 
 def _nothing() -> None:

@@ -1,4 +1,4 @@
-"""The disk is full between an effect and its record."""
+"""The disk, or the memory of a Redis, is full between an effect and its record."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import errno
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Self
 
+from semel.testing import services
 from semel.testing.chaos.driver import PATIENCE, Stage
 from semel.testing.chaos.harness import FULL
 from semel.testing.chaos.places import coloured, sqlite_tables, with_tables
@@ -19,7 +20,7 @@ from semel.testing.services.postgres import PostgresServer
 from semel.testing.services.redis import RedisServer, redis_program
 from semel.testing.services.server import Server, wait_until
 
-__all__ = ["SmallDisk", "disk_full"]
+__all__ = ["SmallDisk", "disk_full", "memory_full"]
 
 _PAGE: Final = 4096
 
@@ -87,6 +88,24 @@ class _Filled(Server):
         self.disk.free()
         self.start()
         wait_until(self._answers, timeout=self.start_timeout, what=f"{self.name} again", log=self._why)
+        self._write()
+
+    def left_alone(self) -> bool:
+        """Nobody's statement is under way. One that is would find the room that is made for the next caller."""
+        if not self.running:
+            return True
+        with contextlib.suppress(
+            Exception
+        ):  # it starts again, or has no room to answer: then nobody knows yet
+            return self._latest.rpartition("/")[2] not in self._used()
+        return False
+
+    def _used(self) -> set[str]:
+        """Names of databases that somebody is connected to."""
+        return set()
+
+    def _write(self) -> None:
+        """As much as a caller will: a server may take a while to notice that there is room."""
 
     def renew(self, store: str) -> str:
         """New tables, without room from before; the last schedule's give theirs back."""
@@ -128,12 +147,30 @@ class _Postgres(_Filled, PostgresServer):
         super().__init__(config={"checkpoint_timeout": "1d", "autovacuum": "off"})
         self._data = self.disk.folder / "data"
 
+    def _used(self) -> set[str]:
+        return {name for (name,) in self.execute("SELECT datname FROM pg_stat_activity")}
+
+    def _write(self) -> None:
+        self.execute(f"CREATE TABLE room AS SELECT repeat('x', {_RESULT['postgres']}) AS text")
+        self.execute("DROP TABLE room")
+
 
 class _Maria(_Filled, MariaServer):
     def __init__(self) -> None:
         self.disk = SmallDisk(400)
         super().__init__()
         self._data = self.disk.folder / "data"
+
+    def _used(self) -> set[str]:
+        return {row[3] for row in self.execute("SHOW PROCESSLIST")}
+
+    def _write(self) -> None:
+        here = self._latest.rpartition("/")[2]
+        self.execute(
+            f"CREATE TABLE room ENGINE=InnoDB AS SELECT repeat('x', {_RESULT['mariadb']}) AS text",
+            database=here,
+        )
+        self.execute("DROP TABLE room", database=here)
 
 
 class _Sqlite:
@@ -153,6 +190,9 @@ class _Sqlite:
 
     def heal(self) -> None:
         self.disk.free()
+
+    def left_alone(self) -> bool:
+        return True  # its writers have ended
 
     def close(self) -> None:
         self.disk.close()
@@ -174,17 +214,43 @@ def disk_full(stage: Stage) -> None:
     stage.stand(**FULL.plan, padding=_RESULT[store])
     server.disk.fill()
     stage.reply()
-    _give_up(stage, server.disk)
+    _give_up(stage, server)
     server.heal()
-    told = [each.error for each in stage.ledger.answers() if each.by == "victim"]
-    # A transaction's failure is its caller's, in the words of the driver.
-    stage.bit = bool(told and told[0]) if stage.cell.mode == "tx" else told == ["NotRecorded"]
+    stage.bit = _was_told(stage, "NotRecorded")
     stage.send("heir", last=True).wait()
 
 
-def _give_up(stage: Stage, disk: SmallDisk) -> None:
-    """The victim's end, on a disk that stays full until then."""
+def _was_told(stage: Stage, error: str) -> bool:
+    told = [each.error for each in stage.ledger.answers() if each.by == "victim"]
+    # A transaction's failure is its caller's, in the words of the driver.
+    return bool(told and told[0]) if stage.cell.mode == "tx" else told == [error]
+
+
+def _give_up(stage: Stage, server: Any) -> None:
+    """The victim's end, and that of what it has asked for, on a disk that stays full until then."""
     assert stage.victim is not None
     victim, until = stage.victim, time.monotonic() + PATIENCE
-    disk.fill_until(lambda: victim.ended() or time.monotonic() > until)
+    server.disk.fill_until(lambda: victim.ended() or time.monotonic() > until)
     stage.finish()
+    server.disk.fill_until(lambda: server.left_alone() or time.monotonic() > until)
+
+
+def memory_full(stages: Sequence[Stage]) -> None:
+    """A Redis is at its maxmemory and may drop nothing, from before the outcomes are recorded until their workers have given up.
+    Who claims meanwhile is told so, and has run nothing."""
+    server: RedisServer = stages[0].places.hold(stages[0].cell.lane, services.redis)
+    for stage in stages:
+        stage.url = server.url
+        stage.stand(**FULL.plan)
+    server.command("CONFIG", "SET", "maxmemory", 1)
+    try:
+        for stage in stages:
+            stage.reply()
+        for stage in stages:
+            stage.finish()
+    finally:
+        server.command("CONFIG", "SET", "maxmemory", 0)
+    for stage in stages:
+        error = "StoreUnavailable" if stage.cell.point == "claim.sent" else "NotRecorded"
+        stage.bit = stage.bit and _was_told(stage, error)
+        stage.send("heir", last=True).wait()

@@ -42,7 +42,8 @@ _OUTLIVED: Final = {
 def _outlived(cell: Cell) -> bool:
     """Whether the process of a victim of this cell lives on, and is the only one of its schedule."""
     if cell.lane:
-        return cell.fault in {"failover", "store-kill"} and cell.point.startswith("acked.")
+        alone = cell.point.startswith("acked.") and cell.point != "acked.waited"  # there, all of a batch wait
+        return cell.fault in {"failover", "store-kill"} and alone
     if (cell.store, cell.part) == ("sqlite", "messaging"):
         return False  # a consumer cleans up when it begins: at once if it is warm, and then it may be stopped in it, with the lock
     return cell.fault in _OUTLIVED

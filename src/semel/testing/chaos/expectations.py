@@ -42,8 +42,9 @@ AWAY: Final = {"claim.sent": "StoreUnavailable", "settle.sent": "NotRecorded"}
 HEARD: Final = {"run.started", "step.stored#1"}
 """Between steps: a woken owner hears from its heartbeat that it was overtaken, and makes no step."""
 _WIRE: Final = {"reset-before", "reset-after", "stall"}
-# What a mode of an edge or of messaging promises is what this mode of the core does.
+# What another way to call, a mode of an edge or of messaging promises is what this mode of the core does.
 _AS: Final = {
+    "claim": "retry", "consume": "retry",
     "http-db": "retry", "http-opaque": "hold", "http-steps": "steps", "http-stream": "retry", "http-tx": "tx",
     "grpc-db": "retry", "grpc-opaque": "hold",
     "relay-redis": "tx", "relay-rabbit-stream": "tx", "relay-nats": "keyed", "relay-rabbit-queue": "retry",
@@ -60,6 +61,8 @@ _TWICE: Final[_Pair] = (Verdict.DOUBLED, Heir.RAN)
 
 def kind_of(cell: Cell) -> str:
     """Which column of the guarantee table a cell belongs to."""
+    if cell.fault == "late-retry":
+        return "loss"  # what is over is as gone as what was lost
     if cell.fault in {"zombie", "overlap", "overruled", "clock-forward"}:
         return (
             "zombie"  # to the server, a live owner's lease that a clock has ended is one that nobody renewed
@@ -69,8 +72,8 @@ def kind_of(cell: Cell) -> str:
 
 def permitted(cell: Cell) -> set[Verdict]:
     """What the published table allows for this cell, whatever its point is."""
-    if (cell.fault, cell.point) == ("late-copy", "forgotten"):
-        return {Verdict.DOUBLED}  # every guarantee lasts as long as what remembers it
+    if cell.point == "forgotten":  # every guarantee lasts as long as what remembers it: a keyed peer does
+        return {Verdict.ONCE if cell.mode == "keyed" else Verdict.DOUBLED}
     promise = TABLE[Mode(_AS.get(cell.mode, cell.mode))][FAULTS.index(kind_of(cell))]
     return {
         Promise.EXACTLY_ONCE: {Verdict.ONCE},
@@ -294,9 +297,9 @@ def _not_killed(store: str, mode: str, point: str) -> str:
             "it meets a connection that was reset, and then a server that is away: reset-before, reset-after there, "
             "and store-kill at claim.sent"
         )
-    if point.startswith("step.returned"):
-        return "a note is offered as long as an outcome is: run.returned; its lost connection is reset-before, reset-after"
-    return ""
+    return (
+        "its note is offered as that of the first step: step.returned#1" if point == "step.returned#2" else ""
+    )
 
 
 def _not_slow(mode: str) -> str:

@@ -12,6 +12,7 @@ __all__ = [
     "FORWARD",
     "FULL",
     "GONE",
+    "HELD",
     "KILLED",
     "NOTED",
     "PARKED",
@@ -19,6 +20,7 @@ __all__ = [
     "QUIETER",
     "RELAYED",
     "SETTINGS",
+    "SHORT",
     "SLOW",
     "STILL",
     "WIRE",
@@ -108,10 +110,18 @@ CUT_OFF: Final = Setting(
     {"lease": 1.0, "timeout": 2.0, "settle_timeout": 0.5},
     "no answer will come: it is given up soon",
 )
+HELD: Final = Setting(
+    "victims of failover at acked.waited",
+    {"lease": 9.0, "settle_timeout": 20.0},
+    "one replica that stands still is shared by all modes",
+)
 FORWARD: Final = Setting("clock-forward", {"lease": 60.0}, "no heartbeat is due before the clock jumps")
 BACK: Final = Setting("victims of clock-back", {"lease": 0.5}, "it is over when the clock is right again")
+SHORT: Final = Setting(
+    "victims of late-retry", {"retention": 0.2}, "the next caller comes when their record is over"
+)
 FULL: Final = Setting(
-    "victims of disk-full",
+    "victims of disk-full and memory-full",
     {"timeout": 2.0, "settle_timeout": 0.5},
     "no room will be made: it is given up soon",
 )
@@ -129,7 +139,9 @@ SETTINGS: Final = (
     KILLED,
     GONE,
     CUT_OFF,
+    HELD,
     FORWARD,
     BACK,
+    SHORT,
     FULL,
 )

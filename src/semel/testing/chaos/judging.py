@@ -106,6 +106,7 @@ def judged(job: Job, ledger: Ledger, *, bit: bool, problem: str, doubt: str) -> 
         lease=job.lease,
         store=cell.store,
         number=job.number,
+        batch=cell.lane if cell.batch else "",
         story=_lines(story) if problem else [],
     )
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
+
+import msgspec
 
 from semel.testing import services
 from semel.testing.chaos.cells import Cell
 from semel.testing.chaos.driver import PATIENCE, Stage
 from semel.testing.chaos.expectations import LOSING
-from semel.testing.chaos.harness import CUT_OFF
+from semel.testing.chaos.harness import CUT_OFF, HELD
 from semel.testing.chaos.places import coloured, sqlite_tables, with_tables
 from semel.testing.chaos.power import Disk, Loss
 from semel.testing.chaos.preloads import (
@@ -131,7 +134,8 @@ def failed_over(stages: Sequence[Stage]) -> None:
     """The primary dies and its replica takes its place.
 
     `acked.lagging`: it had not heard of the calls, and nobody waited for it. `acked.waited`: their answers waited until it
-    had. `acked.timed-out`: they waited for a while only. `run.returned`: answers wait, and it is cut off when the effects are made: nobody may be told that they are recorded.
+    had, which is seen: it stands still for a while, and nobody has one. `acked.timed-out`: they waited for a while only.
+    `run.returned`: answers wait, and it is cut off when the effects are made: nobody may be told that they are recorded.
     """
     cell, key = stages[0].cell, stages[0].key
     pair = pair_of(cell.store, cell.point)
@@ -143,10 +147,12 @@ def failed_over(stages: Sequence[Stage]) -> None:
             stage.url = coloured(pair.url, cell.store, stage.cell.colour)
         if cell.point == "run.returned":
             _cut_off(stages, pair)
+        elif cell.point == "acked.waited":
+            _held_back(stages, pair)
         else:
             for stage in stages:
                 stage.start("victim", settings=_waiting(cell)).wait()
-                stage.bit = any(each.by == "victim" and not each.error for each in stage.ledger.answers())
+                stage.bit = _answered(stage)
                 _struck(stage)
         url = pair.fail_over(key)
         for stage in stages:
@@ -173,6 +179,33 @@ def _cut_off(stages: Sequence[Stage], pair: Pair) -> None:
         stage.finish(within=1.0 if stage.cell.mode == "tx" else PATIENCE)
 
 
+_HELD: Final = 0.5
+"""Seconds within which an answer that waits for nobody is there."""
+
+
+def _held_back(stages: Sequence[Stage], pair: Pair) -> None:
+    """The replica stands still while the outcomes are recorded. A replica beside its primary has everything a moment later,
+    whether anybody waits for it or not: the verdict alone would not tell."""
+    for stage in stages:
+        before = msgspec.structs.replace(stage.cell, point="run.returned")
+        plan = HELD.plan
+        stage.stand(cell=before, lease=plan["lease"], settings={**_waiting(stage.cell), **plan["settings"]})
+    with pair.held(stages[0].key):
+        for stage in stages:
+            stage.reply()
+        time.sleep(_HELD)
+        early = [_answered(stage) for stage in stages]
+    for stage, was_early in zip(stages, early, strict=True):
+        stage.finish()
+        stage.bit = stage.bit and _answered(stage)
+        if was_early:
+            stage.doubt = "it had its answer while the replica stood still: nobody has waited for it"
+
+
+def _answered(stage: Stage) -> bool:
+    return any(each.by == "victim" and not each.error for each in stage.ledger.answers())
+
+
 def killed_after_commit(stages: Sequence[Stage]) -> None:
     cell = stages[0].cell
     setting = "off" if cell.point.endswith("asynchronous") else "on"
@@ -181,7 +214,7 @@ def killed_after_commit(stages: Sequence[Stage]) -> None:
     for stage in stages:
         stage.url = coloured(server.url, cell.store, stage.cell.colour)
         stage.start("victim").wait()
-        stage.bit = any(each.by == "victim" and not each.error for each in stage.ledger.answers())
+        stage.bit = _answered(stage)
         _struck(stage)
     server.kill()
     for stage in stages:

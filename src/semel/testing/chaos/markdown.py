@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from semel.testing.chaos.annexes import as_markdown
 from semel.testing.chaos.cells import Cell
 from semel.testing.chaos.peers import Peer
-from semel.testing.chaos.report import Document, Row, beside, recovered, replayed, together
+from semel.testing.chaos.report import Document, Row, beside, made_by, recovered, replayed, together
 
 __all__ = ["markdown"]
 
@@ -21,7 +21,8 @@ def _lines(found: Document, cells: Sequence[Cell]) -> Iterator[str]:
     summary = found.summary
     yield "# The crash matrix, as it was run"
     yield ""
-    yield f"Written by `{summary.command}`; do not edit. What the words mean: [the crash matrix](../reference/chaos.md)."
+    commands = " and ".join(f"`{each}`" for each in made_by(found))
+    yield f"Written by {commands} on {summary.made}; do not edit. What the words mean: [the crash matrix](../reference/chaos.md)."
     yield "The same with every field, as a page for a browser: [index.html](index.html)."
     yield ""
     servers = ", ".join(f"{name} {version}" for name, version in sorted(summary.servers.items()))
@@ -44,6 +45,10 @@ def _lines(found: Document, cells: Sequence[Cell]) -> Iterator[str]:
     )
     for reason in summary.invalid:
         yield f"* **invalid**: {reason}"
+    if summary.goals:
+        yield f"* goals of a long run: {'; '.join(each.text for each in summary.goals)}"
+    for text in summary.missed:
+        yield f"* **missed**: {text}"
     if summary.again:
         yield f"* played once more (listed [below](#played-once-more)): {replayed(summary)}"
     yield f"* recovery after a kill: {recovered(summary)}"
@@ -124,7 +129,7 @@ def _peer(peer: Peer, found: Document) -> Iterator[str]:
     yield "The cases that apply to it, on PostgreSQL, in its own words: the workflow id is the key, an effect is a step or a"
     yield (
         "datasource transaction, a killed process is followed by the next one of the same executor. "
-        f"{peer.name} was run on {peer.made or 'the same day'}, each case {_times(peer)}, by `semel chaos --peers PYTHON`."
+        f"{peer.name} was run on {peer.made or 'the same day'}, each case {_times(peer)}, by `{peer.command}`."
     )
     yield ""
     yield f"| case | semel | {peer.name} | {peer.name} promises |"

@@ -40,6 +40,8 @@ _NEVER: Final = {
     "clock-forward": "it has the clock of the process that asks: not one that could jump alone",
     "clock-back": "it has the clock of the process that asks: not one that could jump alone",
     "disk-full": "memory has no disk; its capacity is reserved at the claim",
+    "memory-full": "its capacity is reserved at the claim: one beyond it is refused (tests/unit/test_memory.py)",
+    "eviction": "it drops nothing but what is over: tests/unit/test_memory.py",
 }
 
 

@@ -1,4 +1,4 @@
-"""The store itself fails: power loss, a lossy commit, a lagging replica, a jumping clock, a full disk. The core's own calls.
+"""The store itself fails: power loss, a lossy commit, a lagging replica, a jumping clock, a full disk or memory. The core's own calls.
 
 Each kind has a lane: one driver that owns the servers it breaks.
 """
@@ -13,7 +13,7 @@ from typing import Any, Final
 from semel.testing.chaos import core, expectations
 from semel.testing.chaos.cells import Cell, Heir, Part, Verdict, register
 from semel.testing.chaos.clocks import back, forward
-from semel.testing.chaos.disks import disk_full
+from semel.testing.chaos.disks import disk_full, memory_full
 from semel.testing.chaos.losses import failed_over, killed_after_commit, power_lost
 from semel.testing.chaos.preloads import no_compiler
 
@@ -43,8 +43,8 @@ _SETTINGS: Final = {
 }
 
 
-_BATCHED: Final = {"power-loss", "failover", "store-kill"}
-"""Faults whose servers take long to come back: once for all modes and colours."""
+_BATCHED: Final = {"power-loss", "failover", "store-kill", "memory-full"}
+"""Faults whose servers take long to come back, or which all callers meet alike: once for all modes and colours."""
 
 
 def nemesis_cells() -> Iterator[Cell]:
@@ -54,11 +54,15 @@ def nemesis_cells() -> Iterator[Cell]:
                 yield from _losses(store, colour, mode)
                 yield from _clocks(store, colour, mode)
                 yield from _disks(store, colour, mode)
+                yield from _memories(store, colour, mode)
+
+
+_LANES: Final = {"clock-forward": "{} clock", "clock-back": "{} clock", "memory-full": "{} memory"}
 
 
 def _cell(store: str, colour: str, mode: str, fault: str, point: str, end: Any, reason: str) -> Cell:
     verdict, heir = end
-    lane = f"{store} clock" if fault.startswith("clock") else f"{store} {fault} {point}"
+    lane = _LANES.get(fault, f"{{}} {fault} {point}").format(store)
     if reason:
         verdict, heir, lane = None, Heir.ANY, ""
     return Cell(
@@ -142,6 +146,34 @@ def _disks(store: str, colour: str, mode: str) -> Iterator[Cell]:
     yield _cell(store, colour, mode, "disk-full", "run.returned", end, reason)
 
 
+_NO_LIMIT: Final = {
+    "cluster": "each node is a redis: its memory is filled there",
+    "sqlite": "its memory is its worker's, which dies without (kill)",
+    **dict.fromkeys(
+        ("postgres", "mariadb"),
+        "its memory is no limit for data: without, it refuses a statement, as with a full disk (disk-full), or dies (store-kill)",
+    ),
+}
+_EVICTED: Final = {
+    **dict.fromkeys(
+        ("redis", "cluster"),
+        "a server that may drop records is refused at its first use: tests/ops/test_store_redis_faults.py; who accepts it "
+        "(?eviction=accept) has no promise: a record that was dropped is one that is over (late-retry)",
+    ),
+    **dict.fromkeys(("sqlite", "postgres", "mariadb"), "it drops nothing to make room"),
+}
+
+
+def _memories(store: str, colour: str, mode: str) -> Iterator[Cell]:
+    yield _cell(store, colour, mode, "eviction", "any", _KEPT, _EVICTED[store])
+    reason = _NO_LIMIT.get(store, "")
+    end = _late(mode, "kill", "run.returned")
+    yield _cell(store, colour, mode, "memory-full", "run.returned", end, reason)
+    if mode != "retry":
+        reason = reason or "a claim that is refused has run nothing, whatever the mode: as in mode retry"
+    yield _cell(store, colour, mode, "memory-full", "claim.sent", (Verdict.ONCE, Heir.RAN), reason)
+
+
 register(
     Part(
         name="nemesis",
@@ -156,6 +188,7 @@ register(
             "clock-forward": forward,
             "clock-back": back,
             "disk-full": disk_full,
+            "memory-full": memory_full,
         },
     )
 )

@@ -13,13 +13,23 @@ import msgspec
 
 from semel.testing.chaos.annexes import annexes, as_html
 from semel.testing.chaos.cells import Cell, Verdict
+from semel.testing.chaos.goals import Figure
 from semel.testing.chaos.markdown import markdown
-from semel.testing.chaos.peers import Peer
+from semel.testing.chaos.peers import CASES, Peer
 from semel.testing.chaos.plots import recovery_plot
-from semel.testing.chaos.report import Document, Row, beside, document, recovered, replayed, together
+from semel.testing.chaos.report import (
+    Document,
+    Row,
+    beside,
+    document,
+    made_by,
+    recovered,
+    replayed,
+    together,
+)
 from semel.testing.chaos.runner import Report
 
-__all__ = ["write"]
+__all__ = ["put", "write"]
 
 _WORDS: Final = {
     Verdict.ONCE: "once",
@@ -36,25 +46,43 @@ _MEANING: Final = {
 
 
 def write(
-    report: Report, cells: Sequence[Cell], folder: Path, command: str, peers: Sequence[Peer] = ()
+    report: Report,
+    cells: Sequence[Cell],
+    folder: Path,
+    command: str,
+    peers: Sequence[Peer] = (),
+    goals: Sequence[Figure] = (),
 ) -> Path:
     """`index.html`, `chaos.json` and `matrix.md` in `folder`; the page's path. What other proofs left there is shown, too,
     and a peer's last run when it was not run now."""
     folder.mkdir(parents=True, exist_ok=True)
-    kept = folder / "peers.json"
     if peers:
-        kept.write_bytes(msgspec.json.format(msgspec.json.encode(peers), indent=1) + b"\n")
-    elif kept.exists():
-        peers = msgspec.json.decode(kept.read_bytes(), type=list[Peer])
-    found = document(report, cells, command, peers, annexes(folder))
+        (folder / "peers.json").write_bytes(msgspec.json.format(msgspec.json.encode(peers), indent=1) + b"\n")
+    return put(document(report, cells, command, peers, goals), cells, folder)
+
+
+def put(found: Document, cells: Sequence[Cell], folder: Path) -> Path:
+    """The files of a report, with what its folder has besides."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found.peers = found.peers or _kept(folder / "peers.json")
+    found.annexes = annexes(folder) or found.annexes
     (folder / "chaos.json").write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
     (folder / "matrix.md").write_text(markdown(found, cells), "utf-8")
     page = folder / "index.html"
-    page.write_text("\n".join(_page(found, report, cells)), "utf-8")
+    page.write_text("\n".join(_page(found, cells)), "utf-8")
     return page
 
 
-def _page(found: Document, report: Report, cells: Sequence[Cell]) -> Iterator[str]:
+def _kept(path: Path) -> list[Peer]:
+    """A peer's last run, beside the cells that are the same cases now."""
+    peers = msgspec.json.decode(path.read_bytes(), type=list[Peer]) if path.exists() else []
+    cells = {case.what: case.semel for case in CASES}
+    for finding in (each for peer in peers for each in peer.findings):
+        finding.semel = cells.get(finding.what, finding.semel)
+    return peers
+
+
+def _page(found: Document, cells: Sequence[Cell]) -> Iterator[str]:
     rows = {row.cell: row for row in found.cells}
     modes = list(dict.fromkeys(cell.mode for cell in cells if cell.applies))
     style = Path(__file__).with_name("page.css").read_text("utf-8")
@@ -69,7 +97,7 @@ def _page(found: Document, report: Report, cells: Sequence[Cell]) -> Iterator[st
     yield '<h2 id="recovery">Recovery</h2>'
     yield "<p>From a worker's death (SIGKILL before its effect) to the effect, made by another worker. "
     yield "Goal: at most the lease and one second, for 99 of 100.</p>"
-    yield recovery_plot(report.results)
+    yield recovery_plot(found.recovery)
     yield _recovery(found)
     yield from (_peer(peer, found) for peer in found.peers)
     yield from (as_html(annex) for annex in found.annexes)
@@ -84,29 +112,32 @@ def _page(found: Document, report: Report, cells: Sequence[Cell]) -> Iterator[st
 
 def _head(found: Document) -> str:
     summary = found.summary
-    good = not summary.disagreeing and not summary.missing and not summary.invalid
+    good = summary.good
     word = (
         "every cell agrees"
         if good
         else f"{summary.disagreeing} schedules disagree, {len(summary.missing)} cells did not run, "
-        f"{len(summary.unreached)} windows were not hit" + (": the run is invalid" if summary.invalid else "")
+        f"{len(summary.unreached)} windows were not hit, {len(summary.missed)} goals were missed"
+        + (": the run is invalid" if summary.invalid else "")
     )
     servers = ", ".join(f"{name} {version}" for name, version in sorted(summary.servers.items()))
     faults = ", ".join(f"{count:,} {name}" for name, count in sorted(summary.faults.items()))
     facts = {
-        "made by": f"<code>{escape(summary.command)}</code>",
+        "made by": ", and ".join(f"<code>{escape(each)}</code>" for each in made_by(found)),
+        "made on": summary.made,
         "versions": f"semel {summary.semel}, Python {summary.python}, {servers}",
         "cells": f"{summary.applicable:,} that apply (digest <code>{summary.digest}</code>), {summary.not_applicable:,} that do not "
         f'(<a href="#not">listed with the reason</a>), {summary.not_built:,} <a href="#unbuilt">not built yet</a>',
         "schedules": f"{summary.schedules:,} in {summary.seconds:,g} s: {faults}",
         "in batches": together(summary) or "none",
-        "to repeat": "<code>semel chaos --cell 'store/colour/mode/fault@point'</code>; a row's own is its tooltip, a field's is "
-        "in chaos.json. Points are places, not times: there is no seed",
+        "to repeat": "<code>semel chaos --cell 'store/colour/mode/fault@point'</code>, in the words of a field's column, section and "
+        "row; a row's own is its tooltip, and the chaos.json of a run has each field's. Points are places, not times: there is no seed",
         "exactly-once cells": f"{summary.promised_once:,} schedules: <b>{summary.lost} lost, {summary.doubled} doubled</b>",
         "reach": f"{summary.windows} windows were hit, {len(summary.unreached)} were not; "
         f"{summary.well:,} of {summary.after:,} calls ended well after the faults were over",
         "recovery": recovered(summary),
         "played once more": f'<a href="#again">{replayed(summary)}</a>' if summary.again else "none",
+        **({"goals of a long run": _goals(found)} if summary.goals else {}),
         **({"invalid": escape("; ".join(summary.invalid))} if summary.invalid else {}),
     }
     key = "".join(
@@ -123,6 +154,11 @@ def _head(found: Document) -> str:
         '<li><span class="swatch none">n/a</span> cannot be (the reason is below)</li>'
         '<li><span class="swatch none">·</span> this store has no such place, or no such setting</li></ul>'
     )
+
+
+def _goals(found: Document) -> str:
+    texts = (escape(each.text) if each.met else f"<b>{escape(each.text)}</b>" for each in found.summary.goals)
+    return "; ".join(texts)
 
 
 def _links(modes: Sequence[str], found: Document) -> str:

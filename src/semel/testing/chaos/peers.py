@@ -67,7 +67,8 @@ class Peer(msgspec.Struct, kw_only=True):
     version: str
     findings: list[Finding]
     made: str = ""
-    """The day of its run."""
+    """The day of its run, and `command`, what began it."""
+    command: str = "semel chaos --peers PYTHON"
     shortest: float | None = None
     """Seconds from a kill to the effect, and `longest`."""
     longest: float | None = None
@@ -81,7 +82,7 @@ CASES: Final = (
     Case("step: killed when it was stored", "step", "kill", "step.stored", f"{_STEPS}/kill@step.stored#1", _ONCE),
     Case("step: zombie, before its effect", "step", "zombie", "effect.before", f"{_STEPS}/zombie@step.started#1", _TWICE),
     Case("step: zombie, after its effect", "step", "zombie", "effect.made", f"{_STEPS}/zombie@step.returned#1", _TWICE),
-    Case("step: store killed after its effect", "step", "store-kill", "effect.made", f"{_STEPS}/store-kill@run.returned", _ONCE),
+    Case("step: store killed after its effect", "step", "store-kill", "effect.made", f"{_STEPS}/store-kill@step.returned#1", _ONCE),
     Case("step: power loss", "step", "power-loss", "acked.synchronous", f"{_STEPS}/power-loss@acked.synchronous", _ONCE),
     Case("step: power loss, synchronous_commit=off", "step", "power-loss", "acked.asynchronous",
          f"{_STEPS}/power-loss@acked.asynchronous", _TWICE),

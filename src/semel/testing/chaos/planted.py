@@ -9,7 +9,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
+
+import msgspec
 
 from semel.testing.mutants import MUTANTS
 from semel.testing.mutants.plant import Patch
@@ -130,6 +133,86 @@ def _waiting_once() -> Sequence[Patch]:
     return [(Bench, "asks_twice", False), (Seat, "watch_again", Seat.watch)]
 
 
+def _beside_its_transaction() -> Sequence[Patch]:
+    """Within a transaction of PostgreSQL the record is written on semel's own connection: it stands when the rows are rolled back."""
+    from semel.within.engine import TxEngine
+
+    real = TxEngine.execute
+
+    async def execute(self: Any, call: Any) -> Any:
+        if self.bound.port.dialect != "postgresql":
+            return await real(self, call)
+        return await self.outer.execute(call)
+
+    return [(TxEngine, "execute", execute)]
+
+
+def _committing() -> Sequence[Patch]:
+    """Within a transaction of MariaDB semel commits as soon as the record is written, before its caller has said so."""
+    from semel.within.engine import TxEngine
+
+    real = vars(TxEngine)["_complete"]
+
+    async def complete(self: Any, run: Any, value: Any) -> Any:
+        outcome = await real(self, run, value)
+        if self.bound.port.dialect == "mysql":
+            await self.bound.port.run("COMMIT")
+        return outcome
+
+    return [(TxEngine, "_complete", complete)]
+
+
+def _unwatched() -> Sequence[Patch]:
+    """The EXEC of a pipeline goes through although the record has changed since it was looked at; a cluster's does not."""
+    from semel.within.redis import PipelineEngine
+
+    real = vars(PipelineEngine)["_try"]
+
+    async def attempt(self: Any, run: Any, end: Any, pipe: Any, queued: Any) -> Any:
+        if self._queue.slot(run.scope.hash) is None:
+            pipe.watch = lambda *_: setattr(pipe, "watching", True)
+        return await real(self, run, end, pipe, queued)
+
+    return [(PipelineEngine, "_try", attempt)]
+
+
+def _unlooked() -> Sequence[Patch]:
+    """In a cluster nobody looks whether the record is still his before a pipeline is sent; elsewhere one does."""
+    from semel.within.redis import PipelineEngine
+
+    real = vars(PipelineEngine)["_is_done"]
+
+    async def is_done(self: Any, run: Any, *, there: bool) -> bool:
+        in_a_cluster = self._queue.slot(run.scope.hash) is not None
+        return False if in_a_cluster else bool(await real(self, run, there=there))
+
+    return [(PipelineEngine, "_is_done", is_done)]
+
+
+def _unconfirmed() -> Sequence[Patch]:
+    """Whatever acks= says, no replica is asked."""
+    from semel.stores.redis.store import RedisStore
+
+    real = RedisStore.__init__
+
+    def opened(self: Any, source: Any, settings: Any, *args: Any, **options: Any) -> None:
+        real(self, source, msgspec.structs.replace(settings, acks=0), *args, **options)
+
+    return [(RedisStore, "__init__", opened)]
+
+
+def _alone() -> Sequence[Patch]:
+    """The matrix's own, too: SQL primaries that are said to wait for their replicas and do not."""
+    from semel.testing.chaos import replicas
+
+    pairs = [(name, vars(replicas)[name]) for name in ("_Postgres", "_Maria")]
+    return [(replicas, name, partial(_of_one, pair)) for name, pair in pairs]
+
+
+def _of_one(pair: Any, **options: Any) -> Any:
+    return pair(**{**options, "waits": False})
+
+
 def _strong() -> Sequence[Patch]:
     """Not a bug of the product's but of the matrix: a server that is called weak and is not."""
     from semel.testing.chaos import losses
@@ -149,7 +232,13 @@ _OWN: Final[dict[str, Callable[[], Sequence[Patch]]]] = {
     "redis-sink-without-its-epoch": _unfenced_sink,
     "webhook-sink-drops-a-message": _dropping_sink,
     "waiter-gives-up-at-a-silence": _waiting_once,
+    "postgres-within-beside-its-transaction": _beside_its_transaction,
+    "mariadb-within-commits-for-its-caller": _committing,
+    "redis-pipeline-unwatched": _unwatched,
+    "cluster-pipeline-of-anybody": _unlooked,
     "redis-everysec-is-always": _strong,
+    "redis-asks-for-no-acks": _unconfirmed,
+    "sql-primary-waits-for-nobody": _alone,
 }
 _REDIS: Final = tuple(
     name for name in ("redis-settle-unfenced", "redis-quick-settle-unfenced") if name in MUTANTS

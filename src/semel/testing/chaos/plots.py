@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from semel.testing.chaos.verdicts import Result
+from semel.testing.chaos.report import Recovery
 
 __all__ = ["recovery_plot"]
 
@@ -18,13 +18,15 @@ _TOP: Final = 34
 _GAP: Final = 18
 
 
-def recovery_plot(results: Sequence[Result]) -> str:
-    groups: dict[float, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for each in results:
-        if each.recovery is not None:
-            groups[each.lease][each.store].append(each.recovery)
-    if not groups:
+def recovery_plot(recovery: Sequence[Recovery]) -> str:
+    if not recovery:
         return "<p>No worker was killed before its effect in this run.</p>"
+    groups: dict[float, dict[str, list[float]]] = defaultdict(dict)
+    for each in recovery:
+        if each.times:
+            groups[each.lease][each.store] = each.times
+    if not groups:
+        return "<p>The times of single kills were not kept by the version that made this run; the table has their quantiles.</p>"
     most = max(time for stores in groups.values() for times in stores.values() for time in times)
     width = (_WIDTH - _LEFT - 8 - _GAP * (len(groups) - 1)) / len(groups)
     top = max(most, *groups) * 1.08

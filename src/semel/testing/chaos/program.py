@@ -10,16 +10,28 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import msgspec
+
 from semel.errors import ConfigurationError
-from semel.testing.chaos.cells import Cell, matrix
+from semel.testing.chaos.cells import Cell, Heir, Verdict, matrix
 from semel.testing.chaos.goals import LONG_REPEAT, campaign
-from semel.testing.chaos.page import write
+from semel.testing.chaos.page import put, write
 from semel.testing.chaos.peers import cells_beside, run_peer
-from semel.testing.chaos.report import first_problem, recovered, replayed, summarize, together
+from semel.testing.chaos.report import (
+    Document,
+    Row,
+    figures_of,
+    first_problem,
+    missed,
+    recovered,
+    replayed,
+    summarize,
+    together,
+)
 from semel.testing.chaos.runner import DRIVERS, Report, explore, jobs_for, recovery_jobs
 from semel.testing.chaos.verdicts import Result
 
-__all__ = ["choose", "run_matrix"]
+__all__ = ["choose", "run_matrix", "show_again"]
 
 _EVERY = 60.0
 _PEER_REPEAT = 3  # a process of a peer's takes seconds to start
@@ -59,9 +71,8 @@ def run_matrix(
         return 0
     applicable = [cell for cell in chosen if cell.applies]
     if not applicable:
-        for cell in chosen:
-            print(f"{cell.name} does not apply: {cell.reason}")
-        return 0
+        _tell_nothing(chosen)
+        return 1
     times = repeat or (LONG_REPEAT if long else 1)
     jobs = jobs_for(applicable, repeat=times) + (recovery_jobs(applicable, repeat=times) if not only else [])
     bar = _Bar()
@@ -73,12 +84,59 @@ def run_matrix(
     for figure in figures:
         print(f"long run: {figure.text}")
     if folder is not None:
-        print(f"report: {write(report, chosen, folder, command)}")
+        print(f"report: {write(report, chosen, folder, command, goals=figures)}")
     if peers is not None and report.left is None:  # minutes more: what is known without it is written already
         found = run_peer(peers, repeat=min(times, _PEER_REPEAT))
+        found.command = command
         if folder is not None:
-            write(report, chosen, folder, command, [found])
+            write(report, chosen, folder, command, [found], figures)
     return 0 if report.valid and all(figure.met for figure in figures) else 1
+
+
+def _tell_nothing(chosen: Sequence[Cell]) -> None:
+    """Why: a run that plays nothing proves nothing."""
+    print(f"NOTHING WAS PLAYED: none of the {len(chosen)} chosen cells applies")
+    for reason in dict.fromkeys(cell.reason for cell in chosen):
+        names = [cell.name for cell in chosen if cell.reason == reason]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        print(f"{names[0]}{more} does not apply: {reason}")
+
+
+def show_again(file: Path, folder: Path) -> int:
+    """The page of a run that is over, from its `chaos.json`; the exit code of that run."""
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=Document)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigurationError(
+            f"--from {file} is not the chaos.json of a run ({error}): name the file that `semel chaos --report` wrote"
+        ) from error
+    summary = found.summary
+    summary.made = summary.made or time.strftime("%Y-%m-%d", time.gmtime(file.stat().st_mtime))
+    summary.hangs = summary.hangs or summary.hung
+    if not summary.goals and "--long" in summary.command.split():
+        summary.goals = figures_of(found)
+        summary.missed = missed(summary.goals)
+    print(f"report: {put(found, [_cell(row) for row in found.cells], folder)}")
+    for text in summary.missed:
+        print(f"long run: {text}")
+    return 0 if summary.good else 1
+
+
+def _cell(row: Row) -> Cell:
+    """As far as a page shows it."""
+    store, colour, mode, what = row.cell.split("/")
+    fault, _, point = what.partition("@")
+    return Cell(
+        part="",
+        store=store,
+        colour=colour,
+        mode=mode,
+        fault=fault,
+        point=point,
+        expected=Verdict(row.expected) if row.expected else None,
+        heir=Heir(row.next_caller),
+        reason=row.reason,
+    )
 
 
 @contextmanager

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from semel.testing import services
@@ -29,6 +33,10 @@ class Pair(Protocol):
 
     def cut(self, key: str) -> None:
         """The replica hears nothing any more, not even what is on its way."""
+        ...
+
+    def held(self, key: str) -> AbstractContextManager[object]:
+        """The replica stands still for the length of a block: what was sent to it meanwhile it has afterwards."""
         ...
 
     def fail_over(self, key: str) -> str: ...
@@ -80,6 +88,10 @@ class _Redis(_Single):
         # A paused replica's socket would still hold what comes; this one has no socket.
         self.replica.command("REPLICAOF", "127.0.0.1", 1)
 
+    def held(self, key: str) -> AbstractContextManager[object]:
+        del key
+        return self.replica.paused()
+
     def fail_over(self, key: str) -> str:
         del key
         self.primary.kill()
@@ -103,6 +115,9 @@ class _Cluster:
         self._deaf = self.cluster.replica_of(master)
         self._deaf.pause()  # it must not come back; and what its socket holds is gone with its link
         master.command("CLIENT", "KILL", "TYPE", "replica")
+
+    def held(self, key: str) -> AbstractContextManager[object]:
+        return self.cluster.replica_of(node_of(self.cluster, key)).paused()
 
     def fail_over(self, key: str) -> str:
         master: RedisServer = node_of(self.cluster, key)
@@ -132,6 +147,20 @@ class _Postgres(_Single):
         del key
         self.standby.kill()
 
+    @contextlib.contextmanager
+    def held(self, key: str) -> Iterator[None]:
+        del key
+        # It is this process of the standby that tells the primary what it has; the one that was started is its parent.
+        receivers = [pid for (pid,) in self.standby.execute("SELECT pid FROM pg_stat_wal_receiver")]
+        assert receivers, "the standby receives nothing"
+        for pid in receivers:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in receivers:
+                os.kill(pid, signal.SIGCONT)
+
     def fail_over(self, key: str) -> str:
         del key
         self.primary.kill()
@@ -160,6 +189,10 @@ class _Maria(_Single):
     def cut(self, key: str) -> None:
         del key
         self.replica.execute("STOP SLAVE")
+
+    def held(self, key: str) -> AbstractContextManager[object]:
+        del key
+        return self.replica.paused()
 
     def fail_over(self, key: str) -> str:
         del key

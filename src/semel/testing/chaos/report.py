@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import shlex
+import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ from semel import __version__
 from semel.testing.chaos.annexes import Annex
 from semel.testing.chaos.cells import Cell, Verdict
 from semel.testing.chaos.expectations import permitted
-from semel.testing.chaos.goals import misfortunes, unreached, well, window
+from semel.testing.chaos.goals import Figure, figures, hangs, may_hang, misfortunes, unreached, well, window
 from semel.testing.chaos.harness import SETTINGS
 from semel.testing.chaos.peers import APART, Finding, Peer
 from semel.testing.chaos.runner import Report
@@ -29,7 +30,10 @@ __all__ = [
     "beside",
     "digest",
     "document",
+    "figures_of",
     "first_problem",
+    "made_by",
+    "missed",
     "recovered",
     "replayed",
     "summarize",
@@ -54,6 +58,8 @@ class Summary(msgspec.Struct, kw_only=True):
     """What the JSON file begins with."""
 
     command: str
+    made: str = ""
+    """The day of the run."""
     semel: str
     python: str
     servers: dict[str, str]
@@ -87,10 +93,20 @@ class Summary(msgspec.Struct, kw_only=True):
     again: int
     """Schedules that were played once more: at the first try somebody did not end in time, or it ended better than its cell says."""
     hung: int
-    """Those of them in which somebody did not end in time."""
+    """Those of them in which somebody did not end in time; `hangs` counts a batch in which one did not as one."""
+    hangs: int = 0
+    goals: list[Figure] = []
+    """What a long run must reach; none of another one."""
+    missed: list[str] = []
+    """Those of them that it did not."""
+
+    @property
+    def good(self) -> bool:
+        """Whether it proves what it says."""
+        return not (self.disagreeing or self.missing or self.invalid or self.missed)
 
 
-def summarize(report: Report, cells: Sequence[Cell], command: str) -> Summary:
+def summarize(report: Report, cells: Sequence[Cell], command: str, goals: Sequence[Figure] = ()) -> Summary:
     """Counts; `lost` and `doubled` are those in cells for which the guarantee table promises exactly once.
 
     Not those of weaker modes at points where nothing can go wrong: they would make the figure look better.
@@ -102,6 +118,7 @@ def summarize(report: Report, cells: Sequence[Cell], command: str) -> Summary:
     good, calls = well(report.results)
     return Summary(
         command=command,
+        made=time.strftime("%Y-%m-%d", time.gmtime()),
         semel=__version__,
         python=platform.python_version(),
         servers=report.versions,
@@ -129,7 +146,14 @@ def summarize(report: Report, cells: Sequence[Cell], command: str) -> Summary:
         invalid=report.reach,
         again=sum(each.again for each in report.results),
         hung=sum(each.hung for each in report.results),
+        hangs=hangs(report.results),
+        goals=list(goals),
+        missed=missed(goals),
     )
+
+
+def missed(goals: Sequence[Figure]) -> list[str]:
+    return [each.text for each in goals if not each.met]
 
 
 def digest(cells: Sequence[Cell]) -> str:
@@ -166,6 +190,8 @@ class Recovery(msgspec.Struct, kw_only=True):
     p50: float
     p99: float
     worst: float
+    times: list[float] = []
+    """Each of them, sorted."""
 
 
 class Again(msgspec.Struct, kw_only=True):
@@ -195,10 +221,10 @@ def document(
     cells: Sequence[Cell],
     command: str,
     peers: Sequence[Peer] = (),
-    beside: Sequence[Annex] = (),
+    goals: Sequence[Figure] = (),
 ) -> Document:
     return Document(
-        summary=summarize(report, cells, command),
+        summary=summarize(report, cells, command, goals),
         cells=_rows(report, cells),
         recovery=_recovery(report.results),
         wrong=report.disagreeing,
@@ -206,8 +232,26 @@ def document(
         peers=list(peers),
         apart=APART,
         harness={each.where: f"{each.text} ({each.why})" for each in SETTINGS},
-        annexes=list(beside),
     )
+
+
+def figures_of(found: Document) -> list[Figure]:
+    """What a long run must reach, of a report that does not say it itself."""
+    summary = found.summary
+    return figures(
+        schedules=summary.schedules,
+        struck=summary.misfortunes,
+        fewest=min((row.schedules for row in found.cells if not row.reason), default=0),
+        late=summary.recovery_over_lease_p99,
+        measured=sum(each.kills for each in found.recovery),
+    )
+
+
+def made_by(found: Document) -> list[str]:
+    """The commands that made a report: its own, and that of a peer's run which it has kept from before."""
+    summary = found.summary
+    kept = [] if "--peers" in summary.command else [each.command for each in found.peers]
+    return [summary.command, *kept]
 
 
 def beside(found: Document, finding: Finding) -> str:
@@ -231,8 +275,8 @@ def first_problem(result: Result) -> str:
 def replayed(summary: Summary) -> str:
     """How many schedules were played once more, in words."""
     return (
-        f"{summary.again}: in {summary.hung} somebody did not end in time, the others ended better than their fields say, "
-        "or beside them"
+        f"{summary.again}: in {summary.hung} somebody did not end in time ({summary.hangs} times, batches counted once: "
+        f"{may_hang(summary.schedules)} may be), the others ended better than their fields say, or beside them"
     )
 
 
@@ -249,6 +293,7 @@ def _recovery(results: Sequence[Result]) -> list[Recovery]:
             p50=round(quantile(sorted(times), 0.5), 3),
             p99=round(quantile(sorted(times), 0.99), 3),
             worst=round(max(times), 3),
+            times=[round(each, 3) for each in sorted(times)],
         )
         for (store, lease), times in sorted(groups.items())
     ]

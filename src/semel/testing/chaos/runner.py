@@ -17,7 +17,7 @@ import msgspec
 from semel.testing.chaos.cells import PARTS, Cell
 from semel.testing.chaos.driver import Job
 from semel.testing.chaos.frames import receive, send
-from semel.testing.chaos.goals import AGAIN, HUNG, WELL, late, unreached, well
+from semel.testing.chaos.goals import AGAIN, WELL, hangs, hung_again, late, may_hang, unreached, well
 from semel.testing.chaos.harness import EVERY
 from semel.testing.chaos.homes import Homes, estimate
 from semel.testing.chaos.places import Addresses, shared_servers
@@ -81,15 +81,14 @@ class Report(msgspec.Struct, kw_only=True):
     def _played_too_often(self) -> list[str]:
         total = len(self.results)
         again = sum(each.again for each in self.results)
-        hung = sum(each.hung for each in self.results)
         found = []
         if again > max(_FEW, AGAIN * total):
             found.append(f"{again} of {total} schedules had no verdict at the first try: {AGAIN:.0%} may")
-        if hung > max(_FEW, HUNG * total):
+        if (hung := hangs(self.results)) > (most := may_hang(total)):
             found.append(
-                f"in {hung} of {total} schedules somebody did not end at the first try: {HUNG:.1%} may"
+                f"{hung} times in {total} schedules somebody did not end at the first try: {most} may be"
             )
-        return found
+        return found + [f"somebody did not end more than once in {name}" for name in hung_again(self.results)]
 
     @property
     def _seen(self) -> set[str]:

@@ -40,6 +40,8 @@ class Result(msgspec.Struct, kw_only=True):
     number: int = 0
     together: int = 1
     """How many schedules were struck by the same misfortune of their server."""
+    batch: str = ""
+    """The lane whose schedules of this round those are."""
     again: bool = False
     """At the first try somebody did not end in time, or it ended better than its cell says: it was played once more."""
     first: str = ""

@@ -64,6 +64,7 @@ def _drive(line: socket.socket, addresses: Addresses) -> NoReturn:
     try:
         while (text := receive(line)) is not None:
             send(line, msgspec.json.encode(run(msgspec.json.decode(text, type=list[Job]), places)))
+            gc.collect()  # of this driver's own, which is little: what it keeps, every fork copies
     finally:
         places.close()
         os._exit(0)

@@ -179,8 +179,8 @@ class Bench:
         await self.finish(ask, kind, **options)
         return ask
 
-    async def forget(self, scope: Scope, *, actor: str = "", reason: str = "") -> Answer:
-        end = Settle(scope, b"", Kind.FORGOTTEN, RETENTION * self.unit, actor=actor, reason=reason)
+    async def forget(self, scope: Scope, *, actor: str = "", reason: str = "", nonce: bytes = b"") -> Answer:
+        end = Settle(scope, nonce, Kind.FORGOTTEN, RETENTION * self.unit, actor=actor, reason=reason)
         return await self.settle(end)
 
     async def renew(self, ask: Ask, *, lease: float = LEASE, retention: float = RETENTION) -> Answer:

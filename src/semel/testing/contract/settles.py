@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from semel.model import Answer, Busy, Kind, Policy, Replay, State, Won
+from semel.records import NOBODY
 from semel.testing.contract.bench import FAILURE, LABELS, LEASE, RETENTION, Bench, clause, step
 
 __all__ = ["LeaseClauses", "SettleClauses", "StepClauses"]
@@ -154,10 +155,23 @@ class SettleClauses:
             assert await bench.peek(ask.scope) is None
 
     @clause
+    async def test_R16_a_late_copy_of_a_forget_leaves_the_next_record(self, bench: Bench) -> None:
+        ask = await bench.settled(Kind.DONE)
+        assert await bench.forget(ask.scope, nonce=ask.nonce, actor="ada") is Answer.OK
+        assert await bench.forget(ask.scope, nonce=ask.nonce, actor="ada") is Answer.OK, "it is gone already"
+        again = await bench.win(ask.scope)
+        assert await bench.forget(ask.scope, nonce=ask.nonce, actor="ada") is Answer.LOST, "of a live run"
+        await bench.finish(again, result=b"new")
+        assert await bench.forget(ask.scope, nonce=ask.nonce, actor="ada") is Answer.LOST
+        assert (await bench.record(ask.scope)).result == b"new"
+        assert len(await bench.history(ask.scope)) == 1
+
+    @clause
     async def test_R19_forget_removes_a_tombstone(self, bench: Bench) -> None:
         ask = await bench.settled(Kind.DONE, retention=LEASE, tombstone=RETENTION)
         await bench.wait(LEASE + 4)
-        assert await bench.forget(ask.scope) is Answer.OK
+        assert await bench.forget(ask.scope, nonce=NOBODY) is Answer.LOST
+        assert await bench.forget(ask.scope, nonce=ask.nonce) is Answer.OK
         assert isinstance(await bench.claim(bench.ask(ask.scope)), Won)
 
     @clause

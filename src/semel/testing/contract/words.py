@@ -7,6 +7,7 @@ from __future__ import annotations
 from semel.errors import OutcomeUnknown
 from semel.keys import Scope
 from semel.model import Answer, Event, Kind, Policy, Replay, State, Unknown, Won
+from semel.records import NOBODY
 from semel.testing.contract.bench import FAILURE, LEASE, RETENTION, Bench, clause, step
 
 __all__ = ["AuditClauses", "ResolveClauses", "UnreadableClauses"]
@@ -194,8 +195,22 @@ class UnreadableClauses:
         assert await bench.peek(ask.scope) is None
         assert isinstance(await bench.claim(bench.ask()), Won)
 
+    @clause
+    async def test_R16_an_unreadable_record_is_forgotten_under_the_nonce_that_peek_tells_or_nobodys(
+        self, bench: Bench
+    ) -> None:
+        ask = await bench.settled(Kind.DONE)
+        bench.spoil(ask.scope)
+        nonce = (await _assert_unreadable(bench, ask.scope)).nonce or NOBODY
+        assert await bench.forget(ask.scope, nonce=nonce, actor="ada") is Answer.OK
+        assert await bench.peek(ask.scope) is None
+        again = await bench.settled(Kind.DONE, result=b"new")
+        assert await bench.forget(again.scope, nonce=nonce, actor="ada") is Answer.LOST, "a late copy"
+        assert (await bench.record(again.scope)).result == b"new"
+        assert len(await bench.history(again.scope)) == 1
 
-async def _assert_unreadable(bench: Bench, scope: Scope) -> None:
+
+async def _assert_unreadable(bench: Bench, scope: Scope) -> OutcomeUnknown:
     raised: OutcomeUnknown | None = None
     try:
         await bench.store.peek(scope)
@@ -203,6 +218,7 @@ async def _assert_unreadable(bench: Bench, scope: Scope) -> None:
         raised = error
     assert raised is not None, "peek showed a record that cannot be read"
     assert raised.unreadable
+    return raised
 
 
 class AuditClauses:

@@ -128,7 +128,7 @@ def _cancelled_settle_is_dropped() -> Sequence[Patch]:
         answer: Any
         try:
             answer = (await self._store.settle((end,)))[0]
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - as the real one: no answer is no end
             answer = error
         if answer is Answer.OK:
             self._heart.remove(run)

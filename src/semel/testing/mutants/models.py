@@ -86,6 +86,18 @@ def _record_dies_before_its_lease() -> Sequence[Patch]:
     return [(model, "_running_expiry", running_expiry)]
 
 
+@mutant("released-key-is-refused", check="R14")
+def _released_key_is_refused() -> Sequence[Patch]:
+    """A key that its owner gave back is refused to others for the length of a lease."""
+    real = model._reclaim_released
+
+    def reclaim(record: Record, ask: Ask, now: float) -> Any:
+        left = record.updated + ask.lease - now
+        return (Busy(left, record.attempts), None) if left > 0 else real(record, ask, now)
+
+    return [(model, "_reclaim_released", reclaim)]
+
+
 @mutant("mismatch-unseen-while-running", check="I6")
 def _mismatch_unseen_while_running() -> Sequence[Patch]:
     """Fingerprints are compared with settled records only."""

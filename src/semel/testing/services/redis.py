@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from semel.testing.services import home
-from semel.testing.services.server import Server, ServerMissing, find_program
+from semel.testing.services.server import START_TIMEOUT, Server, ServerMissing, find_program
 
 Appendonly = Literal["no", "everysec", "always"]
 Setting = str | int
@@ -98,9 +99,19 @@ class RedisServer(Server):
         # The process id tells our server from a stranger's that took the port.
         if self.command("INFO", "server", timeout=1)["process_id"] != self.pid:
             raise ConnectionError("another server answers on this port")
+        if self.loading:
+            raise ConnectionError("it reads its data")
+
+    @property
+    def loading(self) -> bool:
+        """It lives and answers INFO, and refuses most commands until it has read its data."""
+        return bool(self.command("INFO", "persistence", timeout=1).get("loading"))  # a sentinel has no data
 
     def command(self, *words: str | int | bytes, timeout: float = 5.0) -> Any:
-        """Send one command on a connection of its own, never retried: `server.command("CONFIG", "SET", …)`."""
+        """Send one command on a connection of its own, never retried: `server.command("CONFIG", "SET", …)`.
+
+        A server that reads its data, as a replica does that its master has just sent all of it, has refused it: it is asked again.
+        """
         import redis
         from redis.backoff import NoBackoff
         from redis.retry import Retry
@@ -113,8 +124,15 @@ class RedisServer(Server):
             socket_timeout=timeout,
             retry=Retry(NoBackoff(), 0),
         )
+        deadline = time.monotonic() + START_TIMEOUT
         with client:
-            return client.execute_command(*words)  # type: ignore[no-untyped-call]  # redis-py has no types there
+            while True:
+                try:
+                    return client.execute_command(*words)  # type: ignore[no-untyped-call]  # redis-py has no types there
+                except redis.BusyLoadingError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.01)
 
     def info(self, section: str) -> dict[str, Any]:
         """A section of INFO, decoded: `server.info("commandstats")`."""

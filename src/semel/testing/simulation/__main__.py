@@ -1,7 +1,7 @@
 """`python -m semel.testing.simulation`: explore schedules, or replay one.
 
 Leaves with 1 when a promise was broken, with 3 when none was but the run proves nothing: a fault window was never hit, too
-few calls ended after the faults, too many histories were not decided.
+few calls ended after the faults, too many histories were not decided, a mode that promises less never showed it.
 """
 
 from __future__ import annotations
@@ -169,6 +169,7 @@ def _show(report: Report) -> None:
     print(f"  refused with {_counted(report.refusals)}")
     print(f"histories: {report.histories}, of which {report.undecided} too long to decide")
     print(f"keys whose effect was made twice, by mode: {_counted(report.doubled)}")
+    print(f"keys whose outcome was told as unknown, by mode: {_counted(report.unknown)}")
     for name, number in sorted(report.reached.items()):
         print(f"  {number:8d} {name}")
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from semel.testing.simulation.invariants import CHECKS
 from semel.testing.simulation.reach import ended_share
 from semel.testing.simulation.runner import Report
 from semel.testing.simulation.workloads import workload_of
@@ -29,16 +30,18 @@ def publish(folder: Path, workload: str, first: int, report: Report, *, command:
     known = _read(folder / "simulation.json")
     runs = [run for run in known.get("runs", ()) if run["workload"] != workload]
     windows: dict[str, dict[str, Any]] = {each["window"]: each for each in known.get("windows", ())}
-    for name in sorted({*windows, *workload_of(workload).windows}):
-        row = windows.setdefault(name, {"window": name})
-        if name in workload_of(workload).windows:
-            row[workload] = report.reached.get(name, 0)
+    for row in windows.values():
+        row.pop(workload, None)  # of an earlier run, whose windows may have been others
+    for name in workload_of(workload).windows:
+        windows.setdefault(name, {"window": name})[workload] = report.reached.get(name, 0)
     told = {
         "title": "The simulator",
         **_made(),
+        "workloads": len(runs) + 1,
+        "checks": len(CHECKS),
         "schedules": sum(run["schedules"] for run in runs) + report.schedules,
         "runs": sorted([*runs, _run(workload, first, report, command)], key=lambda run: -run["schedules"]),
-        "windows": [windows[name] for name in sorted(windows)],
+        "windows": [windows[name] for name in sorted(windows) if len(windows[name]) > 1],
     }
     _write(folder, "simulation.json", told)
 
@@ -46,6 +49,7 @@ def publish(folder: Path, workload: str, first: int, report: Report, *, command:
 def _run(workload: str, first: int, report: Report, command: str) -> dict[str, Any]:
     return {
         "workload": workload,
+        **_made(),
         "schedules": report.schedules,
         "first seed": first,
         "last seed": first + report.schedules - 1,
@@ -57,11 +61,15 @@ def _run(workload: str, first: int, report: Report, command: str) -> dict[str, A
         "refused": report.after.get("refused", 0),
         "histories": report.histories,
         "undecided": report.undecided,
-        "keys doubled, by mode": ", ".join(f"{mode} {n}" for mode, n in sorted(report.doubled.items()) if n)
-        or "none",
+        "keys doubled, by mode": _by_mode(report.doubled),
+        "keys unknown, by mode": _by_mode(report.unknown),
         "seconds": round(report.seconds),
         "command": command,
     }
+
+
+def _by_mode(numbers: dict[str, int]) -> str:
+    return ", ".join(f"{mode} {number}" for mode, number in sorted(numbers.items()) if number) or "none"
 
 
 def publish_mutants(folder: Path, caught: Sequence[dict[str, Any]], *, command: str) -> None:
@@ -70,6 +78,7 @@ def publish_mutants(folder: Path, caught: Sequence[dict[str, Any]], *, command: 
         "title": "Planted bugs",
         **_made(),
         "planted": len(caught),
+        "checks": len({each["caught by"].partition(" ")[0] for each in caught} - {""}),
         "caught": sum(bool(each["caught by"]) for each in caught),
         "command": command,
         "mutants": list(caught),

@@ -53,9 +53,9 @@ def shortcomings(report: Report, workload: str) -> list[str]:
         )
     if report.undecided > MOST_UNDECIDED * max(report.histories, 1):
         found.append(f"{report.undecided} of {report.histories} histories were too long to be decided")
-    found += [
-        f"mode {mode} never showed what it does not promise"
-        for mode in known.shows
-        if not report.doubled.get(mode)
-    ]
+    counted = {"doubled": report.doubled, "unknown": report.unknown}
+    for shown in known.shows:
+        mode, _, anomaly = shown.partition(" ")
+        if not counted[anomaly].get(mode):
+            found.append(f"mode {mode} never showed what it does not promise: no key was {anomaly}")
     return found

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,6 +31,9 @@ class Report(msgspec.Struct):
     failures: list[tuple[int, list[str]]] = []
     reached: dict[str, int] = {}
     doubled: dict[str, int] = {}
+    """Keys whose effect was made more than once, by mode."""
+    unknown: dict[str, int] = {}
+    """Keys of which a caller was told that nobody knows their outcome, by mode."""
     during: dict[str, int] = {}
     """Calls that began before the last fault had ended, by how they ended (`reach.CLASSES`)."""
     after: dict[str, int] = {}
@@ -45,7 +49,7 @@ class Report(msgspec.Struct):
         self.failures += other.failures
         self.histories += other.histories
         self.undecided += other.undecided
-        for name in ("reached", "doubled", "during", "after", "refusals"):
+        for name in ("reached", "doubled", "unknown", "during", "after", "refusals"):
             mine: dict[str, int] = getattr(self, name)
             for key, number in getattr(other, name).items():
                 mine[key] = mine.get(key, 0) + number
@@ -58,7 +62,7 @@ def check(plan: Plan) -> tuple[list[str], World]:
         world.run()
     except Exception as error:  # noqa: BLE001 - a deadlock or a crash of the flow is a finding like any other
         last = traceback.extract_tb(error.__traceback__)[-1]
-        return [f"{type(error).__name__}: {error} ({os.path.basename(last.filename)}:{last.lineno})"], world  # noqa: PTH119
+        return [f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"], world
     return violations(world), world
 
 
@@ -155,11 +159,13 @@ def _tally(world: World) -> Report:
             refusals[answer.error] += 1
     # What the audit asked again because the answer had got lost is a refusal as well.
     after["refused"] += world.asked_again
+    doubts = {answer.op.name for answer in world.answers if answer.error == "OutcomeUnknown"}
     twice: dict[str, int] = {world.plan.mode: doubled(world)}
     return Report(
         1,
         reached=dict(world.reached),
         doubled=twice,
+        unknown={world.plan.mode: len(doubts)},
         during=dict(during),
         after=dict(after),
         refusals=dict(refusals),

@@ -39,7 +39,7 @@ class Workload(msgspec.Struct, frozen=True):
     windows: frozenset[str] = frozenset()
     """Names in `World.reached` (a point, a fault, "fault@point", "fault@verb"): a run in which one was never hit is invalid."""
     shows: tuple[str, ...] = ()
-    """Modes that promise less than once, and must have shown it: else the faults did not bite."""
+    """Where a mode promises less, what it must have shown ("retry doubled", "hold unknown"): else the faults did not bite."""
 
 
 _registered: dict[str, Workload] = {}

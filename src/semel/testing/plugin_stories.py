@@ -1,0 +1,63 @@
+"""What to tell of an error that the user's code raised: their own lines and the causes, not what drivers and semel did meanwhile."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import semel
+
+__all__ = ["story_of", "text_of"]
+
+_OTHERS = (
+    str(Path(semel.__file__).parent),
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
+"""Folders of files that are not the user's."""
+
+
+def text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - it is the user's class
+        return "(its text could not be made)"
+
+
+def story_of(error: BaseException) -> str:
+    """The user's lines that led to it, and those of its causes. The error itself is told elsewhere."""
+    told = "\n".join(_told(error, text_of(error), set()))
+    if told or isinstance(error, semel.SemelError):
+        return told
+    return "\n".join(_shown(traceback.extract_tb(error.__traceback__)[-1:]))  # a handler out of a library
+
+
+def _told(error: BaseException, known: str, seen: set[int]) -> Iterator[str]:
+    seen.add(id(error))
+    yield from _lines(error)
+    behind = [*(error.exceptions if isinstance(error, BaseExceptionGroup) else ()), _cause(error)]
+    for each in behind:
+        if each is None or id(each) in seen:
+            continue
+        text, lines = text_of(each), [*_lines(each)]
+        # A cause that the error has told already, and that no line of theirs raised, is an echo.
+        if lines or text.partition("\n")[0] not in known:
+            yield f"because of {type(each).__name__}: {text}".rstrip(": ")
+        yield from _told(each, f"{known}\n{text}", seen)
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _lines(error: BaseException) -> Iterator[str]:
+    frames = traceback.extract_tb(error.__traceback__)
+    return _shown(frame for frame in frames if not frame.filename.startswith((*_OTHERS, "<frozen ")))
+
+
+def _shown(frames: Iterable[traceback.FrameSummary]) -> Iterator[str]:
+    for frame in frames:
+        yield f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}'
+        if frame.line:
+            yield f"    {frame.line}"
