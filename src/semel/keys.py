@@ -162,6 +162,16 @@ class Scope(msgspec.Struct, frozen=True, gc=False):
     def __hash__(self) -> int:
         return hash(self.hash)
 
+    def __eq__(self, other: object) -> bool:
+        # Not `stored`: a scope that messages tell otherwise is the same one.
+        return self is other or (
+            isinstance(other, Scope)
+            and self.hash == other.hash
+            and self.key == other.key
+            and self.operation == other.operation
+            and self.tenant == other.tenant
+        )
+
     def __repr__(self) -> str:
         return f"<Scope {self.tenant}/{self.operation}/{mask(self.key)} {self.hex[:12]}>"
 

@@ -69,7 +69,7 @@ class Words(msgspec.Struct):
     misuse: bool = False
 
 
-class Strike(msgspec.Struct, frozen=True):
+class _Strike(msgspec.Struct, frozen=True):
     """A fault came to its window."""
 
     place: Window | None
@@ -144,7 +144,7 @@ class Child:
                 os._exit(0)
 
     def say_struck(self, place: Window | None) -> None:
-        self._said.write(b"!" + msgspec.json.encode(Strike(place)) + b"\n")
+        self._said.write(b"!" + msgspec.json.encode(_Strike(place)) + b"\n")
 
     def wait(self, deadline: float = inf) -> Literal["ended", "stopped", "late"]:
         while not self.ended:
@@ -161,7 +161,7 @@ class Child:
     def wake(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
-    def words(self, deadline: float = inf) -> tuple[Strike | None, Words]:
+    def words(self, deadline: float = inf) -> tuple[_Strike | None, Words]:
         """How it was struck, if it was, and its last words. A killed one has none; one that is late is killed."""
         if self.wait(deadline) == "late":
             self.end()
@@ -171,7 +171,7 @@ class Child:
         strike = None
         if text.startswith(b"!"):
             told, _, text = text[1:].partition(b"\n")
-            strike = msgspec.json.decode(told, type=Strike)
+            strike = msgspec.json.decode(told, type=_Strike)
         return strike, msgspec.json.decode(text[1:], type=Words) if text else Words(error=self._silence())
 
     def _silence(self) -> str:
