@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.debts import Debts
+from semel.layers.coalesce import Coalesce
 from semel.model import Won
 from semel.run import Run
 from semel.testing.mutants.plant import planted
@@ -20,7 +21,7 @@ FENCED = Plan(
     (
         (Op("k0", 0.0, 0.0, 0.0),),
         (
-            Op("k0", 6.5, 0.0, 2.0, kind="forget"),
+            Op("k0", 6.4, 0.0, 2.0, kind="forget"),
             Op("k0", 0.0, 0.0, 20.0),
             Op("k0", 0.0, 0.0, 0.0),
         ),
@@ -58,6 +59,31 @@ NOTED_TWICE = Plan(
 )
 """Worker 1 is cancelled while it notes a step and notes it again; the first note, which nobody hears of, arrives last and
 decides when the released key is over (R14)."""
+
+
+ASKED_BEFORE = Plan(
+    16540,
+    "tx",
+    2.0,
+    0.01,
+    ((Op("k0", 0.0, 0.01, 2.0),), (), (Op("k0", 0.0, 0.0, 20.0), Op("k0", 0.0, 0.0, 2.0))),
+    (),
+)
+"""Two callers of worker 2 wait for worker 0. One of them has subscribed, and asks once more; the other one's question is still on
+its way, was decided before the key was done, and is answered: Busy."""
+
+
+def test_R30_who_waits_is_not_told_what_was_asked_before_he_was_subscribed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not check(ASKED_BEFORE)[0]
+    shared = Coalesce._busy_too
+    monkeypatch.setattr(
+        Coalesce, "_busy_too", lambda self, flight, ask, began: shared(self, flight, ask, 0.0)
+    )
+    assert check(ASKED_BEFORE)[0] == [
+        "R30: a caller of default/default/k0 slept on after the outcome was there"
+    ]
 
 
 def test_R17_who_was_told_that_he_lost_a_key_does_not_claim_it_again_when_it_vanished(

@@ -1,8 +1,8 @@
 """Callers of one key inside a process cost one claim: one leads, the others follow its claim and its outcome (R31).
 
 A follower keeps its own fingerprint, wait and policy: it is answered `Busy` while the leader runs, `Replay` or
-`Mismatch` from the leader's outcome, `Busy` with a leader who was told so for the same request, and asks the store itself in
-every other case: all at once, never one after the other. When a leader fails, is cancelled or loses its key, its followers
+`Mismatch` from the leader's outcome, `Busy` with a leader who was told so for the same request and asked no earlier, and asks
+the store itself in every other case: all at once, never one after the other. When a leader fails, is cancelled or loses its key, its followers
 are woken and one of them leads.
 """
 
@@ -80,7 +80,7 @@ class Coalesce(Layer):
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
         if len(asks) != 1:
             return await self.inner.claim(asks)
-        ask, until = asks[0], 0.0
+        ask, began = asks[0], 0.0
         for _ in range(_LEADERS):
             # atomic: one of two threads leads
             flight = self._flights.setdefault(
@@ -88,11 +88,13 @@ class Coalesce(Layer):
             )
             if flight is mine:
                 return await self._lead(flight, asks)
-            until = until or now + self._timeout
-            verdict = await self._told(flight, ask, max(0.0, until - now))
+            began = began or now
+            verdict = await self._told(flight, ask, began, max(0.0, began + self._timeout - now))
             if verdict is not None:
                 return [verdict]
-            if flight.refused or flight.record is not None:
+            if flight.record is not None or (
+                flight.refused and (flight.busy is None or flight.as_of >= began)
+            ):
                 break
         return await self.inner.claim(asks)
 
@@ -121,7 +123,7 @@ class Coalesce(Layer):
                 flight.busy = ask, verdict
             self._land(key, flight, verdict.record if type(verdict) is Replay else None)
 
-    async def _told(self, flight: _Flight, ask: Ask, patience: float) -> Verdict | None:
+    async def _told(self, flight: _Flight, ask: Ask, began: float, patience: float) -> Verdict | None:
         """A follower's answer: what the leader knows, once it knows. None: it knows nothing for this one."""
         if flight.leader == ask.nonce:
             return None
@@ -139,11 +141,15 @@ class Coalesce(Layer):
         # The same flight, though it may have landed meanwhile: its record, if any, is this follower's answer.
         if (record := flight.record) is not None:
             return self._follow(flight, record, ask)
-        return self._busy_too(flight, ask)
+        return self._busy_too(flight, ask, began)
 
-    def _busy_too(self, flight: _Flight, ask: Ask) -> Busy | None:
-        """What a leader was told of an owner elsewhere holds for those who ask the same."""
-        if flight.busy is None or ask.takeover:
+    def _busy_too(self, flight: _Flight, ask: Ask, began: float) -> Busy | None:
+        """What a leader was told of an owner elsewhere holds for those who ask the same, and asked before it did.
+
+        Of a question that was on its way when they came they learn nothing: one who waits asks again once he is subscribed, and
+        an end between that question and his subscription would be told to nobody. They ask together, led by one of them.
+        """
+        if flight.busy is None or ask.takeover or flight.as_of < began:
             return None
         asked, busy = flight.busy
         same = (asked.fingerprint, asked.fingerprint_version) == (ask.fingerprint, ask.fingerprint_version)

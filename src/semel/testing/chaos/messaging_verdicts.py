@@ -46,7 +46,7 @@ def judged(cell: Cell, story: Story) -> tuple[Verdict, str]:
     """The verdict, and what is wrong besides; empty when nothing is."""
     found, rows = _seen(cell, story)
     problem = next(filter(None, (rule(cell, story, found, rows) for rule in _RULES)), "")
-    return _verdict(cell, story, found), problem
+    return _verdict(cell, story, found, rows), problem
 
 
 def certain(cell: Cell, story: Story) -> str:
@@ -69,14 +69,20 @@ def _is_over(story: Story) -> bool:
     return last is not None and not last.error
 
 
-def _verdict(cell: Cell, story: Story, found: Sequence[str]) -> Verdict:
+def _due(cell: Cell, rows: Sequence[str]) -> list[str]:
+    """What must have arrived. The heir writes the last one of each key itself, with its row: without that there is no message."""
+    mine = set() if cell.mode.startswith("inbox") else {*wanted(cell)} - {*ids_of()}
+    return [name for name in wanted(cell) if name not in mine or f"row {name}" in rows]
+
+
+def _verdict(cell: Cell, story: Story, found: Sequence[str], rows: Sequence[str]) -> Verdict:
     if not _is_over(story):
         return Verdict.STUCK
     times = Counter(found)
     # First: who loses may do so where that is expected, and double nowhere. What is lost besides is a rule's affair.
     if any(times[name] > 1 for name in times):
         return Verdict.DOUBLED
-    if any(not times[name] for name in wanted(cell)):
+    if any(not times[name] for name in _due(cell, rows)):
         return Verdict.LOST
     # What a dead consumer had is handed out again in the broker's own order.
     return Verdict.ONCE if cell.mode.startswith("inbox") or _ordered(found) else Verdict.REORDERED
@@ -104,11 +110,11 @@ def _first_in_order(cell: Cell, _: Story, found: Sequence[str], __: Sequence[str
     return "" if ordered else f"reordered: {' '.join(found)}"
 
 
-def _none_lost(cell: Cell, story: Story, found: Sequence[str], _: Sequence[str]) -> str:
+def _none_lost(cell: Cell, story: Story, found: Sequence[str], rows: Sequence[str]) -> str:
     """Who may double loses nothing: a verdict has one word, and a message that is there twice hides none that is missing."""
     if cell.expected is Verdict.LOST or not _is_over(story):
         return ""
-    missing = [name for name in wanted(cell) if name not in found]
+    missing = [name for name in _due(cell, rows) if name not in found]
     return f"lost: {' '.join(missing)}" if missing else ""
 
 
