@@ -41,9 +41,12 @@ SERIAL = {"chaos", "simulation"}  # they keep all cores busy by processes of the
 # Nothing but work for the processor, in virtual time: done beside the other parts, while those wait, at the lowest priority there is.
 # A part that keeps all cores busy comes when this is over: nobody could do anything beside it.
 ASIDE = ("lint", "simulation")
-# Much of their time these wait for what was killed, paused or started: two processes more.
+# Much of their time these wait for what was killed, paused or started: two processes more, or one in each of two runs at a time.
 WAITING = {"grpc", "http", "messaging", "ops", "plugin", "processes", "races", "within"}
 FIRST = ("unit", "typing", "contract")
+# Of a complete run two are played at a time, these first: much of their time they wait, and one's last long test is no idle core.
+LONGEST = ("ops", "messaging", "within", "http", "plugin")
+LANES = 2
 # These share one run: each would leave a core idle while its last long test ends, and start everything for a few seconds:
 # every process of a run imports all drivers and starts a server of each kind for itself.
 TOGETHER = (
@@ -168,12 +171,30 @@ def _all(runs: list[list[str]], options: argparse.Namespace, measured: set[str])
     at_once = not options.part and options.workers > 1
     aside = [part for run in runs for part in run if at_once and part in ASIDE]
     rest = sorted((run for run in runs if run[0] not in aside), key=lambda run: run[0] in SERIAL)
+    together = [run for run in rest if at_once and run[0] not in {*SERIAL, "lint"}]
     with _Aside(aside, options) as beside:
+        yield from _in_lanes(together, options, measured)
         for run in rest:
+            if run in together:
+                continue
             if run[0] in SERIAL:
                 yield from beside.rows()
             yield from _lint() if run == ["lint"] else [_pytest(run, options, measured=run[0] in measured)]
         yield from beside.rows()
+
+
+def _in_lanes(runs: list[list[str]], options: argparse.Namespace, measured: set[str]) -> Iterator[Row]:
+    """Two runs at a time. What each prints is shown when it has ended."""
+    rank = {part: at for at, part in enumerate(LONGEST)}
+    runs = sorted(runs, key=lambda run: rank.get(run[0], len(rank)))
+    lanes = ThreadPoolExecutor(LANES)
+    try:
+        yield from lanes.map(lambda run: _pytest(run, options, measured=run[0] in measured, lane=True), runs)
+    finally:  # also when we are interrupted: what waits is not begun, and what runs is ended
+        lanes.shutdown(wait=False, cancel_futures=True)
+        for process in list(_LIVE):
+            process.kill()
+        lanes.shutdown()
 
 
 class _Aside:
@@ -243,9 +264,9 @@ def _lint_one(name: str) -> Row:
 
 
 # -- tests --------------------------------------------------------------------------------------------------------------
-def _pytest(parts: list[str], options: argparse.Namespace, *, measured: bool) -> Row:
+def _pytest(parts: list[str], options: argparse.Namespace, *, measured: bool, lane: bool = False) -> Row:
     name = " ".join(parts)
-    print(f"==== {name}", flush=True)
+    print(f"==== {name}{': begun' if lane else ''}", flush=True)
     runner = ["coverage", "run", "-m", "pytest"] if measured else ["pytest"]
     report = RESULTS / f"{'-'.join(parts)}.xml"
     report.unlink(missing_ok=True)  # the other parts' stay: somebody may be running them at the same time
@@ -254,13 +275,17 @@ def _pytest(parts: list[str], options: argparse.Namespace, *, measured: bool) ->
     start_again = [sys.executable, "-m", *runner, "-o", f"cache_dir={memory}", "--maxfail=0"]
     command = [*start_again, *(f"tests/{part}" for part in parts), f"--junitxml={report}"]
     if options.workers > 1 and not SERIAL.intersection(parts):
-        command += ["-n", str(options.workers + 2 * bool(WAITING.intersection(parts))), "--dist=loadgroup"]
+        more = (1 if lane else 2) * bool(WAITING.intersection(parts))
+        command += ["-n", str(options.workers + more), "--dist=loadgroup"]
     if options.k:
         command += ["-k", options.k]
     if options.aside:
         command += ["--timeout=900"]  # it comes to it when the others wait
     start = time.monotonic()
-    code = _played(command, _environment(parts), None if options.long or options.aside else PATIENCE)
+    log = RESULTS / f"{'-'.join(parts)}.log" if lane else None
+    code = _played(command, _environment(parts), None if options.long or options.aside else PATIENCE, log)
+    if log is not None:
+        print(f"==== {name}\n{log.read_text('utf-8', 'replace')}", flush=True)
     passed, failed, skipped = _counts(report)
     unsteady: tuple[str, ...] = ()
     if code == 1 and not (options.part or options.k or options.aside):
@@ -274,10 +299,19 @@ def _pytest(parts: list[str], options: argparse.Namespace, *, measured: bool) ->
     return Row(name, ok, time.monotonic() - start, passed, failed, skipped, note, unsteady)
 
 
-def _played(command: list[str], environment: dict[str, str], patience: float | None) -> int:
+_LIVE: set[subprocess.Popen[bytes]] = set()
+
+
+def _played(command: list[str], environment: dict[str, str], patience: float | None, log: Path | None) -> int:
     """The exit code. A part that does not end is interrupted, so that its servers are stopped: pytest-xdist waits for ever when a
     process dies behind its last test."""
-    with subprocess.Popen(command, env=environment) as process:
+    with contextlib.ExitStack() as opened:
+        output = None if log is None else opened.enter_context(log.open("wb"))
+        process = opened.enter_context(
+            subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        )
+        _LIVE.add(process)
+        opened.callback(_LIVE.discard, process)
         try:
             return process.wait(patience)
         except subprocess.TimeoutExpired:
