@@ -251,7 +251,7 @@ class Face:
     def _call(
         self,
         key: str,
-        fn: Callable[..., Any] | None,
+        fn: Callable[..., Any],
         args: tuple[Any, ...],
         given: dict[str, Any],
         *,
@@ -265,8 +265,9 @@ class Face:
         if type(key) is not str and callable(key):
             raise InvalidKey("the key comes first, then the function: execute(key, fn, *arguments)")
         codec = None
-        if fn is not None and (codec := known_codec(fn)) is None:
-            if not callable(fn):
+        runs = fn is not nothing_to_run
+        if runs and (codec := known_codec(fn)) is None:
+            if not callable(fn):  # None, too: a callback that somebody forgot is no effect that was made
                 raise _not_a_function(fn)
             refuse_generator(fn)
         if given:
@@ -276,9 +277,9 @@ class Face:
             print_ = self._fingerprint(
                 given.pop("request", None), given.pop("fingerprint", None), given.pop("fields", None)
             )
-            if kwargs is not None and not isinstance(kwargs, Mapping):
+            if kwargs is not None and not _are_arguments(kwargs):
                 raise ConfigurationError(
-                    f"kwargs must be a mapping of arguments for the function, not {kwargs!r}"
+                    f"kwargs must be a mapping of arguments for the function, each by its name, not {kwargs!r}"
                 )
         options = self._options(given) if given else self._defaults
         if inline and not options.inline:
@@ -288,18 +289,18 @@ class Face:
                 'this call has no request= and no fingerprint=, and fingerprints="required"'
             )
         if keep and (codec is None or options.result_type is not None):
-            codec = codec_for(fn, options.result_type)
+            codec = codec_for(fn if runs else None, options.result_type)
         scope = make_scope(self._prefix, options.tenant, options.operation, key, readable)
         return Call(
             scope if self._names is None else self._names.shown(scope),
             key,
             options,
-            fn or nothing_to_run,
+            fn,
             args,
             kwargs or _NO_KWARGS,
             codec if keep else None,
             print_,
-            checked_labels(labels) if labels else None,
+            (checked_labels(labels) or None) if labels is not None else None,
         )
 
     @staticmethod
@@ -329,9 +330,9 @@ class Face:
                 raise ConfigurationError(f"a scope has its own {' and '.join(sorted(given))}: leave them out")
             where = where | {"tenant": key.tenant, "operation": key.operation}
             return msgspec.structs.replace(
-                self._call("any", None, (), where, claims=False), scope=key, key=key.key
+                self._call("any", nothing_to_run, (), where, claims=False), scope=key, key=key.key
             )
-        return self._call(key, None, (), where, claims=False)
+        return self._call(key, nothing_to_run, (), where, claims=False)
 
     def _warn_if_off(self, depth: int) -> None:
         """For who looks at records, or decides about them: there are none."""
@@ -416,6 +417,10 @@ class Face:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {type(self._store).__name__}>"
+
+
+def _are_arguments(kwargs: Any) -> bool:
+    return isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)
 
 
 def _not_a_function(thing: Any) -> ConfigurationError:

@@ -18,7 +18,7 @@ from semel.coroutines import is_async
 from semel.errors import ConfigurationError
 from semel.run import run_or_none
 from semel.running import clock_of
-from semel.runtime import NO_INTERRUPT, Interrupt, Parker, Ticker, stopped, ticked
+from semel.runtime import NO_INTERRUPT, Interrupt, Parker, Stopped, Ticker, ticked
 
 __all__ = ["LoopRuntime", "is_async", "running_loop"]
 
@@ -56,7 +56,9 @@ def _boxed(
     try:
         return context.run(fn, *args, **kwargs), None
     except StopIteration as error:
-        return None, stopped(error)
+        problem = Stopped(error)
+        problem.__cause__ = error
+        return None, problem
     except BaseException as error:  # noqa: BLE001 - raised again on the loop
         return None, error
 

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from semel import keeping, reconciling
+from semel.calls import nothing_to_run
 from semel.claims import AsyncClaim, Claim
 from semel.decorator import AsyncDecorator, Decorator, decorate
 from semel.errors import ConfigurationError, SemelWarning
@@ -122,7 +123,7 @@ class Semel(Face):
 
         Inside: `claim.replayed` and `claim.value` when it has been done, else `claim.complete(value)` or `claim.fail(error)`.
         """
-        call = self._call(key, None, (), options)
+        call = self._call(key, nothing_to_run, (), options)
         return Claim(self._engine(), call if self.enabled else self._unprotected(call), verdicts=verdicts)
 
     def within(self, transaction: object) -> Within:
@@ -329,7 +330,7 @@ class AsyncSemel(Face):
 
         Inside: `claim.replayed` and `claim.value` when it has been done, else `await claim.complete(value)` or `.fail(error)`.
         """
-        call = self._call(key, None, (), options)
+        call = self._call(key, nothing_to_run, (), options)
         return AsyncClaim(
             self._engine(), call if self.enabled else self._unprotected(call), verdicts=verdicts
         )

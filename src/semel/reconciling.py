@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from semel import model
-from semel.calls import Call
+from semel.calls import Call, nothing_to_run
 from semel.errors import (
     ConfigurationError,
     InProgress,
@@ -35,8 +35,11 @@ __all__ = ["Reconciled", "Recovery", "reconcile"]
 _PAGE: Final = 500
 _PATIENCE: Final = 100  # it looks at so many times its limit at most
 _LOST: Final = frozenset({State.RUNNING, State.UNKNOWN})
-_MEANWHILE: Final = (InProgress, OutcomeUnknown, PreviousFailure, KeyExpired)
-"""What a resumed run may meet though nothing went wrong: another one has the key, or settled it, or nobody can tell yet."""
+_ELSEWHERE: Final = (InProgress, PreviousFailure, KeyExpired)
+"""Another one has the key, or settled it, since it was looked at: there is nothing left to do about it."""
+_MEANWHILE: Final = (*_ELSEWHERE, OutcomeUnknown)
+"""What a resumed run may meet though nothing went wrong; of the last one nobody can tell yet."""
+_SEEN_TO: Final = "seen to"
 
 
 class Recovery(msgspec.Struct, frozen=True):
@@ -89,7 +92,7 @@ async def reconcile(engine: Engine, face: Semel | AsyncSemel, limit: int) -> Rec
                 )
                 if done in counts:
                     counts[done] += 1
-                elif len(left) < limit:
+                elif done == "left" and len(left) < limit:
                     left.append(shown)
             cursor, shown = page.cursor, ""
             if not cursor:
@@ -115,7 +118,8 @@ async def _recover(
     recovery: Recovery,
     failures: list[tuple[str, Exception]],
 ) -> str:
-    """One lost run: probe it, or run its registered function again. "left" when a person must look."""
+    """One lost run: probe it, or run its registered function again. "left" when a person must look, `_SEEN_TO` where somebody
+    else did it meanwhile."""
     witness = Witness(awaits=engine.runtime.colour == "async")
     heard = msgspec.structs.replace(
         recovery,
@@ -132,6 +136,8 @@ async def _recover(
             failures.append(("" if record.scope is None else record.scope.key, error))
             if engine.emit is not None and record.scope is not None:
                 engine.emit(Unreconciled(record.scope, error))
+        elif isinstance(error, _ELSEWHERE):
+            return _SEEN_TO
         stays = isinstance(error, SemelError) and not isinstance(error, ConfigurationError)
         return "left" if stays else "failed"  # one operation's failure must not stop the others
 
@@ -149,7 +155,8 @@ async def _tried(engine: Engine, face: Semel | AsyncSemel, record: Record, recov
     }
     if recovery.probe is not None:
         given["on_unknown"] = recovery.probe
-    call = face._call(scope.key or "…", recovery.resume, (record,), dict(given), claims=False)  # noqa: SLF001 - our own face
+    work = nothing_to_run if recovery.resume is None else recovery.resume
+    call = face._call(scope.key or "…", work, (record,), dict(given), claims=False)  # noqa: SLF001 - our own face
     if call.scope.hash != scope.hash:
         # The readable key was masked. A probe gets the record and needs no key, but whose record it is, nobody can tell.
         if recovery.probe is None or not recovery.masked:
@@ -172,7 +179,7 @@ async def _probe_only(
     finally:
         _current.reset(token)
     if isinstance(answer, Found):
-        return "settled" if await engine.settle_found(call, record, answer) is Answer.OK else "left"
+        return "settled" if await engine.settle_found(call, record, answer) is Answer.OK else _SEEN_TO
     if answer is NOT_FOUND and record.policy is not model.Policy.HOLD:
         end = Settle(
             call.scope,
@@ -182,7 +189,7 @@ async def _probe_only(
             new_nonce=engine.runtime.entropy(16),
             reason="probe",
         )
-        return "settled" if await settled(engine, end) is Answer.OK else "left"
+        return "settled" if await settled(engine, end) is Answer.OK else _SEEN_TO
     return "left"
 
 

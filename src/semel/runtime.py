@@ -24,15 +24,24 @@ __all__ = [
     "Interrupt",
     "Parker",
     "Runtime",
+    "Stopped",
     "ThreadRuntime",
     "Ticker",
     "run_sync",
-    "stopped",
     "ticked",
 ]
 
 T = TypeVar("T")
 _log = logging.getLogger("semel")
+
+
+class Stopped(RuntimeError):
+    """A function raised StopIteration, which cannot pass through coroutines: Python turns it into a RuntimeError there, and so do
+    we. Who is not a coroutine gets `own`, the function's own error (R2)."""
+
+    def __init__(self, own: StopIteration) -> None:
+        super().__init__("the function raised StopIteration")
+        self.own = own
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -42,6 +51,8 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     except StopIteration as stop:
         value: T = stop.value
         return value
+    except Stopped as stopped:
+        raise stopped.own from None
     coroutine.close()
     raise ConfigurationError(
         "a sync call had to wait for an event loop: an async store or client was given to Semel; "
@@ -187,13 +198,6 @@ async def ticked(
         return now() + 1.0
 
 
-def stopped(error: StopIteration) -> RuntimeError:
-    """A StopIteration cannot pass through coroutines; Python itself turns it into a RuntimeError there."""
-    problem = RuntimeError("the function raised StopIteration")
-    problem.__cause__ = error
-    return problem
-
-
 class _ThreadTicker:
     """One daemon thread, started by the first appointment; it sleeps until the earliest one."""
 
@@ -319,7 +323,7 @@ class ThreadRuntime:
         try:  # as `raw`, without a coroutine more around every call
             value = fn(*args, **kwargs)
         except StopIteration as error:
-            raise stopped(error) from error
+            raise Stopped(error) from error
         if iscoroutine(value):
             value.close()
             raise ConfigurationError(
@@ -331,7 +335,7 @@ class ThreadRuntime:
         try:
             return fn(*args, **kwargs)
         except StopIteration as error:
-            raise stopped(error) from error
+            raise Stopped(error) from error
 
     def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return run_sync(coroutine)

@@ -135,7 +135,7 @@ class Stepper:
     async def _make(self, asked: _Asked, known: steps.Step | None) -> Any:
         run, name, policy = asked.run, asked.name, asked.policy
         if known is not None:
-            found = await self._probe_step(run, name, policy, asked.args)
+            found = await self._probe_step(asked, known)
             if found is not None:
                 value = asked.codec.encode(found.value)
                 await self._note(run, steps.Step(name, "done", run.clock(), value, asked.wanted))
@@ -144,7 +144,8 @@ class Stepper:
         self._check_room(run, name, 0)
         self._check_owner(run, name)
         if known is None and policy != "retry":
-            await self._note(run, steps.Step(name, "started", run.clock(), b"", asked.wanted))
+            marker = steps.PROBE if callable(policy) else steps.HOLD
+            await self._note(run, steps.Step(name, "started", run.clock(), b"", asked.wanted, marker))
             await self._check_still_owner(asked)
         reach("step.started")
         if not self._runtime.detaches(asked.fn, run.call.options.inline):
@@ -248,22 +249,31 @@ class Stepper:
             await self._runtime.sleep(min(pause, max(0.0, until - self._runtime.now())))
             pause = min(pause * 2, 0.5)
 
-    async def _probe_step(self, run: Run, name: str, policy: Any, args: Sequence[Any]) -> Found | None:
-        """A step was started by an attempt that was lost: Found, None to run it (again), or OutcomeUnknown."""
-        if policy == "retry":
-            return None
-        answer = (
-            await self._runtime.call(policy, args, {}, run.call.options.inline) if callable(policy) else None
-        )
+    async def _probe_step(self, asked: _Asked, known: steps.Step) -> Found | None:
+        """A step was started by an attempt that was lost: Found, None to run it (again), or OutcomeUnknown.
+
+        Of the policy it was started under and the one that is asked now the stricter wins (R10, R11).
+        """
+        run, policy = asked.run, asked.policy
+        answer: Any = None
         if callable(policy):
+            answer = await self._runtime.call(policy, asked.args, {}, run.call.options.inline)
             check_probe(answer)
         if isinstance(answer, Found):
             return answer
-        if answer is NOT_FOUND:
+        probed = callable(policy) and known.marker == steps.PROBE
+        if probed and answer is NOT_FOUND:
             return None
+        what = f"it is not known whether step {asked.name!r} of {name_of(run.call)} happened"
+        if probed:
+            # No outcome of the run, and nobody's to decide: the next attempt asks again.
+            run.unheard = undecided = OutcomeUnknown(
+                f"{what}: its probe could not tell. The next caller asks it again", attempt=run.attempt
+            )
+            raise undecided
         run.stuck = True
         raise OutcomeUnknown(
-            f"it is not known whether step {name!r} of {name_of(run.call)} happened: look it up. If it did not, call "
+            f"{what}: look it up. If it did not, call "
             "resolve(key, release=True): the next caller makes it, and what is finished stays. If it did, end the run with "
             "resolve(key, value=…) or resolve(key, error=…)",
             attempt=run.attempt,

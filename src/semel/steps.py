@@ -14,8 +14,10 @@ import msgspec
 from semel.errors import CodecError
 
 __all__ = [
+    "HOLD",
     "MAX_BYTES",
     "MAX_STEPS",
+    "PROBE",
     "Step",
     "add",
     "are_readable",
@@ -28,6 +30,8 @@ __all__ = [
 
 MAX_STEPS = 256
 MAX_BYTES = 1 << 20
+HOLD = "hold"
+PROBE = "probe"
 _TAKEN_BACK = "taken back"
 
 
@@ -40,7 +44,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     value: bytes = b""
     fingerprint: str = ""
     marker: str = ""
-    """Why the value of a step that is done was not kept."""
+    """Why the value of a step that is done was not kept; under which policy one was started: HOLD or PROBE."""
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from semel import Found, OutcomeUnknown, Semel, current_run, steps
+from semel.calls import nothing_to_run
 from semel.cli.records import lines
 from semel.codec import preview
-from semel.errors import CodecError
-from semel.layers.encrypt import Ring
+from semel.errors import CodecError, ConfigurationError
+from semel.layers.encrypt import Encrypt, Ring
 from semel.stores.memory import MemoryStore
 
 from .conftest import Lab
@@ -124,7 +125,7 @@ async def test_R15_a_damaged_sealed_value_is_unreadable_and_repaired_by_resolve(
 
 
 def test_every_part_of_a_sealed_value_is_refused_with_cause_and_remedy() -> None:
-    scope = Semel("memory://")._call("k", None, (), {}).scope
+    scope = Semel("memory://")._call("k", nothing_to_run, (), {}).scope
     ring = Ring(RING)
     whole = ring.seal(b"secret", scope)
     for size in range(1, len(whole)):
@@ -150,3 +151,9 @@ async def test_R15_a_record_says_which_key_it_was_sealed_with(light_lab: Lab) ->
     with pytest.raises(OutcomeUnknown, match=r"written without encrypt=.*resolve would overwrite it"):
         await lab.do(other.execute("open", lab.effect()))
     assert len(lab.effects) == 2
+
+
+def test_the_layer_takes_a_ring_or_the_keys_of_one() -> None:
+    with pytest.raises(ConfigurationError, match="at least one key"):
+        Encrypt(MemoryStore(), {})
+    assert Encrypt(MemoryStore(), RING)._ring.name == next(iter(RING))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from semel import AsyncSemel, InProgress, KeyMismatch, OutcomeUnknown, Semel
+from semel.calls import nothing_to_run
 from semel.hooks import Contended
 from semel.layers import Layer
 from semel.layers.cache import Cache
@@ -207,7 +208,9 @@ async def test_R31_the_cache_is_bounded_and_keeps_requests_apart(light_lab: Lab)
 async def test_R31_encryption_seals_results_and_steps_and_survives_rotation(lab: Lab) -> None:
     secret = "4111 1111 1111 1111"
     await lab.do(lab.face(encrypt=KEY_A).execute("k", lab.effect(secret)))
-    sealed = (await lab.do(lab.face()._store.peek(lab.face()._call("k", None, (), {}).scope)))[0].result
+    sealed = (await lab.do(lab.face()._store.peek(lab.face()._call("k", nothing_to_run, (), {}).scope)))[
+        0
+    ].result
     assert secret.encode() not in sealed
     assert (await lab.do(lab.face(encrypt=KEY_B).execute("k", lab.effect()))).value == secret
     with pytest.raises(OutcomeUnknown) as caught:

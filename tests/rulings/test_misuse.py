@@ -423,3 +423,61 @@ async def test_R26_a_masked_record_is_probed_where_that_was_said(
     assert (report.found, report.settled) == (1, int(asked))
     record = await light_lab.do(once.peek("a-secret-key", operation="pay"))
     assert record.state == ("done" if asked else "unknown")
+
+
+class Registry(list[Any]):
+    """Functions that are called together; none is registered yet, so that it is false."""
+
+    def __call__(self) -> str:
+        return "called"
+
+
+async def test_R1_a_function_that_is_false_runs(light_lab: Lab) -> None:
+    once, empty = light_lab.face(), Registry()
+    assert not empty
+    assert (await light_lab.do(once.execute("k", empty))).value == "called"
+    assert (await light_lab.do(once.execute("k", empty))).value == "called"
+    assert await light_lab.do(once.consume("c", empty)) is True
+
+
+@pytest.mark.parametrize("verb", ["execute", "consume"])
+async def test_R1_no_function_at_all_is_refused_and_nothing_is_recorded(light_lab: Lab, verb: str) -> None:
+    once = light_lab.face()
+    with pytest.raises(ConfigurationError, match="must be a function, not NoneType"):
+        await light_lab.do(getattr(once, verb)("k", None))
+    assert await light_lab.do(once.peek("k")) is None
+
+
+async def test_R1_arguments_without_a_name_and_odd_labels_are_refused_before_the_claim(
+    light_lab: Lab,
+) -> None:
+    once = light_lab.face()
+    with pytest.raises(ConfigurationError, match="each by its name"):
+        await light_lab.do(once.execute("k", light_lab.effect(), kwargs={1: 2}, on_unknown="hold"))
+    odds: list[Any] = ["", 0, []]
+    for odd in odds:
+        with pytest.raises(ConfigurationError, match="labels must be a mapping"):
+            await light_lab.do(once.execute("k", light_lab.effect(), labels=odd))
+    assert await light_lab.do(once.peek("k")) is None
+
+
+def test_R2_a_stop_iteration_of_a_plain_function_reaches_its_caller_and_on_error_as_it_is() -> None:
+    asked: list[Exception] = []
+    mine = StopIteration("mine")
+
+    def work() -> None:
+        raise mine
+
+    def decide(error: Exception) -> str:
+        asked.append(error)
+        return "replay"
+
+    with Semel("memory://") as once:
+        with pytest.raises(StopIteration) as raised:
+            once.execute("k", work, on_error=decide)
+        assert raised.value is mine
+        assert asked == [mine]
+        record = once.peek("k")
+    assert record is not None
+    assert record.error is not None
+    assert record.error.type == "StopIteration"

@@ -10,6 +10,7 @@ import pytest
 
 from semel import (
     NOT_FOUND,
+    UNDECIDED,
     CodecError,
     ConfigurationError,
     Found,
@@ -64,6 +65,69 @@ async def test_R26_a_steps_own_probe_is_asked_whatever_its_call_has(light_lab: L
         await lab.do(once.execute("k", _stepping(lab, "charge", lab.raising(SystemExit()), on_unknown=own)))
     outcome = await lab.do(once.execute("k", _stepping(lab, "charge", lab.effect(), on_unknown=own)))
     assert outcome.value == "found at the bank"
+
+
+_LAXER: dict[str, tuple[Any, Any]] = {
+    "hold, then retry": ("hold", "retry"),
+    "hold, then nothing": ("hold", None),
+    "hold, then a probe that finds nothing": ("hold", NOT_FOUND),
+    "probe, then retry": (UNDECIDED, "retry"),
+    "probe, then nothing": (UNDECIDED, None),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), _LAXER.values(), ids=_LAXER)
+async def test_R10_of_the_policies_of_a_lost_step_the_stricter_wins(
+    light_lab: Lab, before: Any, after: Any
+) -> None:
+    lab = light_lab
+    once = lab.face()
+
+    def policy(word: Any) -> Any:
+        return word if word is None or isinstance(word, str) else lab.fn(lambda: word)
+
+    with pytest.raises(SystemExit):
+        await lab.do(
+            once.execute("k", _stepping(lab, "charge", lab.raising(SystemExit()), on_unknown=policy(before)))
+        )
+    lab.effects.clear()
+    again = _stepping(lab, "charge", lab.effect("again"), on_unknown=policy(after))
+    with pytest.raises(OutcomeUnknown, match="step 'charge'"):
+        await lab.do(once.execute("k", again))
+    assert lab.effects == []
+    await lab.do(once.resolve("k", release=True, actor="ann"))
+    assert (await lab.do(once.execute("k", again))).value == "again"
+
+
+async def test_R11_what_a_probe_finds_settles_a_step_that_was_held(light_lab: Lab) -> None:
+    lab = light_lab
+    once = lab.face()
+    with pytest.raises(SystemExit):
+        await lab.do(
+            once.execute("k", _stepping(lab, "charge", lab.raising(SystemExit()), on_unknown="hold"))
+        )
+    found = lab.fn(lambda: Found("at the bank"))
+    outcome = await lab.do(once.execute("k", _stepping(lab, "charge", lab.effect(), on_unknown=found)))
+    assert outcome.value == "at the bank"
+
+
+@pytest.mark.parametrize("on_error", [None, "replay"])
+async def test_R11_a_steps_probe_that_could_not_tell_is_asked_again_by_the_next_caller(
+    light_lab: Lab, on_error: Any
+) -> None:
+    lab = light_lab
+    once = lab.face(on_error=on_error)
+    answers = [UNDECIDED, UNDECIDED, Found("at the bank")]
+    probe = lab.fn(lambda: answers.pop(0))
+    with pytest.raises(SystemExit):
+        await lab.do(once.execute("k", _stepping(lab, "charge", lab.raising(SystemExit()), on_unknown=probe)))
+    lab.effects.clear()
+    work = _stepping(lab, "charge", lab.effect("again"), on_unknown=probe)
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown, match="The next caller asks it again"):
+            await lab.do(once.execute("k", work))
+    assert (await lab.do(once.execute("k", work))).value == "at the bank"
+    assert lab.effects == []
 
 
 @pytest.mark.timeout(20)

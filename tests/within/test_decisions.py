@@ -22,6 +22,7 @@ from semel import (
     SemelWarning,
     current_run,
 )
+from semel.calls import nothing_to_run
 from semel.options import Release
 from semel.runtime import run_sync
 from tests.within.conftest import FEW
@@ -363,7 +364,7 @@ async def _abandon(lab: Lab, once: Any, **options: Any) -> None:
     """A leased run whose owner is gone: claimed by a face that is closed before it could settle."""
     from semel.model import Ask
 
-    call = once._call("k1", None, (), options)
+    call = once._call("k1", nothing_to_run, (), options)
     engine = once._engine()
     ask: Ask = engine._ask(call)
     verdict = (await engine.store.claim((ask,)))[0]

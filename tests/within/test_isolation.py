@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from semel import InProgress, points
+from semel import AsyncSemel, InProgress, points
 from semel.runtime import run_sync
 from tests.within.lab import Lab, wait
 
@@ -184,3 +186,26 @@ async def test_R27_a_cancelled_waiter_leaves_its_transaction_usable(make_coloure
         assert (lab.orders("k1"), lab.orders("after")) == (1, 1)
 
     await make_coloured(driver, body)
+
+
+async def test_R27_a_cancelled_waiter_of_a_sqlite_session_hears_that_he_was_cancelled(tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path / 'semel.db'}"
+    engine = create_async_engine(url)
+
+    async def work() -> int:
+        return 1
+
+    async with AsyncSemel(f"sqlite:///{tmp_path / 'semel.db'}") as once:
+        await once.create()
+        async with AsyncSession(engine) as owner, AsyncSession(engine) as waiter:
+            await once.within(owner).execute("k", work)
+            waiting = asyncio.create_task(once.within(waiter).execute("k", work, wait=0.5))
+            await asyncio.sleep(0.1)
+            waiting.cancel()
+            with pytest.raises(
+                asyncio.CancelledError
+            ):  # not what SQLAlchemy says of the connection that it gave up
+                await waiting
+            await owner.commit()
+        assert (await once.execute("k", work)).replayed
+    await engine.dispose()

@@ -82,9 +82,9 @@ class Ring:
 
 
 class Encrypt(Layer):
-    def __init__(self, inner: Store, ring: Ring) -> None:
+    def __init__(self, inner: Store, ring: Ring | Mapping[str, bytes]) -> None:
         super().__init__(inner)
-        self._ring = ring
+        self._ring = ring if isinstance(ring, Ring) else Ring(ring)
 
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
         verdicts = await self.inner.claim([self._labelled(ask) for ask in asks])

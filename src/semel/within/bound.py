@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 from semel import model
@@ -179,8 +180,12 @@ class Bound:
         before = await with_patience(self.port, self.patience)
         try:
             await self.port.run("BEGIN IMMEDIATE")
-        finally:
-            await restore_patience(self.port, before)
+        except BaseException:
+            # A cancelled caller hears of that, and not that the connection which he was cancelled on has gone.
+            with suppress(Exception):
+                await restore_patience(self.port, before)
+            raise
+        await restore_patience(self.port, before)
         return True
 
     async def _leave(self, place: Place, inside: Sequence[Place] = ()) -> None:

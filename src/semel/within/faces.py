@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from semel import keeping
-from semel.calls import Call
+from semel.calls import Call, nothing_to_run
 from semel.claims import AsyncClaim, Claim
 from semel.decorator import AsyncDecorator, Decorator, decorate
 from semel.errors import ConfigurationError
@@ -37,7 +37,7 @@ class _Bound:
     def _call(
         self,
         key: str,
-        fn: Callable[..., Any] | None,
+        fn: Callable[..., Any],
         args: tuple[Any, ...],
         given: dict[str, Any],
         *,
@@ -86,7 +86,7 @@ class Within(_Bound):
 
     def claim(self, key: str, /, *, verdicts: bool = False, **options: Any) -> Claim:
         """Own the key by hand; the block runs in the claim's savepoint."""
-        return Claim(*self._owner(self._call(key, None, (), options)), verdicts=verdicts)
+        return Claim(*self._owner(self._call(key, nothing_to_run, (), options)), verdicts=verdicts)
 
     def peek(self, key: str, /, **where: Any) -> Record | None:
         """The record as this transaction sees it, its own uncommitted one included."""
@@ -126,7 +126,7 @@ class AsyncWithin(_Bound):
 
     def claim(self, key: str, /, *, verdicts: bool = False, **options: Any) -> AsyncClaim:
         """Own the key by hand; the block runs in the claim's savepoint."""
-        return AsyncClaim(*self._owner(self._call(key, None, (), options)), verdicts=verdicts)
+        return AsyncClaim(*self._owner(self._call(key, nothing_to_run, (), options)), verdicts=verdicts)
 
     async def peek(self, key: str, /, **where: Any) -> Record | None:
         """The record as this transaction sees it, its own uncommitted one included."""

@@ -83,8 +83,10 @@ _CONFIGURATION: Final = {
     "42501": f"this role lacks a right ({{}}): {_SCHEMA}, and grant it SELECT, INSERT, UPDATE, DELETE on the tables",
     "42P01": f"a table of semel is missing ({{}}): {_SCHEMA}",
     "42703": f"a table of semel lacks a column ({{}}): somebody altered it; {_SCHEMA} into an empty schema and compare",
-    "26000": "a prepared statement vanished ({}): a pooler sits in between; add ?pgbouncer=1 to the URL",
-    "42P05": "a prepared statement was there already ({}): a pooler sits in between; add ?pgbouncer=1 to the URL",
+    "26000": "a prepared statement vanished ({}): a pooler sits in between; add ?pgbouncer=1 to the URL, or give a pool or engine "
+    "of your own statement_cache_size=0",
+    "42P05": "a prepared statement was there already ({}): a pooler sits in between; add ?pgbouncer=1 to the URL, or give a pool or engine "
+    "of your own statement_cache_size=0",
 }
 # SQLSTATEs (or classes of them) that time or an operator may cure.
 _UNAVAILABLE: Final = {
