@@ -553,3 +553,13 @@ def test_a_face_that_is_switched_off_promises_nothing(light: Lab) -> None:
     for _ in range(2):
         assert light.call(key="k-1").replayed is None
     assert len(light.calls) == 2
+
+
+def test_g18_the_operation_is_that_of_the_face_as_over_http(light: Lab) -> None:
+    light.serve(settings={"operation": "billing"})
+    light.call("Create", shop.Order(item="a"), key="k-1")
+    assert light.do(light.once.peek(core_key("k-1", "ann"), operation="billing")) is not None
+    light.serve(settings={"operation": "billing"}, operation="orders")
+    light.call("Create", shop.Order(item="a"), key="k-1")
+    assert light.do(light.once.peek(core_key("k-1", "ann"), operation="orders")) is not None
+    assert len(light.calls) == 2

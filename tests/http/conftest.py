@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from semel import AsyncSemel, Semel
+from semel.calls import nothing_to_run
 from semel.http import asgi, wsgi
 from semel.http.body import Body
 from semel.http.fingerprints import fingerprint
@@ -108,7 +109,7 @@ class Edge:
 
         async def claim() -> None:
             given = {"operation": "http", "result_type": bytes, **options}
-            call = self.once._call(core_key(key, user), None, (), given)
+            call = self.once._call(core_key(key, user), nothing_to_run, (), given)
             await self.once._engine().ask_once(call)
 
         self.drive(claim())

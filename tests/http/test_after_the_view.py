@@ -345,3 +345,18 @@ def test_h15_a_failure_that_is_kept_names_its_error(shop: Edge) -> None:
     assert (first.status_code, first.headers["idempotency-replayed"]) == (500, "false")
     assert (again.content, again.headers["idempotency-replayed"]) == (first.content, "true")
     assert [str(event.error) for event in seen if type(event).__name__ == "Failed"] == ["no stock"]
+
+
+@pytest.mark.parametrize("effects", ["db", "opaque"])
+def test_h15_flask_a_view_whose_result_is_no_response_is_not_run_again(once: Semel, effects: str) -> None:
+    calls: list[str] = []
+
+    def view() -> Any:
+        calls.append("run")
+        return object()
+
+    app = flask_app(view, once, effects=effects)
+    first, again = ask(app, {}, {})
+    assert (first.status_code, again.status_code, problem(again)) == (500, 422, "response-not-stored")
+    assert calls == ["run"]
+    assert ask(app, {"headers": {}})[0].status_code == 500, "without a key as ever"

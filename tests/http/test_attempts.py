@@ -21,12 +21,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from semel import AsyncSemel
+from semel.calls import nothing_to_run
 from semel.canonical import canonical
-from semel.errors import CodecError
+from semel.errors import CodecError, LeaseLost, NotRecorded, StoreUnavailable
 from semel.http.asgi import IdempotencyMiddleware
-from semel.http.fastapi import idempotent
+from semel.http.fastapi import idempotent, install
 from semel.http.fingerprints import _small_json, parse_json
 from semel.http.keys import core_key
+from semel.recording import Recorder
+from semel.run import Run
 
 LEASE = 0.05
 Handler = Callable[[], Any]
@@ -61,8 +64,16 @@ def _decorated(once: AsyncSemel, handler: Handler) -> Any:
     return app
 
 
-async def _post(app: Any, key: str = "k1") -> httpx.Response:
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+def _installed_inside(once: AsyncSemel, handler: Handler) -> Any:
+    """FastAPI's own handlers see the error first, and make another one of it."""
+    app = FastAPI()
+    app.post("/orders")(handler)
+    install(app)
+    return IdempotencyMiddleware(app, once=once, principal=lambda _: "ada", authenticated_outside=True)
+
+
+async def _post(app: Any, key: str = "k1", *, raises: bool = False) -> httpx.Response:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=raises)
     async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
         return await client.post("/orders", headers={"Idempotency-Key": key})
 
@@ -77,7 +88,8 @@ async def test_h16_an_owner_who_was_overtaken_says_that_the_key_is_in_progress(m
 
         async def handler() -> None:
             time.sleep(2 * LEASE)  # as a process that is stopped: no heartbeat
-            call = another._call(core_key("k1", "ada"), None, (), {"operation": "http", "result_type": bytes})
+            where = {"operation": "http", "result_type": bytes}
+            call = another._call(core_key("k1", "ada"), nothing_to_run, (), where)
             await another._engine().acquire(call)
             try:
                 await asyncio.sleep(10)  # the next heartbeat learns of it
@@ -185,3 +197,65 @@ def test_h06_the_short_way_is_taken() -> None:
         _small_json(b'{"b": "x:y", "a": [1, null]}')
         == json.dumps({"a": [1, None], "b": "x:y"}, separators=(",", ":")).encode()
     )
+
+
+@pytest.mark.parametrize("made", [_middleware, _decorated, _installed_inside])
+@pytest.mark.parametrize(
+    ("error", "status"), [(NotRecorded("the store is gone"), 503), (LeaseLost("another has it"), 409)]
+)
+@in_a_loop
+async def test_h17_a_problem_in_place_of_the_response_is_all_that_leaves_the_application(
+    made: Any, error: Exception, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unrecorded(recorder: Recorder, run: Run, *_: Any) -> None:
+        recorder._heart.remove(run)
+        raise error
+
+    async def handler() -> str:
+        return "paid"
+
+    async with AsyncSemel("memory://") as once:
+        app = made(once, handler)
+        await _post(app, "warm-up")
+        monkeypatch.setattr(Recorder, "record", unrecorded)
+        if made is _decorated and status == 409:  # its dependencies hear of it, and may roll back
+            with pytest.raises(StoreUnavailable, match="in-progress"):
+                await _post(app, raises=True)
+        else:
+            answer = await _post(app, raises=True)
+            assert answer.status_code == status
+
+
+@pytest.mark.parametrize(
+    ("error", "ended"),
+    [(NotRecorded("the store is gone"), "commit"), (LeaseLost("another has it"), "rollback")],
+)
+@in_a_loop
+async def test_h17_a_dependency_commits_what_will_be_recorded_and_rolls_back_what_was_overtaken(
+    error: Exception, ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unrecorded(recorder: Recorder, run: Run, *_: Any) -> None:
+        recorder._heart.remove(run)
+        raise error
+
+    told: list[str] = []
+
+    async def session() -> AsyncIterator[None]:
+        try:
+            yield
+        except BaseException:
+            told.append("rollback")
+            raise
+        told.append("commit")
+
+    app = FastAPI()
+    async with AsyncSemel("memory://") as once:
+
+        @app.post("/orders", dependencies=[Depends(session)])
+        @idempotent(once=once, principal=lambda _: "ada")
+        async def orders() -> str:
+            return "paid"
+
+        monkeypatch.setattr(Recorder, "record", unrecorded)
+        await _post(app)
+    assert told == [ended]

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel
 
 from semel import AsyncSemel
 from semel.http.fastapi import idempotent
@@ -143,3 +144,59 @@ def test_h15_where_failures_are_not_kept_the_handler_is_asked_each_time() -> Non
     answers = shop.post()
     assert [answer.json()["number"] for answer in answers] == [1, 2]
     assert shop.ran == 2
+
+
+class Receipt(BaseModel):
+    number: int
+
+
+def _unfit(shop: Shop, result: Any, **route: Any) -> None:
+    @shop.app.post("/pay", **route)
+    @idempotent(once=shop.once, principal=lambda _: "ada", **shop.options)
+    async def pay() -> Any:
+        shop.ran += 1
+        return result
+
+
+@pytest.mark.parametrize("effects", ["db", "steps", "opaque"])
+@pytest.mark.parametrize(("result", "route"), [({"n": 1}, {"response_model": Receipt}), (object(), {})])
+def test_h15_a_function_that_has_returned_is_not_run_again(
+    effects: str, result: Any, route: dict[str, Any]
+) -> None:
+    shop = Shop(effects=effects)
+    shop.app.add_exception_handler(500, shop.answer)
+    _unfit(shop, result, **route)
+    first, again = shop.post()
+    assert (first.status_code, first.json()["number"]) == (500, 1), "the application answers for it"
+    assert (again.status_code, again.json()["type"]) == (422, "urn:semel:problem:response-not-stored")
+    assert (again.json()["outcome"], shop.ran) == ("done", 1)
+
+
+@pytest.mark.parametrize("scope", ["function", "request"])
+def test_h15_dependencies_commit_what_a_function_did_that_has_returned(scope: Any) -> None:
+    ended: list[str] = []
+
+    async def session() -> AsyncIterator[None]:
+        try:
+            yield
+        except Exception:
+            ended.append("rollback")
+            raise
+        ended.append("commit")
+
+    shop = Shop()
+    _unfit(shop, {"n": 1}, response_model=Receipt, dependencies=[Depends(session, scope=scope)])
+    first, again = shop.post()
+    assert (first.status_code, again.status_code, shop.ran) == (500, 422, 1)
+    assert ended[0] == "commit", "the record says that it was done"
+
+
+def test_h15_a_commit_that_fails_after_such_a_function_frees_the_key() -> None:
+    async def session() -> AsyncIterator[None]:
+        yield
+        raise ConnectionError("the commit failed")
+
+    shop = Shop()
+    _unfit(shop, {"n": 1}, response_model=Receipt, dependencies=[Depends(session, scope="function")])
+    first, again = shop.post()
+    assert (first.status_code, again.status_code, shop.ran) == (500, 500, 2)

@@ -133,13 +133,6 @@ def test_a_line_break_in_a_path_does_not_leave_its_route(shop: Edge) -> None:
     assert problem(shop.send("/orders/a%0Ab", None)) == "key-missing"
 
 
-@pytest.mark.parametrize("status", [307, 308, 405])
-def test_what_a_router_says_by_itself_does_not_use_the_key_up(shop: Edge, status: int) -> None:
-    shop.open()
-    first, again = (shop.send(f"/status/{status}", follow_redirects=False) for _ in "ab")
-    assert first.content != again.content
-
-
 def test_stripe_stores_also_what_a_handler_raises(shop: Edge) -> None:
     shop.ledger.failing = 9
     shop.open(profile="stripe-v1")
@@ -161,6 +154,19 @@ def test_expired_new_needs_no_other_word(shop: Edge) -> None:
     shop.send("/orders")
     time.sleep(0.15)
     assert shop.send("/orders").json()["n"] == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"expired": "new", "tombstone": 100},
+        {"profile": "acp", "tombstone": 100},
+        {"profile": "acp", "routes": {"/orders": {"tombstone": 1}}},
+    ],
+)
+def test_expired_new_and_a_tombstone_contradict_each_other(shop: Edge, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="contradict each other"):
+        shop.open(**options)
 
 
 def test_a_mounted_application_is_guarded_by_the_routes_of_its_own() -> None:

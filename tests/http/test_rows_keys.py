@@ -26,6 +26,7 @@ def test_h01_a_required_key_is_asked_for_and_nothing_runs(shop: Edge) -> None:
     shop.open(required=True)
     answer = shop.send("/orders", None)
     assert (answer.status_code, problem(answer)) == (400, "key-missing")
+    assert answer.headers["link"] == '<urn:semel:problem:key-missing>; rel="describedby"'
     assert shop.count("orders") == 0
 
 
@@ -374,3 +375,17 @@ def test_a_key_may_come_from_a_resolver_and_another_header(shop: Edge) -> None:
     shop.open(header=["X-Idem-Key", "Idempotency-Key"])
     assert [shop.send("/orders", None, headers={"X-Idem-Key": "c2"}).json()["n"] for _ in "ab"] == [2, 2]
     assert shop.send("/orders", "c2").json()["n"] == 2
+
+
+@pytest.mark.parametrize("scope", ["principal", "route"])
+def test_h05_services_with_operations_of_their_own_share_no_key(shop: Edge, scope: str) -> None:
+    shop.url = f"memory://{uuid.uuid4().hex}"
+    for operation in ("billing", "shipping", "default"):
+        shop.open(semel={"operation": operation}, scope=scope)
+        answers = [shop.send("/orders") for _ in "ab"]
+        assert [answer.headers["idempotency-replayed"] for answer in answers] == ["false", "true"], operation
+        where = ("http" if operation == "default" else operation) + (
+            " POST /orders" if scope == "route" else ""
+        )
+        assert shop.do(shop.once.peek("key-1 ada", operation=where)) is not None
+    assert shop.count("orders") == 3

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from email.utils import formatdate
 from typing import Any
 
 import pytest
 
 from semel import ConfigurationError
 from semel.http import rules
+from semel.http.client import new_key
 from semel.http.guard import Keyed
 from tests.http.conftest import Edge
 from tests.http.shop import BINARY, PIECES
@@ -54,10 +56,10 @@ def test_h13_what_is_rejected_before_the_handler_leaves_no_claim(shop: Edge) -> 
     assert shop.send("/orders", "key-2").status_code == 201
 
 
-@pytest.mark.parametrize("status", [200, 201, 303, 400, 404, 409, 422])
+@pytest.mark.parametrize("status", [200, 201, 303, 307, 308, 400, 404, 405, 409, 422])
 def test_h14_final_responses_are_stored(edge: Edge, status: int) -> None:
     edge.open()
-    first, again = edge.send(f"/status/{status}"), edge.send(f"/status/{status}")
+    first, again = (edge.send(f"/status/{status}", follow_redirects=False) for _ in "ab")
     assert (first.status_code, again.status_code) == (status, status)
     assert first.content == again.content
     assert edge.count("status") == 1
@@ -110,6 +112,41 @@ def test_h15_effects_opaque_a_failure_is_never_run_again(edge: Edge) -> None:
     answer = edge.send("/fail", "k2")
     assert answer.status_code in (422, 500)
     assert edge.count("fail") == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"profile": "acp"},
+        {"profile": "iceberg"},
+        {"profile": "oasis"},
+        {"stored": lambda status: status < 300},
+    ],
+    ids=["acp", "iceberg", "oasis", "function"],
+)
+@pytest.mark.parametrize("path", ["/status/502", "/fail"])
+def test_h15_effects_opaque_a_failure_that_is_not_kept_is_an_unknown_outcome(
+    shop: Edge, options: dict[str, Any], path: str
+) -> None:
+    shop.ledger.failing = 9
+    shop.open(effects="opaque", **options)
+    key = new_key()
+    sent = {"Repeatability-Request-ID": key, "Repeatability-First-Sent": formatdate(usegmt=True)}
+    first, again, third = (shop.send(path, key, headers=sent) for _ in "abc")
+    assert first.status_code in (500, 502)
+    assert "idempotency-retention" not in first.headers
+    assert (again.status_code, problem(again), third.status_code) == (422, "outcome-unknown", 422)
+    assert len(shop.ledger.calls) == 1
+
+
+def test_h15_effects_opaque_a_failure_that_is_held_waits_for_a_person(edge: Edge) -> None:
+    edge.open(effects="opaque", stored="success-and-4xx")
+    edge.send("/status/500")
+    assert problem(edge.send("/status/500")) == "outcome-unknown"
+    said = rules.recorded(201, b"paid")
+    edge.do(edge.once.resolve(rules.core_key("key-1", "ada"), operation="http", value=said, actor="eve"))
+    answer = edge.send("/status/500")
+    assert (answer.status_code, answer.content, edge.count("status")) == (201, b"paid", 1)
 
 
 def test_h15_effects_opaque_an_operator_frees_a_failure(shop: Edge) -> None:
@@ -253,6 +290,7 @@ def test_h26_a_response_over_the_cap_is_never_run_again(edge: Edge) -> None:
     answer = edge.send("/big")
     assert (answer.status_code, problem(answer)) == (422, "response-not-stored")
     assert (answer.json()["original_status"], answer.json()["location"]) == (201, "/big/1")
+    assert answer.headers["location"] == "/big/1"
     assert edge.count("big") == 1
 
 

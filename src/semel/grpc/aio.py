@@ -21,6 +21,7 @@ from semel.grpc.handlers import Wire, behaviour_of, handler_like
 from semel.grpc.policy import Options, Policy, Route, Ticket, Unstored, marker, refused
 from semel.grpc.refusals import Refusal
 from semel.grpc.requests import Received
+from semel.http.keys import operation_of
 from semel.loop import is_async
 
 __all__ = ["AsyncIdempotencyInterceptor"]
@@ -43,7 +44,7 @@ class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
                 "and Semel"
             )
         self._once = once
-        self._policy = Policy(options)
+        self._policy = Policy({"operation": operation_of(once._defaults.operation), **options})  # noqa: SLF001 - our own
         self._running: set[asyncio.Task[Any]] = set()
 
     async def intercept_service(

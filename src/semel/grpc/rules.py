@@ -119,7 +119,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     replayed: frozenset[str] = REPLAYED
     on_status: OnStatus | None = None
     operation: str = "http"
-    """One name for both carriers: a key used over HTTP is known here, and the other way round (G18)."""
+    """One name for both carriers: a key used over HTTP is known here, and the other way round (G18). The face's own wins."""
 
     def but(self, method: Method) -> Rules:
         """These rules with what a method says."""

@@ -16,6 +16,7 @@ from semel.grpc.handlers import Wire, behaviour_of, handler_like
 from semel.grpc.policy import Options, Policy, Route, Ticket, Unstored, marker, refused
 from semel.grpc.refusals import Refusal
 from semel.grpc.requests import Received
+from semel.http.keys import operation_of
 from semel.http.resolving import plain
 from semel.loop import is_async
 
@@ -38,7 +39,7 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
                 "and AsyncSemel"
             )
         self._once = once
-        self._policy = Policy(options)
+        self._policy = Policy({"operation": operation_of(once._defaults.operation), **options})  # noqa: SLF001 - our own
         for name in ("principal", "tenant", "authorize"):
             if (resolver := getattr(self._policy, name)) is not None and is_async(resolver):
                 raise ConfigurationError(f"{name} is a coroutine function: a threaded server cannot await it")

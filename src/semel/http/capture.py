@@ -18,6 +18,7 @@ from semel.http.guard import Guard
 from semel.http.kept import Kept
 from semel.http.problem import Problem
 from semel.http.reply import Reply
+from semel.http.routers import asgi_unrouted
 from semel.http.scope import App, Headers, Message, Scope, Send, without_bypasses
 from semel.points import reach
 from semel.run import Run, _current
@@ -33,7 +34,7 @@ class Capture:
 
     __slots__ = (
         "_body", "_chunks", "_finished", "_guard", "_headers", "_kept", "_left", "_loop", "_over", "_run", "_scope",
-        "_send", "_sender", "_status", "settled",
+        "_send", "_sender", "_status", "_told", "overtaken", "settled",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +42,10 @@ class Capture:
     ) -> None:
         """`can_leave`: `leave` may be called."""
         self.settled = False
+        self.overtaken = False
+        """Another owner has the key: what the application can still undo is not to stand."""
+        self._told: Exception | None = None
+        """What the application was told where a problem was sent whole in place of its response."""
         self._scope = without_bypasses(scope)
         self._guard = guard
         self._run = run
@@ -59,12 +64,12 @@ class Capture:
         self._sender: asyncio.Task[Any] | None = None
 
     async def around(self, app: App) -> None:
-        """Run it to its end, and settle what became of it."""
+        """Run it to its end, and settle what became of it. Whoever is overtaken hears of it: dependencies may roll back."""
         try:
             await self.of(app)
             self.check()
         except BaseException as error:
-            if not await self.failed(error):
+            if not await self.failed(error) or self.overtaken:
                 raise
         finally:
             self.finish()
@@ -82,7 +87,8 @@ class Capture:
     async def failed(self, error: BaseException) -> bool:
         """Settle a run that did not end with a response. True: it was answered, and is no error of the server's."""
         if self.settled:
-            return False
+            is_told = self._told is not None and isinstance(error, Exception)
+            return is_told and _comes_from(self._told, error)
         self.settled = True
         if isinstance(error, Exception):
             reply = await self._guard.fail(self._run, error)
@@ -148,9 +154,8 @@ class Capture:
             piece = bytes(message.get("body", b""))
             # The wait for the store is at the bottom of the application's whole stack: no coroutine more than needed.
             body = piece if self._kept is None else self._whole(piece)
-            sent = await self._guard.settle(
-                self._run, self._status, self._headers, body, passing=self._is_unmatched()
-            )
+            passing = asgi_unrouted(self._scope, self._status)
+            sent = await self._guard.settle(self._run, self._status, self._headers, body, passing=passing)
             self.settled = True
             if isinstance(sent, Problem):
                 await self._instead(sent)
@@ -178,14 +183,6 @@ class Capture:
         self._kept.push(piece)
         await self._forward({"type": "http.response.body", "body": piece, "more_body": True})
 
-    def _is_unmatched(self) -> bool:
-        """Starlette's router found no route: nothing of the application has run (H13)."""
-        scope = self._scope
-        if "router" not in scope:
-            return False
-        # Inside of a Mount the endpoint is the mounted router, until that one has found a route of its own.
-        return "endpoint" not in scope or (self._status == 404 and hasattr(scope["endpoint"], "routes"))
-
     def _start(self, headers: Headers) -> Message:
         return {"type": "http.response.start", "status": self._status, "headers": headers}
 
@@ -195,12 +192,15 @@ class Capture:
         Raises: what would follow the response (background tasks, the rest of a stream) must not happen here.
         """
         self.settled = True
-        if self._kept is None:
-            await self._reply(problem)
-        self.finish()
-        raise StoreUnavailable(
+        said = StoreUnavailable(
             f"semel answered {problem.kind.name} in place of the response: {problem.kind.detail}"
         )
+        if self._kept is None:
+            await self._reply(problem)
+            self._told = said
+            self.overtaken = problem.kind.name == "in-progress"
+        self.finish()
+        raise said
 
     async def _reply(self, problem: Problem) -> None:
         await answer(self._forward, self._guard.replies.problem(problem))
@@ -235,6 +235,17 @@ class Capture:
         self._left = True
         if self._sender is not None:
             self._sender.cancel()
+
+
+def _comes_from(said: Exception | None, error: BaseException | None) -> bool:
+    """Whether an application has raised what it was told, or something else because of it."""
+    while error is not None:
+        if error is said or (
+            isinstance(error, BaseExceptionGroup) and error.subgroup(lambda one: one is said)
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def loop_of(engine: Engine) -> asyncio.AbstractEventLoop:

@@ -187,6 +187,11 @@ def _rules(start: Rules, given: Mapping[str, Any]) -> Rules:
     if changes.get("expired") == "new" and "tombstone" not in given:
         changes["tombstone"] = 0.0  # what is known as used could not be new
     rules = msgspec.structs.replace(start, **changes)
+    if rules.expired == "new" and rules.tombstone:
+        raise ConfigurationError(
+            f"expired='new' and tombstone={rules.tombstone:g} contradict each other: for as long as a key is known as used it "
+            "is not new. Leave tombstone= out, or say expired='reject'"
+        )
     if rules.anonymous and rules.min_length < 16:
         rules = msgspec.structs.replace(rules, min_length=16)  # H08: nobody else's key may be guessed
     return rules

@@ -201,7 +201,11 @@ class _Route:
             if (problem := await guard.resumed(run)) is not None:
                 attempt.settled = True
                 return raw(guard.replies.problem(problem))
-            return _Recorded(await rendered(await self._run(values), request, draft), attempt)
+            result = await self._run(values)
+            try:
+                return _Recorded(await rendered(result, request, draft), attempt)
+            except Exception as error:  # noqa: BLE001 - raised when the dependencies have ended: see `_Attempt`
+                return _Unrendered(error, attempt)
         except asyncio.CancelledError as error:
             if not run.lease_lost:
                 raise
@@ -253,6 +257,10 @@ class _Attempt:
     FastAPI ends `Depends(..., scope="function")` between the function and its response, and shows an error to all
     dependencies, which may make another one of it. So the outcome is recorded when the response is about to be sent,
     and where it never is, this looks last of all at what became of the error: that is what the client is told.
+
+    A function that has returned has had its effect, and is not run again. Where FastAPI can make no response of its result,
+    dependencies end as after every success, so that nothing is rolled back that the record calls done; the error is raised
+    when they have.
     """
 
     def __init__(self, guard: Guard, run: Run, request: Request) -> None:
@@ -260,6 +268,7 @@ class _Attempt:
         self.run = run
         self.settled = False
         self.status = 200
+        self.unrendered: Exception | None = None
         self._request = request
         self._raised: BaseException | None = None
         stack: AsyncExitStack = request.scope["fastapi_inner_astack"]
@@ -290,6 +299,8 @@ class _Attempt:
                 # Somebody sent another response in place of ours: what was done is not done again.
                 ending = self.guard.replaced(self.run, self.status)
             await _uninterrupted(ending)
+        elif self.unrendered is not None and error is None:
+            raise self.unrendered
         return False
 
     async def _end(self, error: BaseException) -> None:
@@ -379,6 +390,22 @@ class _Recorded(Response):
         self._inner.background = self._inner.background or self.background
         capture = Capture(self._attempt.guard, self._attempt.run, scope, send, None, can_leave=True)
         await _sent(capture.around(self._inner), capture.leave)
+
+
+class _Unrendered(Response):
+    """In place of a response that cannot be made: what was done is recorded, and nothing is sent before the error is raised."""
+
+    def __init__(self, error: Exception, attempt: _Attempt) -> None:
+        super().__init__(status_code=500)
+        self._error = error
+        self._attempt = attempt
+        attempt.status = 0  # nobody was told one
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive, send
+        attempt = self._attempt
+        attempt.settled, attempt.unrendered = True, self._error
+        await _uninterrupted(attempt.guard.replaced(attempt.run, 0))
 
 
 # -------------------------------------------------------------------------------------------------------- bodies

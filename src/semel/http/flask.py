@@ -24,7 +24,7 @@ from semel.http.options import DecoratorOptions, MiddlewareOptions
 from semel.http.order import check_order, guards
 from semel.http.problem import ANSWERED, DEFAULT_BASE, Problem, of_error
 from semel.http.reply import Reply, problem_reply
-from semel.http.views import Headers, Stream, first_view
+from semel.http.views import Headers, Stream, Unmade, first_view
 from semel.http.wsgi import EnvironRequest, IdempotencyMiddleware, read_body
 from semel.once import Semel
 from semel.run import Run
@@ -106,7 +106,7 @@ def idempotent(
     def decorate(view: Callable[P, Any]) -> Callable[P, Response]:
         @wraps(view)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> Response:
-            return _answered(plan, lambda: _response(lambda: current_app.ensure_sync(view)(*args, **kwargs)))
+            return _answered(plan, lambda: current_app.ensure_sync(view)(*args, **kwargs))
 
         guards(wrapper, view)
         return wrapper
@@ -117,9 +117,20 @@ def idempotent(
 def _response(view: Callable[[], Any]) -> Response:
     """The view's response, also the one that the application's own error handler makes of what it raises."""
     try:
-        return make_response(view())
+        returned = view()
     except Exception as error:  # noqa: BLE001 - raised again by Flask when nobody handles it
         return make_response(current_app.handle_user_exception(error))
+    try:
+        return make_response(returned)
+    except Exception as error:
+        raise Unmade(error) from error
+
+
+def _unguarded(view: Callable[[], Any]) -> Response:
+    try:
+        return _response(view)
+    except Unmade as unmade:
+        raise unmade.error from None
 
 
 def _kept(guard: Guard, view: Callable[[], Response]) -> Response:
@@ -129,6 +140,8 @@ def _kept(guard: Guard, view: Callable[[], Response]) -> Response:
     """
     try:
         return view()
+    except Unmade:
+        raise
     except Exception as error:  # noqa: BLE001 - raised again by Flask where it is to be seen, as in tests
         response = make_response(current_app.handle_exception(error))
         if (
@@ -140,17 +153,18 @@ def _kept(guard: Guard, view: Callable[[], Response]) -> Response:
         return response
 
 
-def _answered(plan: Plan, view: Callable[[], Response]) -> Response:
+def _answered(plan: Plan, view: Callable[[], Any]) -> Response:
     entered = run_sync(enter(plan, _FlaskRequest(request)))
     if isinstance(entered, Reply):
         return _raw(entered)
     if entered is None:
-        return view()
+        return _unguarded(view)
     if not isinstance(entered, First):
-        return _closing(view, entered)
+        return _closing(partial(_unguarded, view), entered)
 
     async def run() -> Response:
-        shown = partial(_kept, entered.guard, view) if entered.guard.keeps_failures else view
+        made = partial(_response, view)
+        shown = partial(_kept, entered.guard, made) if entered.guard.keeps_failures else made
         return _closing(shown, entered.body)
 
     response: Response = run_sync(first_view(entered.guard, entered.admitted, run, _LOOK))

@@ -21,6 +21,7 @@ from semel.http.admission import Admission, Admitted, Keyed
 from semel.http.breaker import Latency
 from semel.http.ending import STARTED, end_of, has_begun, is_passing, keeps_failures, unrecorded
 from semel.http.head import read_head
+from semel.http.keys import operation_of
 from semel.http.problem import PROBLEM_TYPE, Problem
 from semel.http.reply import Headers, Replies, Reply
 from semel.http.rules import Rules, Word, storable
@@ -42,6 +43,7 @@ class Guard:
         self.once = once
         self.rules = rules
         self.replies = Replies(rules, once._emit)  # noqa: SLF001 - our own
+        self.operation = operation_of(once._defaults.operation)  # noqa: SLF001 - our own
         self.sources = tuple(_source(source) for source in rules.sources)
         """Where the key comes from: kind, name, and the name as a header line has it."""
         self.keeps_failures = keeps_failures(rules)

@@ -151,7 +151,7 @@ async def _known(
     if type(body) is not Body:
         return body
     route = f"{incoming.method} {_shown(guard, incoming.path, parts) if parts else incoming.path}"
-    operation = "http" if rules.scope == "principal" else _route_name(route)
+    operation = guard.operation if rules.scope == "principal" else core_key(guard.operation, route)
     printed = _fingerprint(rules, incoming, body)
     is_old = len(key) == 36 and is_too_old(rules, key, time.time())
     return Keyed(key, told, None, printed, rules.wait, route, operation, "", is_old), body
@@ -190,7 +190,7 @@ async def _known_at_length(
     route = f"{incoming.method} {_shown(guard, incoming.path, parts) if parts else incoming.path}"
     digest = told_sha256(incoming.lines(b"content-digest"))
     wait = prefer_wait(rules, incoming.lines(b"prefer"))
-    operation = "http" if rules.scope == "principal" else _route_name(route)
+    operation = guard.operation if rules.scope == "principal" else core_key(guard.operation, route)
     outlined = "" if digest is None else _outline(incoming, digest)
     if digest is not None and body is None and incoming.lines(b"expect"):
         early = await guard.early(Keyed(key, principal, tenant, "", wait, route, operation, outlined))
@@ -257,11 +257,6 @@ def _fingerprint(rules: Rules, incoming: Incoming, body: Body) -> str:
     kind = incoming.lines(b"content-type")
     content_type = (kind[0] if len(kind) == 1 else b", ".join(kind)).decode("latin-1")
     return fingerprint(incoming.method, incoming.path, incoming.query, content_type, body, rules.exclude)
-
-
-def _route_name(route: str) -> str:
-    """A route as part of the identity (ACP): readable when the core takes it, else hashed."""
-    return core_key("http", route)
 
 
 async def _late_key(

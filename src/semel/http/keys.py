@@ -10,7 +10,7 @@ from typing import Final
 
 from semel.http.problem import Problem
 
-__all__ = ["MAX_KEY", "core_key", "minted_at", "read_key"]
+__all__ = ["MAX_KEY", "core_key", "minted_at", "operation_of", "read_key"]
 
 MAX_KEY: Final = 255
 # A structured-field string (RFC 8941) and what may follow it, which is ignored; a bare token for everybody else.
@@ -75,6 +75,14 @@ def core_key(key: str, principal: str) -> str:
     if len(whole) <= MAX_KEY and whole.isprintable():
         return whole
     return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def operation_of(own: str) -> str:
+    """The operation of keyed requests over HTTP and gRPC alike: the Semel's own, and "http" where it has the default one.
+
+    Two services with one store and a Semel each are told apart by it, as all other calls of theirs are.
+    """
+    return "http" if own == "default" else own
 
 
 def minted_at(key: str) -> float | None:

@@ -202,8 +202,10 @@ class Problem(msgspec.Struct, frozen=True):
         ]
         if self.retry_after is not None:
             headers.append((b"retry-after", b"%d" % self.seconds))
-        if not base.startswith("urn:"):
-            headers.append((b"link", f'<{base}{self.kind.name}>; rel="describedby"'.encode()))
+        headers.append((b"link", f'<{base}{self.kind.name}>; rel="describedby"'.encode()))
+        location = self.extra.get("location")
+        if location is not None:  # of a response that was not kept (H26)
+            headers.append((b"location", location.encode("latin-1")))
         return headers
 
 

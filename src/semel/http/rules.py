@@ -78,8 +78,8 @@ _NEVER: Final = frozenset(
 )  # fmt: skip
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _SENDABLE: Final = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
-# Said by whoever stands in front (a router's own redirect or refusal too), or true only for now.
-_PASSING: Final = frozenset({307, 308, 401, 403, 405, 408, 425, 429})
+# Said by whoever stands in front, or true only for now. What a router says by itself is told elsewhere (`routers`).
+_PASSING: Final = frozenset({401, 403, 408, 425, 429})
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,14 +179,19 @@ def word_for(rules: Rules, status: int, control: str = "") -> Word:
     """
     if control == "no-store":
         return "release"
+    is_unclear = status >= 500 and rules.effects == "opaque"
     if callable(rules.stored):
-        return "store" if control == "store" or rules.stored(status) else "release"
+        if control == "store" or rules.stored(status):
+            return "store"
+        return "hold" if is_unclear else "release"
     if control == "store" or rules.stored == "everything" or 200 <= status < 300:
         return "store"
-    if rules.stored == "success":
-        return "replay" if status >= 500 and rules.effects == "opaque" else "release"
-    if status >= 500:
-        return "replay" if rules.effects == "opaque" and rules.stored == "final" else "release"
+    if (
+        is_unclear
+    ):  # never freed: where a failure is not to be given again, nothing is until somebody has looked
+        return "replay" if rules.stored in ("final", "success") else "hold"
+    if status >= 500 or rules.stored == "success":
+        return "release"
     return "release" if status in _PASSING or (status == 419 and rules.uuid7) else "store"
 
 
@@ -223,7 +228,8 @@ def more_headers(names: Iterable[str]) -> frozenset[bytes]:
 def recorded(status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> bytes:
     """A response in stored form: what every repetition gets once a person has decided (H16).
 
-    `once.resolve(core_key(key, principal), operation="http", value=recorded(201, b"…", {"content-type": "…"}), actor=…)`.
+    `once.resolve(core_key(key, principal), operation="http", value=recorded(201, b"…", {"content-type": "…"}), actor=…)`;
+    the operation is that of `Semel(operation=…)` where it has one.
     Raises ConfigurationError for what could not be sent: a key is resolved once, so it is told before that.
     """
     code: Any = status

@@ -16,9 +16,27 @@ from semel.http.problem import Problem
 from semel.run import Run, _current
 from semel.runtime import run_sync
 
-__all__ = ["AsyncStream", "Headers", "Look", "Stream", "async_attended", "attended", "first_view", "recorded"]
+__all__ = [
+    "AsyncStream",
+    "Headers",
+    "Look",
+    "Stream",
+    "Unmade",
+    "async_attended",
+    "attended",
+    "first_view",
+    "recorded",
+]
 
 Headers = list[tuple[bytes, bytes]]
+
+
+class Unmade(Exception):
+    """The view has returned, and its framework can make no response of that: what it did is not done again."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class Look(Protocol):
@@ -61,6 +79,9 @@ async def first_view(guard: Guard, admitted: Admitted, view: Callable[[], Awaita
         return (
             response if look.postponed(response, guard, run) else await recorded(guard, run, response, look)
         )
+    except Unmade as unmade:
+        await guard.replaced(run, 0)
+        raise unmade.error from None
     except Exception as error:
         if response is None:
             await guard.fail(run, error)

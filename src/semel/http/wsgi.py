@@ -22,6 +22,7 @@ from semel.http.kept import Kept
 from semel.http.options import MiddlewareOptions
 from semel.http.problem import Problem
 from semel.http.reply import Reply
+from semel.http.routers import wsgi_unrouted
 from semel.http.views import attended
 from semel.once import Semel
 from semel.points import reach
@@ -154,6 +155,9 @@ class _First:
     def __init__(self, guard: Guard, admitted: Admitted, body: Body) -> None:
         self._guard = guard
         self._body = body
+        self._environ: Environ = {}
+        """As the application has it."""
+        self._unrouted = False
         self._run: Run = guard.begin(admitted)
         self._status = 0
         self._headers: Headers = []
@@ -169,7 +173,8 @@ class _First:
             if (problem := run_sync(guard.resumed(run))) is not None:
                 self._settled = True
                 return _answer(start_response, guard.replies.problem(problem))
-            result = app(_again(environ, self._body), self._start)
+            self._environ = _again(environ, self._body)
+            result = app(self._environ, self._start)
             if isinstance(result, list | tuple) or getattr(result, "__len__", lambda: 2)() <= 1:
                 return self._whole(result, start_response)
             return _Stream(self, self._pieces(result, start_response))
@@ -191,6 +196,7 @@ class _First:
             raise exc_info[1].with_traceback(exc_info[2])
         self._status = int(status.partition(" ")[0])
         self._headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        self._unrouted = wsgi_unrouted(self._environ, self._status)  # later Flask has forgotten it
         return self._written.append
 
     def _failed(self, error: BaseException) -> Reply | None:
@@ -207,7 +213,8 @@ class _First:
     def _settle(self, body: bytes | None) -> Headers | Problem:
         if not self._status:
             raise RuntimeError(_NOT_STARTED)
-        sent = run_sync(self._guard.settle(self._run, self._status, self._headers, body))
+        status, headers = self._status, self._headers
+        sent = run_sync(self._guard.settle(self._run, status, headers, body, passing=self._unrouted))
         self._settled = True
         return sent
 
