@@ -63,7 +63,7 @@ class Facts(msgspec.Struct, frozen=True):
     """Of two claims at once one is refused, and a read sees every write before it. Not so in a Galera cluster, even a healthy one,
     nor where a restart of the server empties the table."""
     evicts: bool = False
-    """The store may drop records by itself before they expire."""
+    """The store may drop records by itself before they expire; their effects stay, and are made again."""
     warnings: tuple[str, ...] = ()
     """What weakens the guarantee, each with the exact setting that would strengthen it."""
     transactional: bool = True
@@ -97,7 +97,7 @@ def grade(facts: Facts, *, enabled: bool = True) -> Guarantee:
         exposed.append("loss")
     rows = {
         mode.value: {
-            fault: _kept(promise, mode, facts, enabled=enabled).value
+            fault: _kept(promise, mode, fault, facts, enabled=enabled).value
             for fault, promise in zip(FAULTS, row, strict=True)
         }
         for mode, row in TABLE.items()
@@ -117,7 +117,8 @@ _NO_ROLLBACK: dict[str, str] = {
 }
 
 
-# Where two callers may both be told that a key is theirs, only a peer that knows the key keeps it to one effect.
+# Where two callers may both be told that a key is theirs, or a key is forgotten and its effect is not, only a peer that
+# knows the key keeps it to one effect.
 _INCOHERENT: Mapping[Promise, Promise] = {
     _EO: _ALO,
     _AMO: Promise.MAY_REPEAT,
@@ -125,8 +126,10 @@ _INCOHERENT: Mapping[Promise, Promise] = {
 }
 
 
-def _kept(promise: Promise, mode: Mode, facts: Facts, *, enabled: bool) -> Promise:
+def _kept(promise: Promise, mode: Mode, fault: str, facts: Facts, *, enabled: bool) -> Promise:
     """What is left of a row's promise on this store."""
     if not enabled:
         return Promise.NOTHING
-    return promise if facts.coherent or mode is Mode.KEYED else _INCOHERENT.get(promise, promise)
+    # Other losses take the last writes, effect and record alike. An eviction takes a record and leaves its effect.
+    apart = not facts.coherent or (facts.evicts and fault == "loss")
+    return _INCOHERENT.get(promise, promise) if apart and mode is not Mode.KEYED else promise

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from semel import ConfigurationError
 from semel.cli.commands import app
 from semel.testing.chaos import nemesis, program
 from semel.testing.chaos.verdicts import Result
@@ -72,6 +75,22 @@ def test_a_run_that_would_play_nothing_fails_and_says_why(name: str, why: str) -
     assert done.exit_code == 1, done.output
     assert "NOTHING WAS PLAYED" in done.output
     assert why in done.output
+
+
+def test_a_peer_that_is_not_there_is_told_before_anything_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "explore", lambda *_, **__: pytest.fail("it has begun to play"))
+    done = CliRunner().invoke(app, ["chaos", "--cell", FEW[0], "--peers", "no-such-python"])
+    assert isinstance(done.exception, ConfigurationError), done.output
+    assert "no-such-python has no package dbos" in str(done.exception)
+
+
+@pytest.mark.parametrize("missing", ["sqlalchemy", "redis"])
+def test_without_the_libraries_of_every_matrix_the_extras_are_named(missing: str) -> None:
+    run = f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['semel', 'chaos', '--list']; import semel.cli; semel.cli.main()"
+    done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith("semel: the crash matrix is played on ")
+    assert 'pip install "semel[cli,redis,postgres,mysql,messaging]"' in done.stderr
 
 
 def test_a_run_whose_cells_all_need_a_missing_compiler_fails(monkeypatch: pytest.MonkeyPatch) -> None:

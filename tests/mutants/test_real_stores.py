@@ -142,7 +142,7 @@ def test_other_planted_bugs_are_seen_on_real_stores_and_so_is_a_weak_setting_tha
 def test_a_heart_that_gives_up_at_one_silence_is_seen_on_every_kind_of_wire_in_both_colours(
     silenced: Report, name: str
 ) -> None:
-    # Seen is what counts: where the machine stood still, the silence was over before the heartbeat had failed.
+    # Seen is what counts: where the machine stood still, the next caller came too late to make the second effect.
     found = problem(silenced, name) or problem(planted([name], [GIVES_UP]), name)
     assert found.startswith("expected exactly once, found doubled"), name
 

@@ -220,6 +220,33 @@ def test_what_expired_is_removed(desk: Desk) -> None:
     assert desk.once.peek("short-1") is None
 
 
+@pytest.mark.parametrize("purged", [False, True])
+def test_R19_a_tombstone_is_shown_with_its_own_end_and_no_time_that_is_none(desk: Desk, purged: bool) -> None:
+    desk.once.execute("short-1", lambda: 1, retention=0.05, tombstone=900)
+    time.sleep(0.1)  # its retention, by the store's clock
+    if purged:
+        desk.run("purge", desk.url)
+    said = desk.about("show", "short-1")
+    assert re.search(r"^state +expired$", said, re.MULTILINE)
+    assert re.search(r"^tombstone +20\d\d-", said, re.MULTILINE)
+    assert "1970" not in said
+    data = json.loads(desk.about("show", "short-1", "--json"))["record"]
+    assert "1970" not in str(data)
+    assert data["tombstone"] > data["settled"]
+
+
+@pytest.mark.parametrize("desk", ["sqlite"], indirect=True)
+def test_R13_what_a_person_decided_is_explained_with_what_is_not_refused(desk: Desk) -> None:
+    desk.about("resolve", "lost-1", "--error", "the bank says no")
+    said = desk.about("explain", "lost-1")
+    assert "semel forget" in said
+    assert "semel release" not in said
+    assert "semel resolve" not in said
+    with pytest.raises(ConfigurationError):
+        desk.about("release", "lost-1")
+    desk.about("forget", "lost-1")
+
+
 @pytest.mark.parametrize("desk", ["sqlite"], indirect=True)
 def test_what_a_record_says_cannot_move_the_cursor(desk: Desk) -> None:
     def fails() -> None:
@@ -227,7 +254,7 @@ def test_what_a_record_says_cannot_move_the_cursor(desk: Desk) -> None:
 
     with pytest.raises(RuntimeError):
         desk.once.execute("evil-1", fails, on_error="replay")
-    for said in (desk.run("ls", desk.url), desk.about("show", "evil-1")):
+    for said in (desk.run("ls", desk.url), desk.about("show", "evil-1"), desk.about("watch", "evil-1")):
         assert "\x1b" not in said
         assert r"\x1b[2J gone" in said
 

@@ -79,6 +79,17 @@ def test_tables_that_are_not_there_are_a_matter_of_the_option(says: Says, url: s
         assert "create=True" not in said
 
 
+def test_H26_a_sweep_of_a_place_that_is_not_there_is_refused_and_makes_nothing(
+    says: Says, tmp_path: Path
+) -> None:
+    assert "there is no file" in says.refused("http", "sweep", f"sqlite:///{tmp_path}/typo.db")
+    assert "there is no folder" in says.refused("http", "sweep", f"file://{tmp_path}/typo")
+    assert "there is no file" in says.refused("http", "sweep", "sqlite://")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "bodies").mkdir()
+    assert says.done("http", "sweep", f"file://{tmp_path}/bodies")[0] == "0 bodies removed\n"
+
+
 @pytest.mark.services
 def test_tables_that_are_not_there_are_a_matter_of_the_option_on_servers(
     says: Says, postgres_server: services.PostgresServer, mariadb_server: services.MariaServer

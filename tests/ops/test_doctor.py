@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -63,6 +64,15 @@ def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     page = doctor(f"sqlite:///{tmp_path / 'none.db'}", code=2)
     assert "there is no file" in page
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_a_folder_that_is_not_there_is_told_as_the_program_hears_it(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'nope' / 'semel.db'}"
+    page = doctor(url, code=2)
+    assert "makes it" not in page
+    with pytest.raises(ConfigurationError) as heard, Semel(url) as once:
+        once.execute("k", lambda: 1)
+    assert page == f"semel: {heard.value}\n"
 
 
 def test_something_that_is_no_database_cannot_be_told(tmp_path: Path) -> None:
@@ -195,6 +205,8 @@ def test_redis_that_drops_records_is_misconfigured() -> None:
         with pytest.raises(ConfigurationError, match="drops keys"):
             Semel(server.url).execute("k", lambda: 1)
         assert judge(examine(f"{server.url}?eviction=accept")).code == 0, "accepted in the URL, and told"
+        tx = examine(f"{server.url}?eviction=accept").guarantee.rows["tx"]
+        assert tx["loss"] == "an acknowledged effect may be lost, or doubled"
 
 
 @pytest.mark.services
@@ -252,6 +264,22 @@ def test_a_server_that_is_not_there_cannot_be_told() -> None:
     assert data["verdict"]["code"] == 2
     with pytest.raises((StoreUnavailable, ConfigurationError)):
         examine("mysql://root@127.0.0.1:1/app")
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    ["mysql", "mariadb+asyncmy", "mysql+pymysql", "postgresql", "postgresql+psycopg", "redis"],
+)
+def test_a_server_that_takes_connections_and_says_nothing_is_given_up_in_time(scheme: str) -> None:
+    database = "0" if scheme == "redis" else "app"
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        url = f"{scheme}://user:word@127.0.0.1:{silent.getsockname()[1]}/{database}"
+        program = [sys.executable, "-m", "semel", "doctor", url]
+        done = subprocess.run(
+            [*program, "--timeout", "0.5"], check=False, capture_output=True, text=True, timeout=60
+        )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "semel: " in done.stderr
 
 
 @pytest.mark.services

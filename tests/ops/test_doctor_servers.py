@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from semel import Semel
+from semel import ConfigurationError, Semel
 from semel.doctor import examine, judge
 from semel.testing import services
 from semel.testing.services.postgres import PostgresStandby
@@ -145,6 +145,8 @@ def test_unlogged_tables_of_postgres_are_no_tables_for_records(table: str) -> No
             data = doctor_data(url, "--table", table, code=2)
             assert weak.rows["tx"]["crash"] == data["guarantee"]["rows"]["tx"]["crash"] == "at least once"
             assert data["guarantee"]["warnings"] == list(weak.warnings)
+            with Semel(url, table=table) as late, pytest.raises(ConfigurationError, match="SET LOGGED"):
+                late.guarantee()
             mend = f"ALTER TABLE {table} SET LOGGED; ALTER TABLE {table}_audit SET LOGGED"
             assert mend in data["problems"][0]
             assert mend in weak.warnings[0]

@@ -406,6 +406,26 @@ def test_a_fixture_without_effects_is_refused_with_the_remedy(pytester: pytest.P
     )
 
 
+@pytest.mark.parametrize("given", ["nonsense=1", "lease=1, retries=3"])
+def test_an_option_that_there_is_not_is_refused_with_those_that_there_are(
+    pytester: pytest.Pytester, given: str
+) -> None:
+    pytester.makepyfile(
+        f"""
+        import pytest
+
+        @pytest.mark.exactly_once(effects=len, {given})
+        def test_marked(once_key): ...
+
+        def test_given(exactly_once):
+            exactly_once(print, effects=len, {given})
+        """
+    )
+    unknown = given.rpartition(" ")[2].partition("=")[0]
+    said = f"*ConfigurationError: exactly_once has no option {unknown}; it has effects, *"
+    run(pytester).stdout.fnmatch_lines([said, said])
+
+
 def test_a_marked_test_must_take_its_key_itself(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

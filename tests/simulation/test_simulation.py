@@ -381,6 +381,38 @@ async def _same(value: str) -> str:
     return value
 
 
+STRANGERS = """
+from semel.testing.simulation import Workload, plan_of, register
+
+def never(world):
+    return ["S1: this is checked"]
+
+async def publish(world, face, op, answered): ...
+
+register(Workload("strangers", plan=plan_of, calls={"publish": publish}, checks=(never,)))
+"""
+
+
+@pytest.mark.parametrize("which", [["--schedules", "3", "--partial"], ["--seed", "1"]])
+def test_plans_of_another_workload_are_refused_and_not_played_without_its_checks(
+    tmp_path: Path, which: list[str]
+) -> None:
+    (tmp_path / "strangers.py").write_text(STRANGERS, "utf-8")
+    words = ("-m", "semel.testing.simulation", "--load", "strangers", "--workload", "strangers")
+    done = _run(*words, *which, path=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "workload='core'" in done.stderr
+    assert "workload='strangers'" in done.stderr
+
+
+def test_plans_of_another_workload_are_refused_by_the_runner_and_the_story() -> None:
+    register(Workload("guests", plan=plan_of, calls={}))
+    with pytest.raises(ValueError, match="workload='guests'"):
+        explore(0, 3, workload="guests")
+    with pytest.raises(ValueError, match="workload='guests'"):
+        told(0, workload="guests")
+
+
 def test_a_world_in_which_everybody_waits_is_a_deadlock() -> None:
     loop = SimLoop()
     with pytest.raises(Deadlock):

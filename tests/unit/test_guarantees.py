@@ -33,6 +33,17 @@ def test_a_store_that_only_loses_never_doubles() -> None:
     assert tx["loss"] == Promise.MAY_BE_LOST
 
 
+def test_a_store_that_drops_records_may_double_what_it_keeps_of_the_effect() -> None:
+    found = grade(Facts("redis", evicts=True))
+    lost = {mode: row["loss"] for mode, row in found.rows.items()}
+    assert lost[Mode.TX] == lost[Mode.TWO_PHASE] == Promise.MAY_BE_EITHER
+    assert lost[Mode.HOLD] == Promise.MAY_REPEAT
+    assert lost[Mode.KEYED] == Promise.EXACTLY_ONCE
+    assert found.rows[Mode.TX]["crash"] == found.rows[Mode.TX]["zombie"] == Promise.EXACTLY_ONCE
+    assert "loss" in found.exposed
+    assert not found.exactly_once
+
+
 @pytest.mark.parametrize("coherent", [True, False])
 def test_nothing_is_promised_where_nothing_is_protected(coherent: bool) -> None:
     found = grade(Facts("any", coherent=coherent), enabled=False)

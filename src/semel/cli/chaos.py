@@ -43,11 +43,16 @@ def chaos(
     ] = False,
 ) -> None:
     """Kill, stop, cancel and cut real workers on real servers, and compare what comes of it with the guarantee table."""
-    from semel.testing.chaos import (
-        run_matrix,
-        show_again,
-    )  # its servers and drivers are for this command only
+    try:  # its servers and drivers are for this command only
+        from semel.testing.chaos import run_matrix, show_again
+        from semel.testing.chaos.cells import load
 
+        load()
+    except (ImportError, ConfigurationError) as missing:
+        raise ConfigurationError(
+            "the crash matrix is played on every store, and with messaging: pip install "
+            f'"semel[cli,redis,postgres,mysql,messaging]" ({missing})'
+        ) from missing
     if report is not None and not listing:
         _see_to(report)
     if file is not None:

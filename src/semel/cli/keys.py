@@ -183,9 +183,10 @@ def _show_key(
 
 
 def _print(said: list[tuple[str, str]]) -> None:
-    wide = max(len(name) for name, _ in said)
-    for name, value in said:
-        typer.echo(f"{name:<{wide}}  {printable(value)}")
+    shown = [(printable(name), printable(value)) for name, value in said]
+    wide = max(len(name) for name, _ in shown)
+    for name, value in shown:
+        typer.echo(f"{name:<{wide}}  {value}")
 
 
 def explain(
@@ -250,7 +251,7 @@ def _tell(record: Record | None, *, as_json: bool) -> None:
     elif record is None:
         typer.echo("no record yet")
     else:
-        typer.echo("  ".join(part for part in row(record) if part != "–"))
+        typer.echo("  ".join(printable(part) for part in row(record) if part != "–"))
 
 
 def resolve(

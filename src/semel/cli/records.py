@@ -38,6 +38,7 @@ _REMEDY: Final = {
     State.UNKNOWN: "Look whether the effect happened. If it did: semel resolve --value JSON. If it did not: semel release.",
     State.EXPIRED: "To let the key be used anew: semel forget. Its retention is the retention= of the program.",
 }
+_DECIDED: Final = "It is decided once, and stays so. To let the key be used anew: semel forget."
 
 
 def row(record: Record) -> tuple[str, ...]:
@@ -90,7 +91,8 @@ def as_data(record: Record) -> dict[str, Any]:
         "updated": moment(record.updated),
         "settled": moment(record.settled),
         "lease_until": moment(record.lease_until) if record.state is State.RUNNING else None,
-        "expires": moment(record.expires),
+        "expires": moment(record.expires or None),  # a purge takes it from under a tombstone
+        "tombstone": moment(record.tombstone or None),
     }
 
 
@@ -145,7 +147,9 @@ def explained(record: Record | None) -> str:
         said = [_LIVE if live else _LOST[record.policy], "" if live else _lost_remedy(record.policy)]
     else:
         raised = record.state is State.UNKNOWN and record.error is not None
-        said = [_RAISED if raised else _MEANING[record.state], _REMEDY.get(record.state, "")]
+        decided = record.state is State.FAILED and record.resolved
+        remedy = _DECIDED if decided else _REMEDY.get(record.state, "")
+        said = [_RAISED if raised else _MEANING[record.state], remedy]
     if record.resolved:
         said.append("A person decided this: semel show has who and why.")
     return "\n".join(line for line in said if line)

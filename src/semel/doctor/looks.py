@@ -140,7 +140,7 @@ def _read_sqlite(path: str, table: str) -> Look:
     from semel.stores.sqlite.records import Records
 
     path = os.path.realpath(path)
-    if not Path(path).exists():
+    if not Path(path).exists() and Path(path).parent.is_dir():
         raise StoreUnavailable(f"there is no file {path!r} yet: semel makes it at its first use")
     try:
         with closing(sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True, isolation_level=None)) as db:
@@ -255,15 +255,20 @@ async def _look_mysql(url: str, settings: Settings, colour: Colour) -> Look:
     words = statements(settings.table)
     name = words["create_schema"].split("`", 2)[1]
     there = "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = %s"
-    try:
+
+    async def read() -> tuple[Sequence[Any], Facts, Messaging, tuple[str, ...]]:
         session = await pool.take(until, fresh=True)
         try:
             rows = await session.query(words["version"]) if await session.query(there, (name,)) else ()
             facts = await read_facts(session, words)
             messaging = await _mysql_messaging(session, settings.table)
             problems = await _mysql_rights(session, settings.table) if rows else ()
+            return rows, facts, messaging, problems
         finally:
             await pool.give(session)
+
+    try:
+        rows, facts, messaging, problems = await pool.bounded(read(), until)
     except (Lost, TimeoutError) as error:
         raise StoreUnavailable(f"{pool.where} did not answer within {settings.timeout:g} s") from error
     finally:

@@ -252,11 +252,20 @@ def exactly_once(request: pytest.FixtureRequest) -> Callable[..., Report]:
             raise ConfigurationError(
                 "exactly_once needs effects=, a function that counts the effects of a key: exactly_once(handler, effects=count)"
             )
+        _check_options(name for name in kwargs if name != "run")
         report = prove(*args, **kwargs)
         kept.append(report)
         return report
 
     return proved
+
+
+def _check_options(given: Iterable[str]) -> None:
+    known = [name for name in inspect.signature(prove).parameters if name != "run"]
+    if unknown := [name for name in given if name not in known]:
+        raise ConfigurationError(
+            f"exactly_once has no option {', '.join(unknown)}; it has {', '.join(known)}"
+        )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -293,6 +302,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
             "@pytest.mark.exactly_once needs effects=, a function that counts the effects of a key: "
             "@pytest.mark.exactly_once(effects=count)"
         )
+    _check_options(marker.kwargs)
     names = tuple(inspect.signature(pyfuncitem.obj).parameters)
     if "once_key" not in names and not {"arguments", "reset"} & marker.kwargs.keys():
         raise ConfigurationError(

@@ -320,10 +320,14 @@ def _beaten(stage: Stage) -> None:
     keeps that one out."""
     wire = _stood(stage, **BEATEN.plan | {"settings": WIRE.plan["settings"]})
     heir = stage.send("heir", **BEATEN.plan)
-    until = time.monotonic() + BEATEN.options["lease"]
-    if _is_silence(stage.cell):
+    if stage.bit and _is_silence(stage.cell):
+        assert stage.victim is not None
+        _until(
+            wire.struck, stage.victim
+        )  # its time limit begins when it is sent: a busy machine may be late with that
         time.sleep(_SILENCE)
         wire.speak()
+    until = time.monotonic() + BEATEN.options["lease"]
     while time.monotonic() < until and not heir.ended():
         time.sleep(0.01)
     (stage.folder / "end").touch()

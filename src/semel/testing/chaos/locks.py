@@ -36,6 +36,8 @@ class Lock:
         """Whether the last `silence()` has got the lock."""
         return self._held
 
+    struck = fired
+
     def _tell(self, word: bytes) -> bool:
         self._line.sendall(word)
         return self._line.recv(1) == b"k"

@@ -28,7 +28,7 @@ from semel.testing.chaos.signals import Line
 from semel.testing.chaos.verdicts import judge
 from semel.testing.services import home
 
-__all__ = ["APART", "CASES", "Case", "Finding", "Peer", "cells_beside", "run_peer"]
+__all__ = ["APART", "CASES", "Case", "Finding", "Peer", "cells_beside", "peer_version", "run_peer"]
 
 _PATIENCE: Final = 120.0
 _SCRIPT: Final = Path(__file__).with_name("peer_dbos.py")
@@ -112,16 +112,21 @@ APART: Final = {
 }
 
 
-def run_peer(python: Path, *, repeat: int = 1, progress: Callable[[str], None] = print) -> Peer:
-    """Every case `repeat` times. ConfigurationError when that Python has no dbos."""
+def peer_version(python: Path) -> str:
+    """Of the package dbos. ConfigurationError when that Python has none."""
     words = [str(python), "-c", "from importlib.metadata import version; print(version('dbos'))"]
     try:
-        version = subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError) as error:
         raise ConfigurationError(
             f"{python} has no package dbos: install requirements/bench.txt into an environment of its own "
             "(`./bench core peers` makes .venv/peers) and name its Python"
         ) from error
+
+
+def run_peer(python: Path, *, repeat: int = 1, progress: Callable[[str], None] = print) -> Peer:
+    """Every case `repeat` times. ConfigurationError when that Python has no dbos."""
+    version = peer_version(python)
     with ExitStack() as stack:
         scene = _Scene(python, stack)
         findings = [_find(scene, case, repeat, progress) for case in CASES]

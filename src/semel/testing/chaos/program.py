@@ -16,7 +16,7 @@ from semel.errors import ConfigurationError
 from semel.testing.chaos.cells import Cell, Heir, Verdict, matrix
 from semel.testing.chaos.goals import LONG_REPEAT, campaign
 from semel.testing.chaos.page import put, write
-from semel.testing.chaos.peers import cells_beside, run_peer
+from semel.testing.chaos.peers import cells_beside, peer_version, run_peer
 from semel.testing.chaos.report import (
     Document,
     Row,
@@ -73,6 +73,8 @@ def run_matrix(
     if not applicable:
         _tell_nothing(chosen)
         return 1
+    if peers is not None:
+        peer_version(peers)  # before minutes of work
     times = repeat or (LONG_REPEAT if long else 1)
     jobs = jobs_for(applicable, repeat=times) + (recovery_jobs(applicable, repeat=times) if not only else [])
     bar = _Bar()

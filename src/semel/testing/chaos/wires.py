@@ -57,8 +57,13 @@ class Wire:
         self._line.sendall(word)
         self._line.recv(1)
 
+    def struck(self) -> bool:
+        """Whether it has so far; what it was told to do goes on."""
+        self._line.sendall(b"w0")
+        return self._line.recv(1) == b"1"
+
     def fired(self) -> bool:
-        """Whether it has. RuntimeError when more is open than the connections of one schedule."""
+        """Whether it has, and it is over. RuntimeError when more is open than the connections of one schedule."""
         self._line.sendall(b"f0")
         answer = self._line.recv(200).decode()
         if left := answer[1:]:
@@ -88,6 +93,9 @@ def _serve(line: socket.socket, targets: Sequence[tuple[str, int]], framing: Fra
             line.sendall(proxy.port.to_bytes(2, "big"))
         rules: list[Rule] = []
         while word := line.recv(2):
+            if word == b"w0":
+                line.sendall(b"%d" % any(rule.fired.is_set() for rule in rules))
+                continue
             for proxy in proxies:
                 proxy.clear()  # what has not struck must not strike the next one
             match word[:1]:

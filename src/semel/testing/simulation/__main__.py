@@ -98,12 +98,16 @@ def _load(parser: argparse.ArgumentParser, module: str) -> None:
 
 def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Plan | None:
     """The one schedule that is asked for, if it is one."""
-    if options.seed is not None:
-        return workload_of(options.workload).plan(options.seed)
     if options.plan is None:
-        if options.shrink or options.trace:
+        try:
+            plan = workload_of(options.workload).drawn(
+                options.first if options.seed is None else options.seed
+            )
+        except ValueError as error:
+            parser.error(f"--workload: {error}")
+        if options.seed is None and (options.shrink or options.trace):
             parser.error("--shrink and --trace show one schedule: name it with --seed or --plan")
-        return None
+        return None if options.seed is None else plan
     try:
         plan = plan_from(sys.stdin.read() if options.plan == "-" else options.plan)
         workload_of(plan.workload)

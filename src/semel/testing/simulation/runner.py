@@ -80,8 +80,10 @@ def explore(
 ) -> Report:
     """Seeds `first` … `first + count - 1`, or as many as fit into `seconds`, or until `until` says so.
 
-    `setup` is called in every forked process before its first schedule: a mutant is planted there.
+    `setup` is called in every forked process before its first schedule: a mutant is planted there. ValueError: no such
+    workload, or its plans are another's.
     """
+    workload_of(workload).drawn(first)  # here, where it is heard
     began = time.monotonic()
     total = Report()
     context = multiprocessing.get_context("fork")
@@ -132,9 +134,9 @@ def _received(pipe: Any, seeds: range) -> Report:
 def _work(pipe: Any, seeds: range, setup: Callable[[], Any] | None, workload: str) -> None:
     if setup is not None:
         setup()
-    report, plan = Report(), workload_of(workload).plan
+    report, known = Report(), workload_of(workload)
     for seed in seeds:
-        broken, world = check(plan(seed))
+        broken, world = check(known.drawn(seed))
         report.add(_tally(world))
         if broken:
             report.failures.append((seed, broken))

@@ -21,7 +21,7 @@ _WITH_A_BUG = "python -m semel.testing.mutants"
 
 def told(seed: int, *, workload: str = "core") -> str:
     """The story of a seed."""
-    return told_of(workload_of(workload).plan(seed))
+    return told_of(workload_of(workload).drawn(seed))
 
 
 def told_of(plan: Plan, *, wanted: Collection[str] = (), mutant: str = "") -> str:

@@ -1,6 +1,6 @@
 """What a world does, as parts that can be added: each later part of the product registers its own.
 
-    register(Workload("outbox", plan=plan_of_outbox, calls={"publish": publish}, checks=(no_gap,),
+    register(Workload("outbox", plan=plan_of_outbox, calls={"publish": publish, "execute": publish}, checks=(no_gap,),
                       points=("relay.sent",), windows=frozenset({"kill-at-point@relay.sent"})))
 
     python -m semel.testing.simulation --load your.module --workload outbox --schedules 2000
@@ -31,7 +31,8 @@ class Workload(msgspec.Struct, frozen=True):
     plan: Callable[[int], Plan]
     """The plan of a seed, drawn from `Random(f"…/{seed}")` and nothing else; it says `workload=name`."""
     calls: Mapping[str, Caller]
-    """By `Op.kind`: one call of one client through its worker's face; what it is told goes into the `Answered`."""
+    """By `Op.kind`: one call of one client through its worker's face; what it is told goes into the `Answered`. After the
+    faults every key is asked for once more, by "execute"."""
     checks: tuple[Callable[[World], list[str]], ...] = ()
     """Invariants of this workload's own, each line "NAME: what was broken"; the core's hold for all."""
     points: tuple[str, ...] = ()
@@ -40,6 +41,16 @@ class Workload(msgspec.Struct, frozen=True):
     """Names in `World.reached` (a point, a fault, "fault@point", "fault@verb"): a run in which one was never hit is invalid."""
     shows: tuple[str, ...] = ()
     """Where a mode promises less, what it must have shown ("retry doubled", "hold unknown"): else the faults did not bite."""
+
+    def drawn(self, seed: int) -> Plan:
+        """The plan of a seed. ValueError if it is another workload's, which would play without the calls and checks of this one."""
+        plan = self.plan(seed)
+        if plan.workload != self.name:
+            raise ValueError(
+                f"the plan function of {self.name!r} made a plan with workload={plan.workload!r} of seed {seed}: it must say "
+                f"workload={self.name!r}"
+            )
+        return plan
 
 
 _registered: dict[str, Workload] = {}
