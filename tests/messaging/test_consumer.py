@@ -18,6 +18,7 @@ from semel import AsyncSemel, ConfigurationError, OutcomeUnknown
 from semel.messaging import Inbox, Message, Outbox, Relay
 from semel.messaging.consumer import Consumer
 from semel.messaging.events import DeadLettered, RelayEvent
+from semel.messaging.sources import open_source
 from semel.messaging.sources.redis import RedisStreamSource
 from semel.testing import services
 from tests.messaging.conftest import Home, awaited
@@ -386,3 +387,33 @@ async def test_a_group_that_was_lost_begins_at_the_beginning_whatever_start_says
     assert [each.message.id for each in found] == ["after"]
     await source.aclose()
     client.close()
+
+
+@awaited
+async def test_what_a_closed_source_had_read_is_not_waited_for(redis_server: services.RedisServer) -> None:
+    """R49: entries that were read and not begun go to the next consumer at once, not when they have been idle for long."""
+    stream = uuid.uuid4().hex
+    client = redis.Redis.from_url(redis_server.url)
+    client.xadd(stream, {"id": "m1", "topic": "t", "data": "1"})
+    async with RedisStreamSource(redis_server.url, stream, group="g", idle=600) as first:
+        assert len(await first.receive(10)) == 1
+    async with RedisStreamSource(redis_server.url, stream, group="g", idle=600) as second:
+        (found,) = await second.receive(10)
+        assert found.message.id == "m1"
+        await found.ack()
+    client.close()
+
+
+def test_a_consumer_and_a_source_are_closed_as_everything_that_opens(sqlite_home: Home) -> None:
+    """R49: both colours, twice, and before they were used."""
+    inbox = Inbox(sqlite_home.url, consumer="c")
+    inbox.handler("t")(print)
+    urls = ("redis://127.0.0.1:1/0?stream=s", "amqp://127.0.0.1:1/?queue=q", "nats://127.0.0.1:1?stream=S")
+    for url in urls:
+        source: Any = open_source(url, group="g")
+        with inbox.consuming(url) as consumer, source:
+            pass
+        consumer.close()
+        source.close()
+        asyncio.run(consumer.run())  # ends at once: it is closed
+    inbox.close()

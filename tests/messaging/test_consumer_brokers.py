@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 from typing import Any
 
 import pytest
@@ -80,6 +81,39 @@ async def test_from_outbox_to_handler(sqlite_home: Home, broker: tuple[str, str]
     last = inbox.consuming(source)
     assert list(await last.source.receive(10)) == [], "something was not acknowledged"
     await last.source.aclose()
+    inbox.close()
+
+
+@awaited
+async def test_what_was_fetched_goes_back_when_a_consumer_is_closed(
+    sqlite_home: Home, broker: tuple[str, str]
+) -> None:
+    """R49: `async with`; the next one does not wait for what the first had and did not begin."""
+    sink, source = broker
+    _prepare(sqlite_home)
+    inbox = Inbox(sqlite_home.url, consumer="shipping", table=sqlite_home.table)
+    started, goes_on = threading.Event(), threading.Event()
+
+    @inbox.handler("orders")
+    def slow(session: Session, message: Message) -> None:
+        started.set()
+        goes_on.wait(30)
+        _handle(session, message)
+
+    async with inbox.consuming(source, concurrency=1) as first:
+        await first.source.receive(1) if "amqp" in source else None  # the queue is made by who reads it
+        await _send(sqlite_home, sink, [Message("orders", {"n": n}, id=f"m{n}") for n in range(10)])
+        task = asyncio.create_task(first.run())
+        await asyncio.to_thread(started.wait, 30)
+        task.cancel()
+        goes_on.set()
+        await asyncio.gather(task, return_exceptions=True)
+    async with inbox.consuming(source) as second:
+        task = asyncio.create_task(second.run())
+        async with asyncio.timeout(30):
+            while sqlite_home.scalar("SELECT count(*) FROM effects") != 10:
+                await asyncio.sleep(0.02)
+    await asyncio.wait_for(task, 5)  # ended by the close
     inbox.close()
 
 

@@ -8,11 +8,14 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
+import pymysql
 import pytest
 from sqlalchemy import create_engine, text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
 from semel import AsyncSemel, CodecError, ConfigurationError, InvalidKey, KeyMismatch, Semel, current_run
@@ -436,3 +439,50 @@ def test_the_number_of_parts_is_remembered(fresh_home: Home) -> None:
         other.create()
     for outbox in (first, again, other):
         outbox.close()
+
+
+@awaited
+async def test_an_async_registry_of_sessions_is_a_target(sqlite_home: Home) -> None:
+    """As scoped_session is (R43)."""
+    outbox = sqlite_home.outbox()
+    engine = create_async_engine(sqlite_home.url.replace("sqlite:", "sqlite+aiosqlite:"))
+    session = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
+    async with session.begin():
+        outbox.add(session, Message("o", 1, id="m1"))
+    await session.remove()
+    async with session.begin() as kept:
+        outbox.add(session, Message("o", 1, id="m2"))
+        await kept.rollback()
+    await session.remove()
+    await engine.dispose()
+    assert [each.id for each in await outbox.waiting()] == ["m1"]
+    outbox.close()
+
+
+def _bare(home: Home) -> Any:
+    url = make_url(home.url)
+    if url.get_backend_name() == "sqlite":
+        return sqlite3.connect(str(url.database))
+    if url.get_backend_name() == "postgresql":
+        return psycopg.connect(url.set(drivername="postgresql").render_as_string(hide_password=False))
+    return pymysql.connect(host=url.host, port=url.port or 3306, user=url.username, database=url.database)
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["begun", "not yet begun"])
+def test_several_messages_on_a_driver_s_connection_are_added_all_or_none(home: Home, begun: bool) -> None:
+    """Whoever catches what one of them is refused for, and commits, has sent none of them (R43)."""
+    outbox = home.outbox()
+    connection = _bare(home)
+    outbox.add(connection, Message("o", 1, id="m1"))
+    connection.commit()
+    cursor = connection.cursor()
+    if begun:
+        cursor.execute("BEGIN" if home.engine.dialect.name == "sqlite" else "SELECT 1")
+    with pytest.raises(KeyMismatch):
+        outbox.add(connection, Message("o", 5, id="good"), Message("o", 2, id="m1"))
+    outbox.add(connection, Message("o", 6, id="m2"), Message("o", 7, id="m3"))
+    assert home.count() == 1, "it is committed by whoever began it"
+    connection.commit()
+    connection.close()
+    assert sorted(each.id for each in asyncio.run(outbox.waiting())) == ["m1", "m2", "m3"]
+    outbox.close()

@@ -127,3 +127,26 @@ def test_what_a_relay_carries_is_read_as_it_was_written() -> None:
     said = scope("orders.*", topics=("a",), tenants=("t",))
     assert scope_of(said.told()) == said
     assert scope_of("host:123") is None, "of one that says nothing nothing is known"
+
+
+@awaited
+async def test_relays_of_one_name_with_other_routes_are_told_to_take_names(place: Place) -> None:
+    """They are not refused: a new version of the program is deployed beside the old one."""
+    outbox = place.outbox(parts=4)
+    told: list[RelayEvent] = []
+    relays = [
+        Relay(outbox, {topic: Book()}, lease=0.3, hooks=(told.append,))
+        for topic in ("orders", "bills", "bills")
+    ]
+    tasks = [asyncio.create_task(each.run()) for each in relays]
+
+    def said() -> list[str]:
+        return [each.message for each in told if isinstance(each, Alarm) and each.what == "routes"]
+
+    await until(lambda: len(said()) == 4)  # the first one of two, and these of it
+    await asyncio.sleep(0.3)
+    assert len(said()) == 4, "once for each"
+    assert all("name= each" in message and "'orders'" in message for message in said())
+    assert not any(task.done() for task in tasks)
+    await ended(*tasks)
+    outbox.close()

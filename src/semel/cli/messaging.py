@@ -7,7 +7,7 @@ import base64
 import json
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 import typer
@@ -20,9 +20,12 @@ if TYPE_CHECKING:  # SQLAlchemy takes longer to import than most commands run: t
     from semel.messaging.pages import Line, Page, Waiting
     from semel.messaging.sink import Row
 
-__all__ = ["inbox", "outbox"]
+__all__ = ["inbox", "outbox", "patience"]
 
 T = TypeVar("T")
+_PATIENCE: Final = (
+    60.0  # seconds for an answer: a command that hangs tells nobody that its server has stopped
+)
 outbox = typer.Typer(no_args_is_help=True, help="Messages that wait to be sent.")
 inbox = typer.Typer(no_args_is_help=True, help="Messages that were admitted, and dead letters.")
 
@@ -207,7 +210,7 @@ def _sweep(
         )
     from semel.messaging import Outbox
 
-    with Outbox(url, table=table, create=False, claim_check=claim_check) as where:
+    with Outbox(url, table=table, create=False, claim_check=claim_check, timeout=_PATIENCE) as where:
         count = asyncio.run(where.sweep(grace=grace))
     typer.echo(f"{count} bodies removed")
 
@@ -261,7 +264,13 @@ def _purge(url: Url, consumer: Consumer, retention: Retention, table: Table = "s
 
     windows = Windows(retries=0, redelivery=0)  # whoever gives the retention has thought of them
     with Inbox(
-        url, table=table, consumer=consumer, create=False, retention=retention, windows=windows
+        url,
+        table=table,
+        consumer=consumer,
+        create=False,
+        retention=retention,
+        windows=windows,
+        timeout=_PATIENCE,
     ) as where:
         total = count = asyncio.run(where.purge())
         while count:
@@ -292,17 +301,24 @@ def _log(
 
 
 # --------------------------------------------------------------------------------------------------- words
+def patience(url: str) -> float | None:
+    """How long an answer is waited for; an outbox in Redis has its own bound."""
+    from semel.messaging.redis import is_redis
+
+    return None if is_redis(url) else _PATIENCE
+
+
 def _with_outbox(url: str, table: str, work: Callable[[Outbox], Coroutine[Any, Any, T]]) -> T:
     from semel.messaging import Outbox
 
-    with Outbox(url, table=table, create=False) as where:
+    with Outbox(url, table=table, create=False, timeout=patience(url)) as where:
         return asyncio.run(work(where))
 
 
 def _with_inbox(url: str, table: str, consumer: str, work: Callable[[Inbox], Coroutine[Any, Any, T]]) -> T:
     from semel.messaging import Inbox
 
-    with Inbox(url, table=table, consumer=consumer, create=False) as where:
+    with Inbox(url, table=table, consumer=consumer, create=False, timeout=_PATIENCE) as where:
         return asyncio.run(work(where))
 
 

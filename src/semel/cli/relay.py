@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semel.cli.messaging import Bodies, Place, Table
+from semel.cli.messaging import Bodies, Place, Table, patience
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def relay(
 
     routes = _routes(route)
     watch = None if metrics is None else _Watch(metrics, drain=drain)
-    where = Outbox(url, table=table, claim_check=claim_check)
+    where = Outbox(url, table=table, claim_check=claim_check, timeout=patience(url))
     made = Relay(
         where,
         routes,

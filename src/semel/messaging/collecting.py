@@ -19,10 +19,11 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import PendingRollbackError, UnboundExecutionError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from semel.errors import ConfigurationError, SemelWarning
+from semel.messaging.standing import plain
 from semel.messaging.writing import Prepared
 
 __all__ = ["collect", "is_collectable"]
@@ -108,17 +109,15 @@ class _Collected:
 
 def is_collectable(target: object) -> bool:
     """Whether it has a commit that can be waited for."""
-    return isinstance(target, Session | AsyncSession | scoped_session | Connection | AsyncConnection)
+    return isinstance(
+        target,
+        Session | AsyncSession | scoped_session | async_scoped_session | Connection | AsyncConnection,
+    )
 
 
 def collect(target: Any, message: Prepared, write: Write, committed: Committed) -> None:
     """Keep the message until just before the commit of `target`'s transaction; refused without a transaction."""
-    if isinstance(target, scoped_session):
-        target = target()
-    if isinstance(target, AsyncSession):
-        target = target.sync_session
-    if isinstance(target, AsyncConnection):
-        target = target.sync_connection
+    target = plain(target)
     if isinstance(target, Session):
         if not target.in_transaction():
             raise ConfigurationError(f"this session has no transaction: {_HINT}")

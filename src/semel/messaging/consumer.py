@@ -33,7 +33,8 @@ from semel.messaging.failures import is_away
 from semel.messaging.handling import Handling, is_cancelled
 from semel.messaging.message import Message
 from semel.messaging.pauses import delay, waited
-from semel.messaging.sources import PROBLEM
+from semel.messaging.sinks.closing import Closing
+from semel.messaging.sources import PROBLEM, open_source
 from semel.points import reach
 
 if TYPE_CHECKING:
@@ -81,13 +82,14 @@ class Counts:
     unhandled: int = 0
 
 
-class Consumer:
-    """Runs the handlers of an inbox on what its source hands out, `concurrency` at a time, one at a time per key."""
+class Consumer(Closing):
+    """Runs the handlers of an inbox on what its source hands out, `concurrency` at a time, one at a time per key. A
+    source that is given by URL is opened here, and closed with it."""
 
     def __init__(
         self,
         inbox: Inbox,
-        source: Source,
+        source: Source | str,
         entries: Sequence[Entry],
         *,
         sessions: Any = None,
@@ -103,8 +105,10 @@ class Consumer:
         if not 1 <= concurrency <= 10_000:
             raise ConfigurationError(f"concurrency must be 1 to 10000, not {concurrency}")
         self.inbox = inbox
-        self.source = source
+        self._owned = isinstance(source, str)
+        self.source = open_source(source, group=inbox.consumer) if isinstance(source, str) else source
         self.counts = Counts()
+        self._ended: asyncio.Event | None = None  # of `run`, if it was begun
         self._entries = list(entries)
         self._handling = Handling(inbox, sessions or inbox.database.any_engine, concurrency)
         for entry in entries:
@@ -124,14 +128,28 @@ class Consumer:
 
     # ---------------------------------------------------------------------------------------------- run
     async def run(self) -> None:
-        """Until cancelled: then no more is received, and what is being handled has `grace` seconds to end."""
+        """Until cancelled, or closed: then no more is received, and what is being handled has `grace` seconds to end."""
+        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         others = [asyncio.create_task(self._revive()), asyncio.create_task(self._purge())]
         try:
-            while not is_cancelled():
+            while not (is_cancelled() or self._stopping.is_set()):
                 await self._receive()
-            raise asyncio.CancelledError
+            if is_cancelled():
+                raise asyncio.CancelledError
         finally:
-            await asyncio.shield(self._end(others))
+            try:
+                await asyncio.shield(self._end(others))
+            finally:
+                self._ended.set()
+
+    async def aclose(self) -> None:
+        """End `run`, if it goes on: what is being handled has its `grace`. Then close the source, if it was opened here: what it had
+        fetched and nobody has begun goes back to the broker."""
+        self._stopping.set()
+        if self._ended is not None:
+            await self._ended.wait()
+        if self._owned:
+            await asyncio.shield(self.source.aclose())
 
     async def _end(self, others: Sequence[asyncio.Task[None]]) -> None:
         self._stopping.set()

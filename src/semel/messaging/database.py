@@ -38,7 +38,8 @@ _forked: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
 class Database:
-    """An engine and semel's messaging tables. `given` is a URL, an Engine or an AsyncEngine."""
+    """An engine and semel's messaging tables. `given` is a URL, an Engine or an AsyncEngine; `timeout` is how long each answer of
+    one that is opened from its URL is waited for, in seconds."""
 
     def __init__(
         self,
@@ -49,8 +50,9 @@ class Database:
         parts: int | None = None,
         divides: bool = False,
         settings: Mapping[str, float | None] | None = None,
+        timeout: float | None = None,
     ) -> None:
-        self.any_engine: AnyEngine = engine_of(given)
+        self.any_engine: AnyEngine = engine_of(given, timeout=timeout)
         """The engine, of whichever colour."""
         self._owned = self.any_engine is not given
         self.dialect = self.any_engine.dialect.name

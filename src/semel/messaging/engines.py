@@ -10,6 +10,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from semel.errors import ConfigurationError
+from semel.messaging.patience import bound, connect_arguments
 
 __all__ = ["AnyEngine", "engine_of", "sync_engine_of", "take_write_lock"]
 
@@ -31,16 +32,21 @@ _SYNC: Final = {
 _KNOWN: Final = frozenset({"postgresql", "mysql", "mariadb", "sqlite"})
 
 
-def engine_of(given: object) -> AnyEngine:
-    """The engine itself, or one that is opened from a URL; ConfigurationError for anything else. Nothing is connected yet."""
+def engine_of(given: object, *, timeout: float | None = None) -> AnyEngine:
+    """The engine itself, or one that is opened from a URL; ConfigurationError for anything else. Nothing is connected yet.
+    `timeout` bounds the answers of one that is opened here."""
     if isinstance(given, Engine | AsyncEngine):
+        if timeout is not None:
+            raise ConfigurationError(
+                "timeout= is for a database that is opened from its URL: an engine has its own settings, as connect_args={…}"
+            )
         if given.dialect.name not in _KNOWN:
             raise ConfigurationError(
                 f"messaging keeps its tables in PostgreSQL, MariaDB/MySQL or SQLite, not in {given.dialect.name}"
             )
         return given
     if isinstance(given, str | URL):
-        return _open(given)
+        return _open(given, timeout)
     raise ConfigurationError(
         f"an outbox or inbox lives in a SQL database: give a URL or an SQLAlchemy engine, not {type(given).__name__}"
     )
@@ -59,7 +65,7 @@ def take_write_lock(connection: Connection) -> None:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def _open(given: str | URL) -> Engine:
+def _open(given: str | URL, timeout: float | None) -> Engine:
     try:
         url = make_url(given)
     except ArgumentError as error:
@@ -73,7 +79,7 @@ def _open(given: str | URL) -> Engine:
         )
     try:
         if url.get_backend_name() != "sqlite":
-            return create_engine(url, pool_pre_ping=False, pool_size=8, isolation_level="READ COMMITTED")
+            return _server(url, timeout)
         if url.database in {None, "", ":memory:"}:
             raise ConfigurationError(
                 "an outbox in memory would be lost with the process: write sqlite:///file.db"
@@ -84,6 +90,13 @@ def _open(given: str | URL) -> Engine:
         raise ConfigurationError(
             f'the driver for {url.drivername} is not installed: pip install "semel[messaging,{extra}]" brings it'
         ) from error
+
+
+def _server(url: URL, timeout: float | None) -> Engine:
+    arguments = connect_arguments(url, url.get_dialect().driver)
+    engine = create_engine(url, connect_args=arguments, pool_size=8, isolation_level="READ COMMITTED")
+    bound(engine, url, timeout)
+    return engine
 
 
 def _sqlite(engine: Engine) -> Engine:

@@ -155,7 +155,7 @@ class Unserved(RelayEvent):
 @dataclass(frozen=True, slots=True)
 class Alarm(RelayEvent):
     """Something that a person should look at: `what` is lost-tail, sink-ahead, route, rows-gone, unroutable,
-    overlap, parts, configuration, database, listener, bodies, source, consumer or error."""
+    overlap, routes, parts, configuration, database, listener, bodies, source, consumer or error."""
 
     what: str
     message: str

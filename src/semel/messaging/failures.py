@@ -20,6 +20,8 @@ _GONE: Final = (
     "lost",
     "gone away",
     "refused",
+    "timed out",
+    "timeout expired",
     "shut",
     "starting up",
     "recovery mode",

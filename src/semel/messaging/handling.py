@@ -28,6 +28,7 @@ from semel.points import reach
 if TYPE_CHECKING:
     from semel.messaging.consumer import Entry
     from semel.messaging.inbox import Inbox
+    from semel.messaging.sink import Row
 
 __all__ = ["Handling", "Quit", "is_cancelled"]
 
@@ -35,11 +36,12 @@ T = TypeVar("T")
 
 
 class Quit(SemelError):
-    """A handler raised SystemExit, or cancelled itself: its message failed. The consumer, which has others, goes on."""
+    """A handler, or a function of a route, raised SystemExit, or cancelled itself: its message failed. The consumer or relay, which
+    has others, goes on."""
 
-    def __init__(self, message: Message, error: BaseException) -> None:
+    def __init__(self, message: Message | Row, error: BaseException, what: str = "handler") -> None:
         super().__init__(
-            f"the handler of message {message.id} ({message.topic}) raised {error!r}, which would have ended more than its message: "
+            f"the {what} of message {message.id} ({message.topic}) raised {error!r}, which would have ended more than its message: "
             "let it raise an Exception"
         )
 

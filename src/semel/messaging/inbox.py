@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Never, TypeVar, overload
 
 from semel.errors import ConfigurationError
 from semel.messaging import letters
 from semel.messaging.admitting import check_business_key
+from semel.messaging.arguments import emitter, pauses, refuse_unknown
 from semel.messaging.bodies import BodyStore, open_bodies
 from semel.messaging.bodies.sql import SqlBodies
 from semel.messaging.calling import Handler
 from semel.messaging.consumer import Consumer, Entry, Middleware
 from semel.messaging.database import Database
-from semel.messaging.events import Handled, HandlerFailed, RelayEvent, log_event, teller
+from semel.messaging.events import Handled, HandlerFailed, RelayEvent, log_event
 from semel.messaging.letters import Admitted, DeadLetter
 from semel.messaging.message import Message
 from semel.messaging.places import place_of
 from semel.messaging.processing import Processing
 from semel.messaging.resident import Resident
-from semel.messaging.sources import Source, open_source
 from semel.messaging.standing import aabandon, abandon
 from semel.messaging.windows import Windows, check_windows
+from semel.options import seconds
 from semel.points import reach
 from semel.runtime import run_sync
 from semel.within import port_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, scoped_session
 
+    from semel.messaging.sources import Source
     from semel.once import AsyncSemel, Semel
 
 __all__ = ["Inbox"]
 
 H = TypeVar("H", bound=Callable[..., Any])
 _WEEK: Final = 7 * 86_400
+_SHORTEST: Final = 0.05
+_RUN: Final = ("sessions", "concurrency", "grace")
 
 
 class Inbox(Resident):
@@ -51,26 +54,36 @@ class Inbox(Resident):
     consumer admits a message once. `retention` is how long an admission is remembered; it is compared to how late a copy may come
     (`windows=`, or what a relay with its default options does), and refused if it is too short. `claim_check` is the store of
     bodies that travel as references, as the outbox has it: a store, its URL, or "sql" where the outbox is in this database.
+    `timeout` is how long each answer of a database that is opened from its URL is waited for, those to a handler's statements
+    included; without it they may take as long as they like. A connection is waited for 10 seconds in any case.
     """
 
     def __init__(
         self,
         where: object,
         *,
-        consumer: str,
+        consumer: str = "",
         table: str = "semel",
         retention: float | timedelta = _WEEK,
         windows: Windows | None = None,
         claim_check: BodyStore | str | None = None,
         create: bool = True,
+        timeout: float | timedelta | None = None,
         hooks: Collection[Callable[[RelayEvent], None]] = (log_event,),
+        **unknown: Never,
     ) -> None:
-        if not consumer or len(consumer) > 120 or not consumer.isprintable():
-            raise ConfigurationError(f"consumer must be 1 to 120 printable characters, not {consumer!r}")
-        self.home = self.database = Database(place_of(where), table=table, create=create)
+        refuse_unknown(Inbox, unknown)
+        given: Any = consumer
+        if not isinstance(given, str) or not given or len(given) > 120 or not given.isprintable():
+            raise ConfigurationError(
+                f"consumer= names who consumes, in 1 to 120 printable characters, not {given!r}"
+            )
+        bound = None if timeout is None else seconds("timeout", timeout, least=_SHORTEST)
+        self._emit = emitter(hooks)
+        self.home = self.database = Database(place_of(where), table=table, create=create, timeout=bound)
         self.consumer = consumer
         self.table = table
-        self.retention = retention.total_seconds() if isinstance(retention, timedelta) else float(retention)
+        self.retention = seconds("retention", retention)
         if not self.retention > 0:
             raise ConfigurationError(
                 f"retention must be above 0 seconds, not {retention}: every copy would be handled"
@@ -82,13 +95,12 @@ class Inbox(Resident):
         self._processing = Processing(self.database, consumer, self.bodies)
         self._entries: list[Entry] = []
         self._middlewares: list[Middleware] = []
-        self._emit = teller(tuple(hooks))
 
     # ------------------------------------------------------------------------------------------ process
     @overload
     def process(
         self,
-        session: AsyncSession | AsyncConnection,
+        session: AsyncSession | async_scoped_session[Any] | AsyncConnection,
         message: Message,
         handler: Handler,
         *,
@@ -132,13 +144,14 @@ class Inbox(Resident):
         True if it ran, False for a duplicate. With an async session it is awaited. The handler's error undoes its work and
         the admission (a savepoint), and is raised; the transaction stays usable, and commit is the caller's. What the handler
         returns is kept in the consume log if JSON can say it. `own_transaction=True` says that the transaction is for this
-        message alone and is rolled back on an error: then there is no savepoint, which costs more than the admission.
+        message alone. Then one of SQLAlchemy is rolled back on an error, a timeout included, and there is no savepoint, which
+        costs more than the admission; on a driver's own connection, or Django's, the savepoint stays.
         """
         start = time.monotonic()
         check_business_key(business_key)
         try:
             done = self._processing.one(session, message, handler, business_key, own=own_transaction)
-        except Exception as error:
+        except BaseException as error:  # SystemExit too: its caller may catch it, and commit
             self._tell_failed(message, error)
             if own_transaction:
                 abandon(session)
@@ -154,7 +167,7 @@ class Inbox(Resident):
     ) -> bool:
         try:
             done = await work
-        except Exception as error:
+        except BaseException as error:  # a timeout cancels, and its caller may commit
             self._tell_failed(message, error)
             if own:
                 await aabandon(session)
@@ -166,8 +179,10 @@ class Inbox(Resident):
     def _tell(self, message: Message, admitted: bool, start: float) -> None:
         self._emit(Handled(self.consumer, message.topic, message.id, admitted, time.monotonic() - start))
 
-    def _tell_failed(self, message: Message, error: Exception) -> None:
-        """How often it failed before is known to whoever hands it out."""
+    def _tell_failed(self, message: Message, error: BaseException) -> None:
+        """How often it failed before is known to whoever hands it out. A cancellation is nobody's failure."""
+        if not isinstance(error, Exception):
+            return
         if not isinstance(message, Message):  # whatever it did to us: this is why
             raise ConfigurationError(f"an inbox takes a Message, not {type(message).__name__}") from error
         self._emit(
@@ -176,7 +191,10 @@ class Inbox(Resident):
 
     @overload
     def process_batch(
-        self, session: AsyncSession | AsyncConnection, messages: Sequence[Message], handler: Handler
+        self,
+        session: AsyncSession | async_scoped_session[Any] | AsyncConnection,
+        messages: Sequence[Message],
+        handler: Handler,
     ) -> Awaitable[int]: ...
 
     @overload
@@ -231,10 +249,9 @@ class Inbox(Resident):
         is for effects outside of the database: it runs through `once.consume`, and options such as `on_unknown="hold"` and
         `lease=` are passed on. A failure is tried again after a while, `max_attempts` times, and is then a dead letter.
         """
-        if max_attempts < 1:
-            raise ConfigurationError(f"max_attempts must be at least 1, not {max_attempts}")
-        if not 0 < backoff[0] <= backoff[1]:
-            raise ConfigurationError(f"backoff is (first, longest) in seconds, not {backoff}")
+        if type(max_attempts) is not int or max_attempts < 1:
+            raise ConfigurationError(f"max_attempts must be at least 1, not {max_attempts!r}")
+        backoff = pauses("backoff", backoff)
         if options and once is None:
             raise ConfigurationError(
                 f"{', '.join(sorted(options))}: only a handler with once= takes these options"
@@ -259,10 +276,10 @@ class Inbox(Resident):
         return middleware
 
     def consuming(self, source: Source | str, **options: Any) -> Consumer:
-        """The consumer that `run` runs, to watch its `counts`."""
-        opened = open_source(source, group=self.consumer) if isinstance(source, str) else source
+        """The consumer that `run` runs, to watch its `counts`. Close it (`async with`): it opens the source that a URL names."""
+        refuse_unknown(Consumer, options.keys() - _RUN, _RUN)
         return Consumer(
-            self, opened, self._entries, middlewares=self._middlewares, emit=self._emit, **options
+            self, source, self._entries, middlewares=self._middlewares, emit=self._emit, **options
         )
 
     async def run(self, source: Source | str, **options: Any) -> None:
@@ -271,12 +288,8 @@ class Inbox(Resident):
         Options: `concurrency` (16), `grace` (30 s to end what is under way), `sessions` (a sessionmaker; by default sessions on
         the inbox's own engine).
         """
-        consumer = self.consuming(source, **options)
-        try:
+        async with self.consuming(source, **options) as consumer:
             await consumer.run()
-        finally:
-            if isinstance(source, str):
-                await asyncio.shield(consumer.source.aclose())
 
     # ----------------------------------------------------------------------------------- for operators
     async def dead_letters(self, limit: int = 1000) -> list[DeadLetter]:

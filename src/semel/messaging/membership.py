@@ -57,6 +57,10 @@ class Membership:
 
     async def leave(self) -> None:
         """Give everything back: the next relay need not wait for the lease."""
+        if (
+            self._heard is None
+        ):  # it never said that it lives, and a database that is away is not waited for once more
+            return
         await self._ledger.run(lambda page: page.leave(self._relay))
 
     async def others_end(self) -> float:

@@ -92,7 +92,11 @@ class Message:
                 f"headers are a dict of strings, not {type(self.headers).__name__}"
             ) from None
         for name, value in given.items():
-            if not isinstance(name, str) or not isinstance(value, str):
+            if not isinstance(name, str):
+                raise ConfigurationError(
+                    f"headers are strings: the name {name!r} is {type(name).__name__}; turn it into a str"
+                )
+            if not isinstance(value, str):
                 raise ConfigurationError(
                     f"headers are strings: {name!r} is {type(value).__name__}; turn it into a str"
                 )

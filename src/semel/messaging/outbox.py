@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Never
 
 from semel.errors import CodecError, ConfigurationError, InvalidKey, KeyMismatch, SemelError, StoreUnavailable
+from semel.messaging.arguments import emitter, refuse_unknown
 from semel.messaging.bodies import BodyStore
 from semel.messaging.bodies.keeping import Keeper
 from semel.messaging.collecting import collect, is_collectable
 from semel.messaging.database import Database
-from semel.messaging.events import NotAdded, RelayEvent, log_event, teller
+from semel.messaging.events import NotAdded, RelayEvent, log_event
 from semel.messaging.message import Message
 from semel.messaging.pages import Home, Waiting
 from semel.messaging.places import place_of
 from semel.messaging.redis import is_redis, open_adder
 from semel.messaging.resident import Resident
+from semel.messaging.standing import to_its_end
 from semel.messaging.writing import Prepared, TooLarge, prepare, write
+from semel.options import seconds
 from semel.run import Run
 from semel.runtime import run_sync
 from semel.within import port_of
@@ -45,6 +49,7 @@ _APART: Final = 1 << 16
 _GRACE: Final = 3600.0
 _DAY: Final = 86_400.0
 _WEEK: Final = 7 * 86_400.0
+_SHORTEST: Final = 0.05
 
 
 class Outbox(Resident):
@@ -61,6 +66,9 @@ class Outbox(Resident):
     `notify` tells relays in other processes of each commit (PostgreSQL's NOTIFY; they listen by themselves once a program said
     so). It costs a lock that all commits of the database cluster with a NOTIFY share: without it a relay looks every 0.25 s at
     the latest.
+
+    `timeout` is how long each answer of a SQL database that is opened from its URL is waited for. Without it a server that was
+    stopped in the middle of a statement is waited for until it goes on; a connection is waited for 10 seconds in any case.
     """
 
     def __init__(
@@ -78,15 +86,24 @@ class Outbox(Resident):
         tenant: str | None = None,
         notify: bool | None = None,
         trace: Callable[[], Mapping[str, str]] | None = None,
+        timeout: float | timedelta | None = None,
         hooks: Collection[Callable[[RelayEvent], None]] = (log_event,),
+        **unknown: Never,
     ) -> None:
+        refuse_unknown(Outbox, unknown)
         where = place_of(where)
         self.table = table
-        kept = _seconds(retention)
-        _check_numbers(parts, kept, max_body)
+        kept = _seconds("retention", retention)
+        longest = _seconds("claim_retention", claim_retention)
+        self._emit = emitter(hooks)
+        _check_numbers(parts, max_body)
         self._adder: Adder | None = None
         self.home: Home
         if is_redis(where):
+            if timeout is not None:
+                raise ConfigurationError(
+                    "timeout= is for a SQL database that is opened from its URL: Redis has its own"
+                )
             self._adder = open_adder(
                 where,
                 prefix=table,
@@ -99,9 +116,15 @@ class Outbox(Resident):
             self.home = self._adder.home
         else:
             told = None if notify is None else float(notify)
-            settings = {"retention": kept, "claim_retention": _seconds(claim_retention), "notify": told}
+            settings = {"retention": kept, "claim_retention": longest, "notify": told}
             self.home = Database(
-                where, table=table, create=create, parts=parts, divides=True, settings=settings
+                where,
+                table=table,
+                create=create,
+                parts=parts,
+                divides=True,
+                settings=settings,
+                timeout=_seconds("timeout", timeout, least=_SHORTEST),
             )
         self._retention = kept
         if notify and (not isinstance(self.home, Database) or self.home.dialect != "postgresql"):
@@ -109,7 +132,6 @@ class Outbox(Resident):
         self._keeper: Keeper | None = None
         self._claims: Keeper | RedisKeeper | None = None
         if claim_check is not None and self._adder is not None:
-            longest = _seconds(claim_retention)
             kept = _WEEK if longest is None else longest
             self._claims = self._adder.keep_bodies(claim_check, over=claim_over, kept=kept)
         elif claim_check is not None:
@@ -118,7 +140,6 @@ class Outbox(Resident):
         self.max_body = max_body or (_MAX_BODY if self._claims is None else _MAX_APART)
         self._tenant = tenant
         self._trace = trace or _current_trace
-        self._emit = teller(tuple(hooks))
         self._wakers: weakref.WeakSet[_Waker] = weakref.WeakSet()
         self._lock = threading.Lock()
 
@@ -174,12 +195,32 @@ class Outbox(Resident):
             raise
 
     async def arrive(self, connection: Any, messages: Sequence[Message]) -> int:
-        """As `insert`, for messages of another outbox: they keep their tenant and their headers as they are. For `OutboxSink`."""
-        return await self._insert(_port_of(connection), [self._as_it_is(message) for message in messages])
-
-    async def _insert(self, port: Port, items: Sequence[Prepared]) -> int:
+        """As `insert`, for messages of another outbox: they keep their tenant and their headers as they are. For `OutboxSink`, which
+        rolls its transaction back when they are refused."""
+        port = _port_of(connection)
         await port.prepare()
         await self.database.verify(port)
+        return await self._written(port, [self._as_it_is(message) for message in messages])
+
+    async def _insert(self, port: Port, items: Sequence[Prepared]) -> int:
+        """All of them, or none: their caller may catch what one of them is refused for, and commit."""
+        await port.prepare()
+        await self.database.verify(port)
+        if len(items) < 2:  # it is refused before anything is written
+            return await self._written(port, items)
+        if port.dialect == "sqlite" and not port.begun:  # there the release of a savepoint would commit
+            await port.run("BEGIN IMMEDIATE")
+        point = await port.savepoint("semel_outbox")
+        try:
+            count = await self._written(port, items)
+        except BaseException:
+            back = point.rollback()
+            await (to_its_end(back) if port.colour == "async" else back)
+            raise
+        await point.release()
+        return count
+
+    async def _written(self, port: Port, items: Sequence[Prepared]) -> int:
         count = await write(port, self.table, items, self.parts, self._keeper, self.channel)
         port.after_end(self.wake)
         return count
@@ -278,8 +319,8 @@ class Outbox(Resident):
             raise ConfigurationError(
                 "this outbox keeps no bodies elsewhere: give it claim_check=, as where they are added"
             )
-        seconds = grace.total_seconds() if isinstance(grace, timedelta) else float(grace)
-        return await self._claims.expire() + await self._claims.sweep(seconds)
+        young = seconds("grace", grace, least=-math.inf)
+        return await self._claims.expire() + await self._claims.sweep(young)
 
     async def tend(self, *, orphans: bool) -> None:
         """What a relay does now and then: bodies that are over, and, with `orphans`, those that never had a message."""
@@ -334,19 +375,17 @@ class _Waker:
         self.wake = call
 
 
-def _check_numbers(parts: int | None, retention: float | None, max_body: int | None) -> None:
+def _check_numbers(parts: int | None, max_body: int | None) -> None:
     if parts is not None and (type(parts) is not int or not 1 <= parts <= 1024):
-        raise ConfigurationError(f"parts must be 1 to 1024, not {parts}")
-    if (retention is not None and not retention >= 0) or (max_body is not None and max_body < 1):
+        raise ConfigurationError(f"parts must be 1 to 1024, not {parts!r}")
+    if max_body is not None and (type(max_body) is not int or max_body < 1):
         raise ConfigurationError(
-            f"retention must be 0 or more and max_body above 0, not {retention} and {max_body}: leave out what is to be as usual"
+            f"max_body is a number of bytes above 0, not {max_body!r}: leave it out for the usual one"
         )
 
 
-def _seconds(given: float | timedelta | None) -> float | None:
-    if given is None:
-        return None
-    return given.total_seconds() if isinstance(given, timedelta) else float(given)
+def _seconds(name: str, given: float | timedelta | None, *, least: float = 0.0) -> float | None:
+    return None if given is None else seconds(name, given, least=least)
 
 
 def _kind(error: Exception) -> str:

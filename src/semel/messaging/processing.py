@@ -14,7 +14,15 @@ from semel.messaging.database import Database
 from semel.messaging.message import Message
 from semel.messaging.quick import admit_quickly, connection_of
 from semel.messaging.sameness import hash_of
-from semel.messaging.standing import IN_TRANSACTION, Undone, ended, is_sound, root_of
+from semel.messaging.standing import (
+    IN_TRANSACTION,
+    Undone,
+    ended,
+    is_abandonable,
+    is_sound,
+    root_of,
+    to_its_end,
+)
 from semel.points import reach
 from semel.runtime import run_sync
 from semel.within import port_of
@@ -38,7 +46,8 @@ class Processing:
         self, session: Any, message: Message, handler: Handler, business_key: str | None, *, own: bool
     ) -> Any:
         """Whether the message was new, and handled; awaited where the session is async. `own` says that the transaction is for
-        this message alone, and is rolled back on an error: otherwise it is done in a savepoint."""
+        this message alone, and is rolled back on an error: otherwise, and where that cannot be done, it is done in a savepoint."""
+        own = own and is_abandonable(session)
         if own and (link := connection_of(session)) is not None and self._database.ready:
             done = self._quickly(link, session, message, handler, business_key)
             if done is not None:
@@ -66,7 +75,8 @@ class Processing:
             done = await work
             await point.flush()
         except BaseException:
-            await point.rollback()
+            back = point.rollback()
+            await (to_its_end(back) if port.colour == "async" else back)
             raise
         await point.release()
         return done

@@ -15,16 +15,18 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Final
+from datetime import timedelta
+from typing import Any, Final, Never
 
 from sqlalchemy.exc import DBAPIError
 
 from semel.closing import Closeable
 from semel.errors import ConfigurationError, StoreUnavailable
+from semel.messaging.arguments import emitter, pauses, refuse_unknown
 from semel.messaging.carrier import Carrier
 from semel.messaging.database import Database
 from semel.messaging.desk import give_up
-from semel.messaging.events import Alarm, Backlog, GivenUp, RelayEvent, log_event, teller
+from semel.messaging.events import Alarm, Backlog, GivenUp, RelayEvent, log_event
 from semel.messaging.hearing import hear
 from semel.messaging.listening import Listener
 from semel.messaging.membership import Membership
@@ -66,11 +68,11 @@ class Relay(Closeable):
         outbox: Outbox,
         routes: Mapping[str, Any],
         *,
-        lease: float = 10,
+        lease: float | timedelta = 10,
         batch: int = 500,
         max_attempts: int = 10,
         backoff: tuple[float, float] = (1, 300),
-        sink_safety: float = 0,
+        sink_safety: float | timedelta = 0,
         topics: Collection[str] = (),
         tenants: Collection[str] = (),
         name: str | None = None,
@@ -79,21 +81,25 @@ class Relay(Closeable):
         listen: str | None = None,
         fair: bool = True,
         hooks: Collection[Callable[[RelayEvent], None]] = (log_event,),
+        **unknown: Never,
     ) -> None:
-        check(lease=lease, batch=batch, max_attempts=max_attempts, loops=loops)
-        check_scope(name, topics, tenants, sink_safety)
-        for option, (least, most) in (("backoff", backoff), ("poll", poll)):
-            if not 0 < least <= most:
-                raise ConfigurationError(f"{option} is (first, longest) in seconds, not {(least, most)}")
+        refuse_unknown(Relay, unknown)
+        given: Any = outbox
+        if not isinstance(given, Outbox):
+            raise ConfigurationError(
+                f'a relay carries the messages of an Outbox: Relay(Outbox("…"), …), not Relay({type(given).__name__}, …)'
+            )
+        self.lease = check(lease=lease, batch=batch, max_attempts=max_attempts, loops=loops)
+        safety = check_scope(name, topics, tenants, sink_safety)
         self.outbox = outbox
-        self.lease = float(lease)
         self.id = secrets.token_hex(8)
         self.team = name or team_of(topics, tenants)
-        self._poll = poll
+        self._poll = pauses("poll", poll)
         self._listen = listen
         self._loops = loops
-        self._emit = teller(tuple(hooks))
-        limits = Limits(batch, max_attempts, backoff, float(sink_safety), tuple(topics), tuple(tenants), fair)
+        self._emit = emitter(hooks)
+        first = pauses("backoff", backoff)
+        limits = Limits(batch, max_attempts, first, safety, tuple(topics), tuple(tenants), fair)
         self.router = Router(routes)
         self._ledger: Ledger = outbox.home.ledger(self.team)
         self._carrier = Carrier(self._ledger, self.router, limits, self._emit, self._wake_up)

@@ -1,4 +1,5 @@
-"""Relays of another name that carry some of the same messages: a relay that finds one alive does not begin.
+"""Relays of another name that carry some of the same messages: a relay that finds one alive does not begin. One of the same name
+with other routes is told of: it may be the next version of the program, which is being deployed.
 
 Who starts first writes down that it lives, and then looks: of two that start at once at least one sees the other. One that
 died is waited for, at most its lease. A relay that was stopped for longer than its lease, and goes on, may still meet one that
@@ -57,25 +58,42 @@ class Rivals:
         return found
 
     async def check(self) -> None:
-        """While it carries: ConfigurationError if a rival lives that began earlier; of a younger one it is told once."""
-        for each, ours in await self._ledger.read(self._compared):
-            if (each.since, each.team, each.relay) < (ours, self._team, self._relay):
+        """While it carries: ConfigurationError if a rival lives that began earlier; of a younger one it is told once, and so of one of
+        its own name with other routes."""
+        everyone = await self._ledger.read(lambda page: page.everyone())
+        for each in everyone:
+            if each.team == self._team and (other := self._with_other_routes(each)) is not None:
+                self._tell_once(each, "routes", self._unlike(other))
+        since = next((each.since for each in everyone if each.relay == self._relay), None)
+        if since is None:
+            return
+        for each in self._rivals_among(everyone):
+            if (each.since, each.team, each.relay) < (since, self._team, self._relay):
                 raise self._refused(each)
-            if (each.team, each.relay) not in self._told:
-                self._told.add((each.team, each.relay))
-                self._emit(Alarm("overlap", str(self._refused(each))))
+            self._tell_once(each, "overlap", str(self._refused(each)))
+
+    def _tell_once(self, other: Neighbour, what: str, message: str) -> None:
+        if (other.team, other.relay) not in self._told:
+            self._told.add((other.team, other.relay))
+            self._emit(Alarm(what, message))
+
+    def _with_other_routes(self, other: Neighbour) -> Scope | None:
+        scope = scope_of(other.about)
+        return None if scope is None or _duty(scope) == _duty(self._scope) else scope
+
+    def _unlike(self, other: Scope) -> str:
+        return (
+            f"another relay of the name {self._team!r} ({other.at}) has other routes: {_said(other)}, and this one {_said(self._scope)}. "
+            "Relays of one name share the parts of the outbox, so each leaves in its parts what only the other one carries: it waits, "
+            "with no end. Give relays with different routes a name= each, or all of them the same routes. While a new version is being "
+            "deployed this passes"
+        )
 
     def _look(self, page: Page) -> list[Neighbour]:
         return self._rivals_among(page.everyone())
 
     def _rivals_among(self, everyone: Sequence[Neighbour]) -> list[Neighbour]:
         return [each for each in everyone if each.team != self._team and self._common(each)]
-
-    def _compared(self, page: Page) -> list[tuple[Neighbour, float]]:
-        """Each rival, and since when we are there ourselves, by the same look."""
-        everyone = page.everyone()
-        ours = [each.since for each in everyone if each.relay == self._relay]
-        return [(each, ours[0]) for each in self._rivals_among(everyone) if ours]
 
     def _common(self, other: Neighbour) -> str | None:
         scope = scope_of(other.about)
@@ -90,3 +108,16 @@ class Rivals:
             "the work the same name=, several sinks to one relay (a list of routes), or topics= and tenants= that do not "
             "overlap; to rename a relay, end the old one first"
         )
+
+
+def _duty(scope: Scope) -> tuple[frozenset[str], ...]:
+    return frozenset(scope.patterns), frozenset(scope.topics), frozenset(scope.tenants)
+
+
+def _said(scope: Scope) -> str:
+    limits = [
+        f"{name}={', '.join(sorted(some))}"
+        for name, some in (("topics", scope.topics), ("tenants", scope.tenants))
+        if some
+    ]
+    return " ".join([", ".join(map(repr, sorted(scope.patterns))), *limits])

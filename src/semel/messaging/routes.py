@@ -92,13 +92,19 @@ class Router:
     """All routes of a relay. A topic may match several patterns: the message goes to each."""
 
     def __init__(self, routes: Mapping[str, Any]) -> None:
-        if not routes:
+        told: Any = routes
+        if not routes or not isinstance(told, Mapping):
             raise ConfigurationError(
                 'a relay needs routes, such as {"orders": "redis://localhost/0?stream=orders"}'
             )
         self.targets: list[Target] = []
         for pattern, given in routes.items():
             many = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+            name: Any = pattern
+            if not isinstance(name, str) or not name or not many:
+                raise ConfigurationError(
+                    f"a route leads from a topic, or a pattern of topics, to at least one sink: {pattern!r} → {given!r} does not"
+                )
             for number, one in enumerate(many):
                 target = _target(pattern, one, number if len(many) > 1 else None)
                 first = next((t for t in self.targets if t.sink is target.sink), None)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from semel.errors import ConfigurationError
+from semel.messaging.handling import Quit
 from semel.messaging.message import Message
 from semel.messaging.sink import Row
 
@@ -41,6 +42,8 @@ def asked(function: Callable[[Any], Any], row: Row) -> Any:
     given: Any = row if wants_row else row.message()
     try:
         return function(given)
+    except SystemExit as error:  # of this message: the relay, which has others, goes on
+        raise Quit(row, error, "route's function") from error
     except (TypeError, AttributeError) as error:
         if _taken_for_a_message(error, row) if wants_row else taken_for_a_row(error, given):
             error.add_note(_HINTS[wants_row])

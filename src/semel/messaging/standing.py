@@ -6,16 +6,29 @@ then), or end the transaction by itself. To acknowledge such a message would los
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
 from typing import Any, Final
 
 from sqlalchemy import Connection
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
 from semel.errors import ConfigurationError, SemelError
 from semel.messaging.message import Message
 
-__all__ = ["IN_TRANSACTION", "Undone", "aabandon", "abandon", "ended", "is_sound", "root_of"]
+__all__ = [
+    "IN_TRANSACTION",
+    "Undone",
+    "aabandon",
+    "abandon",
+    "ended",
+    "is_abandonable",
+    "is_sound",
+    "plain",
+    "root_of",
+    "to_its_end",
+]
 
 IN_TRANSACTION: Final = 2  # libpq's word: begun, and not failed
 
@@ -39,28 +52,39 @@ def ended(message: Message) -> ConfigurationError:
     )
 
 
-def _plain(session: Any) -> Any:
-    if isinstance(session, scoped_session):
-        return session()
+def _registered(session: Any) -> Any:
+    """The session that a registry has here; everything else is itself."""
+    return session() if isinstance(session, scoped_session | async_scoped_session) else session
+
+
+def plain(session: Any) -> Any:
+    """The sync session or connection below one of SQLAlchemy's, of either colour; everything else is itself."""
+    session = _registered(session)
     if isinstance(session, AsyncSession):
         return session.sync_session
     return session.sync_connection if isinstance(session, AsyncConnection) else session
 
 
+def is_abandonable(session: Any) -> bool:
+    """Whether `abandon` or `aabandon` can roll it back. A driver's own transaction, or Django's, is begun and ended by means that we
+    cannot see: there only a savepoint is sure to undo."""
+    return isinstance(plain(session), Session | Connection)
+
+
 def root_of(session: Any) -> Any:
     """The transaction of an SQLAlchemy session or connection; None for a driver's own."""
-    plain = _plain(session)
-    return plain.get_transaction() if isinstance(plain, Session | Connection) else None
+    found = plain(session)
+    return found.get_transaction() if isinstance(found, Session | Connection) else None
 
 
 def is_sound(session: Any) -> bool | None:
     """Whether the transaction is begun and has not failed; None where only a statement can tell."""
-    plain = _plain(session)
-    if isinstance(plain, Session):
-        plain = plain.connection()  # the one it has: nothing is asked of the database
-    if not isinstance(plain, Connection) or plain.dialect.name != "postgresql":
+    found = plain(session)
+    if isinstance(found, Session):
+        found = found.connection()  # the one it has: nothing is asked of the database
+    if not isinstance(found, Connection) or found.dialect.name != "postgresql":
         return None
-    driver: Any = plain.connection.driver_connection
+    driver: Any = found.connection.driver_connection
     if (raw := getattr(driver, "pgconn", None)) is not None:
         return bool(raw.transaction_status == IN_TRANSACTION)
     told = getattr(driver, "get_transaction_status", None)  # psycopg2
@@ -69,12 +93,28 @@ def is_sound(session: Any) -> bool | None:
 
 def abandon(session: Any) -> None:
     """Roll back a transaction that was for one message alone: whoever catches the handler's error must not commit half of it."""
-    plain = session() if isinstance(session, scoped_session) else session
-    if isinstance(plain, Session | Connection) and plain.in_transaction():
-        plain.rollback()
+    found = plain(session)
+    if isinstance(found, Session | Connection) and found.in_transaction():
+        found.rollback()
 
 
 async def aabandon(session: Any) -> None:
-    """As `abandon`, of the other colour."""
-    if isinstance(session, AsyncSession | AsyncConnection) and session.in_transaction():
-        await session.rollback()
+    """As `abandon`, of the other colour; to its end, whoever is cancelled meanwhile."""
+    found = _registered(session)  # here: another task has another session of a registry
+    if isinstance(found, AsyncSession | AsyncConnection) and found.in_transaction():
+        await to_its_end(found.rollback())
+
+
+async def to_its_end(work: Awaitable[None]) -> None:
+    """What undoes is done although its caller is cancelled, once more: half of it would be committed. The cancellation is raised
+    afterwards."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled

@@ -6,10 +6,12 @@ import hashlib
 import math
 import weakref
 from collections.abc import Collection
+from datetime import timedelta
 from typing import Any, Final
 
 from semel.errors import ConfigurationError
 from semel.messaging.routes import Target
+from semel.options import seconds
 
 __all__ = ["bind", "check", "check_scope", "draw", "team_of"]
 
@@ -56,30 +58,44 @@ def team_of(topics: Collection[str], tenants: Collection[str]) -> str:
     return "relay"
 
 
-def check(*, lease: float, batch: int, max_attempts: int, loops: int) -> None:
-    if not _SHORTEST <= lease < math.inf:
-        raise ConfigurationError(f"lease must be at least {_SHORTEST} seconds, not {lease}")
+def check(*, lease: float | timedelta, batch: int, max_attempts: int, loops: int) -> float:
+    """ConfigurationError for what could only be a mistake; the lease in seconds."""
+    long = seconds("lease", lease, least=_SHORTEST)
+    if long == math.inf:
+        raise ConfigurationError("lease must end: a relay that died would never be succeeded")
     for name, value, most in (
         ("batch", batch, 5000),
         ("max_attempts", max_attempts, 10_000),
         ("loops", loops, 16),
     ):
         if type(value) is not int or not 1 <= value <= most:
-            raise ConfigurationError(f"{name} must be 1 to {most}, not {value}")
+            raise ConfigurationError(f"{name} must be 1 to {most}, not {value!r}")
+    return long
 
 
 def check_scope(
-    name: str | None, topics: Collection[str], tenants: Collection[str], sink_safety: float
-) -> None:
-    """ConfigurationError for what could only be a mistake."""
-    if isinstance(topics, str) or isinstance(tenants, str):
+    name: str | None, topics: Collection[str], tenants: Collection[str], sink_safety: float | timedelta
+) -> float:
+    """ConfigurationError for what could only be a mistake; how long batches are kept, in seconds."""
+    if not (_are_names(topics) and _are_names(tenants)):
         raise ConfigurationError('topics and tenants are lists of names, such as ["orders"], not one text')
     for topic in topics:
         if any(sign in topic for sign in "*?["):
             raise ConfigurationError(
                 f"topics= are whole names, and {topic!r} looks like a pattern: routes have patterns"
             )
-    if name is not None and not 1 <= len(name) <= _NAME:
-        raise ConfigurationError(f"a relay's name has 1 to {_NAME} characters, not {len(name)}")
-    if not 0 <= sink_safety < math.inf:
-        raise ConfigurationError(f"sink_safety is a number of seconds, 0 or more, not {sink_safety}")
+    given: Any = name
+    if given is not None and not (isinstance(given, str) and 1 <= len(given) <= _NAME):
+        raise ConfigurationError(f"a relay's name has 1 to {_NAME} characters; {given!r} is none")
+    kept = seconds("sink_safety", sink_safety)
+    if kept == math.inf:
+        raise ConfigurationError("sink_safety is a number of seconds, 0 or more, that ends")
+    return kept
+
+
+def _are_names(given: Any) -> bool:
+    return (
+        not isinstance(given, str)
+        and isinstance(given, Collection)
+        and all(isinstance(each, str) for each in given)
+    )

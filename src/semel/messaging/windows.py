@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from semel.errors import ConfigurationError
+from semel.options import seconds
 
 if TYPE_CHECKING:
     from semel.messaging.relay import Relay
@@ -25,6 +26,10 @@ class Windows:
     retries: float | timedelta
     redelivery: float | timedelta
     replay: float | timedelta = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("retries", "redelivery", "replay"):
+            seconds(name, getattr(self, name))
 
     @classmethod
     def of(
@@ -53,6 +58,9 @@ _USUAL: Final = (
 def check_windows(retention: float, windows: Windows | None) -> None:
     """ConfigurationError if an admission would be forgotten while a copy may still come. Without windows a relay with its
     default options is assumed, and a broker that hands nothing out again."""
+    given: Any = windows
+    if given is not None and not isinstance(given, Windows):
+        raise ConfigurationError(f"windows is Windows(retries=…, redelivery=…), not {given!r}")
     if windows is None and retention < _USUAL:
         raise ConfigurationError(
             f"the inbox remembers an admission for {retention:g} s, and a relay with its default options may send a message "

@@ -14,6 +14,7 @@ from typing import Any
 
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.messaging.bodies import HEADER, BodyStore, inlined
+from semel.messaging.handling import Quit, is_cancelled
 from semel.messaging.message import Message
 from semel.messaging.shaping import DECODED, taken_for_a_row
 from semel.messaging.sink import Guarantee, Rejected, Row, SinkUnavailable
@@ -25,7 +26,7 @@ __all__ = ["HandlerSink"]
 class HandlerSink:
     """Calls `handler(message)`, which may be a coroutine function; a plain one runs in a thread.
 
-    What it raises counts as an attempt of that message; SinkUnavailable instead pauses without counting.
+    What it raises counts as an attempt of that message, SystemExit too; SinkUnavailable instead pauses without counting.
     `concurrency` messages of different keys are in the handler at a time.
     """
 
@@ -101,6 +102,14 @@ class HandlerSink:
         message = row.message()
         try:
             await self._handle(message)
+        except (
+            SystemExit
+        ) as error:  # caught here: asyncio lets it end the process, and no attempt would be counted
+            raise Quit(message, error) from error
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            raise Quit(message, error) from error
         except (TypeError, AttributeError) as error:
             if taken_for_a_row(error, message):
                 error.add_note(DECODED)

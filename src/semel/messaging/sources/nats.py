@@ -9,7 +9,7 @@ from typing import Any, Self
 from semel.errors import ConfigurationError, InvalidKey, StoreUnavailable
 from semel.messaging.message import Message
 from semel.messaging.sinks.address import Address, needs
-from semel.messaging.sinks.closing import shut
+from semel.messaging.sinks.closing import Closing, shut
 from semel.messaging.sinks.envelope import ID, PREFIX, from_line
 from semel.messaging.sources import malformed, message_of
 
@@ -51,7 +51,7 @@ async def _told(answer: Any) -> None:
         raise StoreUnavailable(f"NATS did not answer: {error!r}") from error
 
 
-class NatsSource:
+class NatsSource(Closing):
     """Reads a stream as the durable consumer `group`; a message that is not acknowledged in `idle` seconds comes again."""
 
     def __init__(
@@ -123,6 +123,7 @@ class NatsSource:
         if self._client is not None and self._client.is_connected:
             return
         await self.aclose()
+        self._loop = asyncio.get_running_loop()
         client = Client()
         try:
             async with asyncio.timeout(self._timeout):

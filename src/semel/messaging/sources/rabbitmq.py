@@ -9,6 +9,7 @@ from typing import Any, Final, Self
 from semel.errors import ConfigurationError, InvalidKey, StoreUnavailable
 from semel.messaging.message import Message, new_id
 from semel.messaging.sinks.address import Address, needs
+from semel.messaging.sinks.closing import Closing
 from semel.messaging.sinks.envelope import PREFIX
 from semel.messaging.sources import malformed, message_of
 
@@ -48,7 +49,7 @@ class _Incoming:
         """RabbitMQ hands out again what a connection that ended had, not what takes long."""
 
 
-class RabbitSource:
+class RabbitSource(Closing):
     """A durable queue, made when it is not there (`create=no` leaves that to you); `prefetch` messages at a time."""
 
     extends_every = 3600.0
@@ -105,6 +106,7 @@ class RabbitSource:
         if self._connection is not None and not self._connection.is_closed:
             return
         self._waiting = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._timeout):
             connection = await aio_pika.connect(self._url)
             try:

@@ -16,6 +16,7 @@ from semel.errors import ConfigurationError, InvalidKey, StoreUnavailable
 from semel.hosts import split
 from semel.messaging.message import Message
 from semel.messaging.sinks.address import Address
+from semel.messaging.sinks.closing import Closing
 from semel.messaging.sinks.options import REDIS_OPTIONS
 from semel.messaging.sources import malformed, message_of
 
@@ -28,6 +29,7 @@ except ModuleNotFoundError as missing:  # pragma: no cover - needs an environmen
 
 __all__ = ["RedisStreamSource"]
 
+_MOST: Final = 20_000  # twice the highest concurrency
 _OWN: Final = frozenset({"stream", "group", "start", "idle", "block", "timeout"})
 
 
@@ -52,7 +54,7 @@ class _Entry:
         await self._source._claim(self._id, idle=0)  # noqa: SLF001 - ours
 
 
-class RedisStreamSource:
+class RedisStreamSource(Closing):
     """`redis://host:6379/0?stream=orders`, read as a group from its beginning (`start=$`: from now on).
 
     An entry that nobody acknowledged for `idle` seconds is claimed from its consumer: it is dead, or stuck.
@@ -174,6 +176,7 @@ class RedisStreamSource:
 
     async def _connected(self) -> None:
         if self._client is None:
+            self._loop = asyncio.get_running_loop()
             self._client = client_of(
                 self._url, timeout=self._timeout + self._block / 1000, connect_timeout=self._timeout
             )
@@ -188,13 +191,18 @@ class RedisStreamSource:
             self._made = True
 
     async def aclose(self) -> None:
-        """Leave the group, unless something is still pending here, and close the connection."""
+        """Give back what is still pending here, leave the group if nothing is, and close the connection."""
         client, self._client = self._client, None
         if client is None:
             return
         try:
-            pending = await client.xpending_range(self.stream, self.group, "-", "+", 1, self.name)
-            if not pending:
+            pending = await client.xpending_range(self.stream, self.group, "-", "+", _MOST, self.name)
+            if pending:  # read, and not begun: nobody is to wait until it has been idle
+                ids = [each["message_id"] for each in pending]
+                await client.xclaim(
+                    self.stream, self.group, self.name, 0, ids, idle=self.idle_ms, justid=True
+                )
+            else:
                 await client.execute_command("XGROUP", "DELCONSUMER", self.stream, self.group, self.name)
         except FAILURES:
             pass  # the group forgets nothing: what was pending is claimed by others
