@@ -46,6 +46,11 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     marker: str = ""
     """Why the value of a step that is done was not kept; under which policy one was started: HOLD or PROBE."""
 
+    @property
+    def is_taken_back(self) -> bool:
+        """It was started, and nothing of it has run."""
+        return self.marker == _TAKEN_BACK
+
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Step).decode
@@ -75,7 +80,7 @@ def decode(data: bytes) -> dict[str, Step]:
 
 def add(steps: dict[str, Step], step: Step) -> None:
     """The last entry of a name counts; one that takes a mark back leaves none."""
-    if step.marker == _TAKEN_BACK:
+    if step.is_taken_back:
         steps.pop(step.name, None)
     else:
         steps[step.name] = step

@@ -282,6 +282,17 @@ def _held_step_runs_again() -> Sequence[Patch]:
     return [(Stepper, "_probe_step", nothing)]
 
 
+@mutant("laxer-step-policy-wins", check="R26")
+def _laxer_step_policy_wins() -> Sequence[Patch]:
+    """A step that was begun under hold is made again by an attempt whose step says retry."""
+    real = Stepper._probe_step
+
+    async def probed(self: Stepper, asked: Any, known: steps.Step) -> Any:
+        return None if asked.policy == "retry" else await real(self, asked, known)
+
+    return [(Stepper, "_probe_step", probed)]
+
+
 @mutant("id-minted-anew", check="R25")
 def _id_minted_anew() -> Sequence[Patch]:
     """Every attempt mints an id of its own."""

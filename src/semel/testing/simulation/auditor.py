@@ -252,7 +252,7 @@ class Auditor:
         if step.phase == "done":
             self.noted[key] = self.noted.get(key, frozenset()) | {step.name}
             self.noted_by.add((nonce, step.name))
-        elif step.phase == "started" and step.marker:  # taken back: nothing of it has run
+        elif step.is_taken_back:
             self.begun.pop((key, step.name), None)
         elif step.phase == "started":
             self.begun[key, step.name] = nonce

@@ -203,7 +203,8 @@ def _of_step(world: World, op: Op) -> Any:
 
     match world.plan.step:
         case "hold":
-            return "hold"
+            # Of some worlds the next version asks for less. What was begun under hold stays held (R10).
+            return "retry" if world.plan.seed % 2 and current_run().attempt > 1 else "hold"
         case "probe":
             return world.plain(look)
         case _:
