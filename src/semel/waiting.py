@@ -103,7 +103,17 @@ class _Seats(dict[bytes, int]):
 class Seat:
     """A waiter of a busy key: woken by the settle where the store can, polling where it cannot."""
 
-    __slots__ = ("_bench", "_pause", "_scope", "_until", "call", "counted", "parker", "unwatch")
+    __slots__ = (
+        "_bench",
+        "_pause",
+        "_scope",
+        "_unanswered",
+        "_until",
+        "call",
+        "counted",
+        "parker",
+        "unwatch",
+    )
 
     def __init__(self, bench: Bench, call: Call) -> None:
         self._bench = bench
@@ -114,6 +124,7 @@ class Seat:
         self.unwatch: Unwatch | None = None
         self._until = bench.runtime.now() + call.options.wait
         self._pause = call.options.poll[0]
+        self._unanswered: StoreUnavailable | None = None
 
     async def watch(self) -> None:
         """Subscribe, or subscribe anew: after a wake-up somebody else, in another process, may run the key."""
@@ -137,11 +148,13 @@ class Seat:
         A connection that has gone silent does not end a wait that has time left: by then it is given up, and the claim is made
         once more, on another one.
         """
+        self._unanswered = None
         try:
             return ask, await claim(ask)
-        except StoreUnavailable:
+        except StoreUnavailable as error:
             if not self._has_time or not self._bench.asks_twice:
                 raise
+            self._unanswered = error
             # With another nonce: the claim that had no answer is released behind our back.
             again = msgspec.structs.replace(ask, nonce=self._bench.runtime.entropy(16))
             return again, await claim(again)
@@ -154,7 +167,8 @@ class Seat:
         """Wait for a wake-up, but not past what the caller, the lease or the polling allows; True when woken."""
         left = self._until - self._bench.runtime.now()
         if left <= 0:
-            raise in_progress(self.call, busy)
+            # It may be our own claim, the one that had no answer, that is not released yet: nobody waits for that (R16).
+            raise self._unanswered or in_progress(self.call, busy)
         if self._bench.store.capabilities.notifies:
             pause = _SAFETY_POLL
         else:

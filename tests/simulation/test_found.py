@@ -73,6 +73,27 @@ ASKED_BEFORE = Plan(
 its way, was decided before the key was done, and is answered: Busy."""
 
 
+OUT_OF_TIME = Plan(
+    9005560,
+    "tx",
+    0.5,
+    0.01,
+    (
+        (Op("k0", 0.0, 0.0, 5.0, fails=True, on_error="callable"),),
+        (Op("k1", 0.2, 0.75, 5.0), Op("k0", 0.31984448555662465, 0.0, 0.5)),
+    ),
+    (Fault("lose-reply", 1, nth=6),),
+)
+"""A waiter's claim is granted, and he never hears of it. When he gives it up and asks once more his time is over, and the claim
+that he gave up is not released yet: it is his own that he is told of."""
+
+
+def test_R16_who_has_waited_for_an_answer_is_not_told_to_wait_for_his_own_claim() -> None:
+    broken, world = check(OUT_OF_TIME)
+    assert not broken
+    assert [each.error for each in world.answers if each.op.key == "k0"][1] == "StoreUnavailable"
+
+
 def test_R30_who_waits_is_not_told_what_was_asked_before_he_was_subscribed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
