@@ -15,6 +15,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -191,10 +192,12 @@ def _in_lanes(runs: list[list[str]], options: argparse.Namespace, measured: set[
     try:
         yield from lanes.map(lambda run: _pytest(run, options, measured=run[0] in measured, lane=True), runs)
     finally:  # also when we are interrupted: what waits is not begun, and what runs is ended
+        _OVER.set()
         lanes.shutdown(wait=False, cancel_futures=True)
         for process in list(_LIVE):
             process.kill()
         lanes.shutdown()
+        _OVER.clear()
 
 
 class _Aside:
@@ -300,6 +303,7 @@ def _pytest(parts: list[str], options: argparse.Namespace, *, measured: bool, la
 
 
 _LIVE: set[subprocess.Popen[bytes]] = set()
+_OVER = threading.Event()
 
 
 def _played(command: list[str], environment: dict[str, str], patience: float | None, log: Path | None) -> int:
@@ -312,6 +316,8 @@ def _played(command: list[str], environment: dict[str, str], patience: float | N
         )
         _LIVE.add(process)
         opened.callback(_LIVE.discard, process)
+        if _OVER.is_set():
+            process.kill()
         try:
             return process.wait(patience)
         except subprocess.TimeoutExpired:
@@ -349,7 +355,7 @@ def _passed_later(
     print(f"==== once more, without the others: {' '.join(files)}", flush=True)
     again = report.with_suffix(".again.xml")
     again.unlink(missing_ok=True)
-    code = subprocess.run([*start, *files, f"--junitxml={again}"], check=False, env=environment).returncode
+    code = _played([*start, *files, f"--junitxml={again}"], environment, PATIENCE, None)
     passed = {name for name, end in _ends(again) if end == "passed"}
     return tuple(failed) if code == 0 and passed.issuperset(map(_name, failed)) else ()
 

@@ -59,7 +59,7 @@ from semel.posting import Brief, poster_of
 from semel.recording import Recorder
 from semel.refusals import check_ref_type, refused, undecided, unkept
 from semel.run import Outcome, Run, _current, not_kept
-from semel.runtime import NO_INTERRUPT, Interrupt, Runtime, Stopped, Ticker
+from semel.runtime import NO_INTERRUPT, Interrupt, Runtime, Ticker, own
 from semel.shrinking import TOO_LARGE
 from semel.stepping import Stepper
 from semel.store import Store
@@ -152,7 +152,7 @@ class Engine:
                 raise not_run(call, value)
             reach("run.returned")
         except Exception as error:
-            await self.fail(run, error)
+            await self.fail(run, own(error))
             raise
         except BaseException as error:
             await self.lose(run, error)
@@ -370,8 +370,6 @@ class Engine:
             return
         if run.interrupt.fired:
             run.interrupt.absorb()
-        if type(error) is Stopped:
-            error = error.own
         decision, after = self._decision(run, error)
         word = "release" if isinstance(decision, Release) else decision
         kind = {"release": Kind.RELEASED, "replay": Kind.FAILED, "hold": Kind.UNKNOWN}[word]

@@ -27,6 +27,7 @@ __all__ = [
     "Stopped",
     "ThreadRuntime",
     "Ticker",
+    "own",
     "run_sync",
     "ticked",
 ]
@@ -44,15 +45,23 @@ class Stopped(RuntimeError):
         self.own = own
 
 
+def own(error: Exception) -> Exception:
+    """The function's own error: what it means, and what is told of it, is not a matter of how it travels."""
+    return error.own if type(error) is Stopped else error
+
+
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that never suspends. One that does would need an event loop: it is closed and refused."""
+    raised: StopIteration | None = None
     try:
         coroutine.send(None)
     except StopIteration as stop:
         value: T = stop.value
         return value
     except Stopped as stopped:
-        raise stopped.own from None
+        raised = stopped.own
+    if raised is not None:  # out here: it keeps the cause that its function gave it, and gets no other one
+        raise raised
     coroutine.close()
     raise ConfigurationError(
         "a sync call had to wait for an event loop: an async store or client was given to Semel; "

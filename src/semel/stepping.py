@@ -261,19 +261,12 @@ class Stepper:
             check_probe(answer)
         if isinstance(answer, Found):
             return answer
-        probed = callable(policy) and known.marker == steps.PROBE
-        if probed and answer is NOT_FOUND:
+        # A mark of an earlier version names no policy: then the one that is asked now counts.
+        if answer is NOT_FOUND and known.marker in (steps.PROBE, ""):
             return None
-        what = f"it is not known whether step {asked.name!r} of {name_of(run.call)} happened"
-        if probed:
-            # No outcome of the run, and nobody's to decide: the next attempt asks again.
-            run.unheard = undecided = OutcomeUnknown(
-                f"{what}: its probe could not tell. The next caller asks it again", attempt=run.attempt
-            )
-            raise undecided
         run.stuck = True
         raise OutcomeUnknown(
-            f"{what}: look it up. If it did not, call "
+            f"it is not known whether step {asked.name!r} of {name_of(run.call)} happened: look it up. If it did not, call "
             "resolve(key, release=True): the next caller makes it, and what is finished stays. If it did, end the run with "
             "resolve(key, value=…) or resolve(key, error=…)",
             attempt=run.attempt,

@@ -6,7 +6,8 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import redis
@@ -417,3 +418,60 @@ def test_a_consumer_and_a_source_are_closed_as_everything_that_opens(sqlite_home
         source.close()
         asyncio.run(consumer.run())  # ends at once: it is closed
     inbox.close()
+
+
+class _Two:
+    """A source with two messages, and no more."""
+
+    extends_every = 5.0
+
+    def __init__(self) -> None:
+        self.left = ["m1", "m2"]
+        self.back: list[str] = []
+
+    async def receive(self, limit: int) -> list[Any]:
+        if not self.left:
+            await asyncio.sleep(0.05)
+            return []
+        return [_Delivered(self, Message("t", 1, id=self.left.pop(0)))]
+
+    async def aclose(self) -> None:
+        pass
+
+
+class _Delivered:
+    def __init__(self, source: _Two, message: Message) -> None:
+        self._source = source
+        self.message = message
+
+    async def ack(self) -> None:
+        pass
+
+    async def nack(self) -> None:
+        self._source.back.append(self.message.id)
+
+    async def extend(self) -> None:
+        pass
+
+
+@awaited
+async def test_a_consumer_that_can_take_no_more_is_closed_all_the_same_and_runs_once(tmp_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'semel.db'}")
+    inbox = Inbox(engine, consumer="c")
+    began = asyncio.Event()
+
+    @inbox.handler("t")
+    async def slow(message: Message) -> None:
+        began.set()
+        await asyncio.sleep(60)
+
+    consumer = inbox.consuming(cast("Any", _Two()), concurrency=1, grace=0.5)
+    running = asyncio.create_task(consumer.run())
+    await began.wait()
+    await asyncio.sleep(0.2)
+    async with asyncio.timeout(20):
+        await consumer.aclose()
+        await running
+    with pytest.raises(ConfigurationError, match="runs once"):
+        await consumer.run()
+    await engine.dispose()

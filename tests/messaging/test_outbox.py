@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -18,8 +19,18 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
-from semel import AsyncSemel, CodecError, ConfigurationError, InvalidKey, KeyMismatch, Semel, current_run
+from semel import (
+    AsyncSemel,
+    CodecError,
+    ConfigurationError,
+    InvalidKey,
+    KeyMismatch,
+    Semel,
+    StoreUnavailable,
+    current_run,
+)
 from semel.messaging import Message, Outbox
+from semel.messaging.bodies import open_bodies
 from tests.messaging.conftest import Home, awaited
 
 
@@ -486,3 +497,61 @@ def test_several_messages_on_a_driver_s_connection_are_added_all_or_none(home: H
     connection.close()
     assert sorted(each.id for each in asyncio.run(outbox.waiting())) == ["m1", "m2", "m3"]
     outbox.close()
+
+
+def test_R43_one_message_on_a_driver_s_connection_is_added_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "semel.db"
+    with Outbox(f"sqlite:///{file}") as outbox:
+        outbox.create()
+        connection = sqlite3.connect(file)
+        stop = "CREATE TRIGGER stop BEFORE INSERT ON semel_outbox BEGIN SELECT RAISE(ABORT, 'a lock'); END"
+        connection.execute(stop)
+        connection.commit()
+        message = Message("t", {"a": 1}, id="one")
+        with pytest.raises(sqlite3.Error, match="a lock"):
+            outbox.add(connection, message)
+        connection.commit()  # as one does who goes on
+        connection.execute("DROP TRIGGER stop")
+        outbox.add(connection, message)
+        connection.commit()
+        assert connection.execute("SELECT count(*) FROM semel_outbox").fetchone() == (1,)
+        connection.close()
+
+
+def test_R43_a_body_that_its_store_did_not_take_leaves_no_message_behind(tmp_path: Path) -> None:
+    (tmp_path / "bodies").mkdir()
+    bodies = open_bodies(f"file://{tmp_path / 'bodies'}")
+
+    def away(*_: object, **__: object) -> None:
+        raise StoreUnavailable("the store of bodies is away")
+
+    with Outbox(f"sqlite:///{tmp_path / 'semel.db'}", claim_check=bodies, claim_over=1000) as outbox:
+        outbox.create()
+        connection = sqlite3.connect(tmp_path / "semel.db")
+        message, put = Message("t", b"x" * 5000, id="big"), bodies.put
+        bodies.put = away  # type: ignore[method-assign]  # as long as it is away
+        with pytest.raises(StoreUnavailable):
+            outbox.add(connection, message)
+        connection.commit()
+        bodies.put = put  # type: ignore[method-assign]  # it is back
+        outbox.add(connection, message)
+        connection.commit()
+        assert connection.execute("SELECT count(*) FROM semel_outbox").fetchone() == (1,)
+        assert [path for path in (tmp_path / "bodies").rglob("*") if path.is_file()]
+        connection.close()
+
+
+def test_R27_an_error_after_which_there_is_no_savepoint_is_told_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def deadlock(port: Any, *_: object) -> int:
+        await port.run("ROLLBACK")  # as MariaDB does
+        raise sqlite3.OperationalError("(1213) Deadlock found")
+
+    with Outbox(f"sqlite:///{tmp_path / 'semel.db'}") as outbox:
+        outbox.create()
+        connection = sqlite3.connect(tmp_path / "semel.db")
+        monkeypatch.setattr("semel.messaging.outbox.write", deadlock)
+        with pytest.raises(sqlite3.OperationalError, match="1213"):
+            outbox.add(connection, Message("t", 1), Message("t", 2))
+        connection.close()

@@ -21,7 +21,8 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from semel.messaging import Inbox, Message
+from semel.errors import StoreUnavailable
+from semel.messaging import Inbox, Message, standing
 from tests.messaging.conftest import Home, awaited
 
 EFFECT = "INSERT INTO own_effects VALUES (1)"
@@ -208,7 +209,8 @@ logging.disable()
 settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[1]}})
 django.setup()
 from django.db import connection, transaction
-from semel.messaging import Inbox, Message
+from semel.errors import StoreUnavailable
+from semel.messaging import Inbox, Message, standing
 
 inbox, message = Inbox(f"sqlite:///{sys.argv[1]}", consumer="c"), Message("t", 1, id="m1")
 inbox.create()
@@ -241,3 +243,30 @@ def test_django_s_connection_is_undone(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout.split() == ["0", "True"], done.stderr
+
+
+@awaited
+async def test_what_undoes_is_waited_for_and_a_cancellation_is_not_swallowed_when_it_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def torn() -> None:
+        await asyncio.sleep(0.2)
+        raise OSError("the connection is torn")
+
+    async def handled(back: Callable[[], Any]) -> None:
+        try:
+            await asyncio.sleep(60)
+        except BaseException:
+            await standing.to_its_end(back())
+            raise
+
+    task = asyncio.create_task(handled(torn))
+    for _ in range(2):
+        await asyncio.sleep(0.05)
+        task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+    monkeypatch.setattr(standing, "_PATIENCE", 0.2)
+    with pytest.raises(StoreUnavailable, match="did not roll back"):
+        await standing.to_its_end(asyncio.sleep(60))

@@ -323,7 +323,7 @@ def test_a_paused_server_can_be_stopped() -> None:
 
 def test_clients_are_cut_off_on_request() -> None:
     with services.postgres() as server, psycopg.connect(server.url, autocommit=True) as connection:
-        assert server.terminate_connections() == 1
+        assert server.terminate_connections() >= 1  # whoever asked whether it is up may not have left yet
         with pytest.raises(psycopg.OperationalError):
             connection.execute("SELECT 1")
 

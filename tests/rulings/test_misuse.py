@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -478,6 +479,33 @@ def test_R2_a_stop_iteration_of_a_plain_function_reaches_its_caller_and_on_error
         assert raised.value is mine
         assert asked == [mine]
         record = once.peek("k")
+    assert record is not None
+    assert record.error is not None
+    assert record.error.type == "StopIteration"
+
+
+def test_R2_a_stop_iteration_keeps_its_cause_and_is_itself_under_within(tmp_path: Path) -> None:
+    file = tmp_path / "semel.db"
+    mine, cause = StopIteration("mine"), ValueError("why")
+    asked: list[Exception] = []
+
+    def work() -> None:
+        raise mine from cause
+
+    def decide(error: Exception) -> str:
+        asked.append(error)
+        return "replay"
+
+    with Semel(f"sqlite:///{file}") as once:
+        once.create()
+        connection = sqlite3.connect(file)
+        with pytest.raises(StopIteration):
+            once.within(connection).execute("k", work, on_error=decide)
+        connection.rollback()
+        connection.close()
+        record = once.peek("k")
+    assert asked == [mine]
+    assert mine.__cause__ is cause
     assert record is not None
     assert record.error is not None
     assert record.error.type == "StopIteration"

@@ -151,7 +151,7 @@ async def test_R24_the_probe_of_a_record_with_its_whole_key_has_the_runs_downstr
 async def test_R26_a_reconcile_does_not_wait_for_who_runs_a_key_whatever_its_face_does(lab: Lab) -> None:
     dead, other = lab.face(lease=30, operation="op"), lab.face(lease=60, operation="op")
     once = lab.face(operation="op", wait=20)
-    claim = dead.claim("k")
+    claim = dead.claim("seen-to")
     await lab.do(claim.__enter__() if lab.colour == "sync" else claim.__aenter__())
     _stop_heart(dead, lab)
     for face in (once, other):
@@ -161,7 +161,7 @@ async def test_R26_a_reconcile_does_not_wait_for_who_runs_a_key_whatever_its_fac
     async def scanned(query: Any) -> Any:
         """What is lost, as it was before another reconciler took it over."""
         page = await scan(query)
-        taken = other.claim("k")
+        taken = other.claim("seen-to")
         await lab.do(taken.__enter__() if lab.colour == "sync" else taken.__aenter__())
         return page
 
@@ -170,5 +170,5 @@ async def test_R26_a_reconcile_does_not_wait_for_who_runs_a_key_whatever_its_fac
     began = time.monotonic()
     report = await lab.do(once.reconcile())
     assert report.resumed == 0
-    assert "k" not in report.left, "it is seen to: no person need look"
+    assert "seen-to" not in report.left, "it is seen to: no person need look"
     assert time.monotonic() - began < 15

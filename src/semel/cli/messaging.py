@@ -210,7 +210,7 @@ def _sweep(
         )
     from semel.messaging import Outbox
 
-    with Outbox(url, table=table, create=False, claim_check=claim_check, timeout=_PATIENCE) as where:
+    with Outbox(url, table=table, create=False, claim_check=claim_check, timeout=patience(url)) as where:
         count = asyncio.run(where.sweep(grace=grace))
     typer.echo(f"{count} bodies removed")
 

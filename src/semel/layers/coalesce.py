@@ -80,8 +80,8 @@ class Coalesce(Layer):
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
         if len(asks) != 1:
             return await self.inner.claim(asks)
-        ask, began = asks[0], 0.0
-        for _ in range(_LEADERS):
+        ask, began, leaders = asks[0], 0.0, _LEADERS
+        while leaders:
             # atomic: one of two threads leads
             flight = self._flights.setdefault(
                 ask.scope.hash, mine := _Flight(ask.nonce, now := self._runtime.now())
@@ -92,10 +92,11 @@ class Coalesce(Layer):
             verdict = await self._told(flight, ask, began, max(0.0, began + self._timeout - now))
             if verdict is not None:
                 return [verdict]
-            if flight.record is not None or (
-                flight.refused and (flight.busy is None or flight.as_of >= began)
-            ):
+            if self._is_older(flight, ask, began):
+                continue  # the next one is not: it begins now
+            if flight.refused or flight.record is not None:
                 break
+            leaders -= 1
         return await self.inner.claim(asks)
 
     async def _lead(self, flight: _Flight, asks: Sequence[Ask]) -> list[Verdict | Exception]:
@@ -144,17 +145,27 @@ class Coalesce(Layer):
         return self._busy_too(flight, ask, began)
 
     def _busy_too(self, flight: _Flight, ask: Ask, began: float) -> Busy | None:
-        """What a leader was told of an owner elsewhere holds for those who ask the same, and asked before it did.
-
-        Of a question that was on its way when they came they learn nothing: one who waits asks again once he is subscribed, and
-        an end between that question and his subscription would be told to nobody. They ask together, led by one of them.
-        """
-        if flight.busy is None or ask.takeover or flight.as_of < began:
+        """What a leader was told of an owner elsewhere holds for those who ask the same."""
+        if flight.busy is None or ask.takeover or self._is_older(flight, ask, began):
             return None
-        asked, busy = flight.busy
-        same = (asked.fingerprint, asked.fingerprint_version) == (ask.fingerprint, ask.fingerprint_version)
         left = flight.lease_until - self._runtime.now()
-        return msgspec.structs.replace(busy, retry_after=left) if same and left > 0 else None
+        return (
+            msgspec.structs.replace(flight.busy[1], retry_after=left)
+            if _same(flight, ask) and left > 0
+            else None
+        )
+
+    def _is_older(self, flight: _Flight, ask: Ask, began: float) -> bool:
+        """Whether it was asked before this one came, and brings nothing for it where a store wakes: one who waits asks again once
+        he is subscribed, and an end between that question and his subscription would be told to nobody. They ask together, led
+        by one of them."""
+        return (
+            flight.as_of < began
+            and flight.busy is not None
+            and not ask.takeover
+            and self.capabilities.notifies
+            and _same(flight, ask)
+        )
 
     def _follow(self, flight: _Flight, record: Record, ask: Ask) -> Verdict | None:
         """Answer a follower from what the leader knows; None sends it to the store."""
@@ -346,3 +357,9 @@ class _Poster:
         if flight is not None:
             self._ended(flight, end, answer, asked)
         return answer
+
+
+def _same(flight: _Flight, ask: Ask) -> bool:
+    """Whether the leader, who was told Busy, has asked for the same request."""
+    asked = ask if flight.busy is None else flight.busy[0]
+    return (asked.fingerprint, asked.fingerprint_version) == (ask.fingerprint, ask.fingerprint_version)

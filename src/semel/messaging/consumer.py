@@ -116,6 +116,8 @@ class Consumer(Closing):
         self._slots = asyncio.Semaphore(concurrency)
         self._concurrency = concurrency
         self._grace = grace
+        self.patience = grace + 10.0
+        """How long a `close` in another thread waits for what is being handled."""
         self._emit = emit
         self._tails: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -129,6 +131,10 @@ class Consumer(Closing):
     # ---------------------------------------------------------------------------------------------- run
     async def run(self) -> None:
         """Until cancelled, or closed: then no more is received, and what is being handled has `grace` seconds to end."""
+        if self._ended is not None:
+            raise ConfigurationError(
+                "a consumer runs once: make another one with inbox.consuming(…), or inbox.run(…)"
+            )
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         others = [asyncio.create_task(self._revive()), asyncio.create_task(self._purge())]
         try:
@@ -167,7 +173,11 @@ class Consumer(Closing):
     async def _receive(self) -> None:
         free = self._concurrency * 2 - len(self._tasks)
         if free <= 0:  # back-pressure: what cannot be handled soon stays with the broker
-            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            stopping = asyncio.ensure_future(self._stopping.wait())
+            try:
+                await asyncio.wait({*self._tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                stopping.cancel()
             return
         try:
             deliveries = await self.source.receive(free)

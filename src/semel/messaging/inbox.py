@@ -152,9 +152,9 @@ class Inbox(Resident):
         try:
             done = self._processing.one(session, message, handler, business_key, own=own_transaction)
         except BaseException as error:  # SystemExit too: its caller may catch it, and commit
-            self._tell_failed(message, error)
             if own_transaction:
-                abandon(session)
+                abandon(session, error)
+            self._tell_failed(message, error)
             raise
         if not isinstance(done, bool):
             return self._awaited_told(done, session, message, start, own=own_transaction)
@@ -168,9 +168,9 @@ class Inbox(Resident):
         try:
             done = await work
         except BaseException as error:  # a timeout cancels, and its caller may commit
-            self._tell_failed(message, error)
             if own:
-                await aabandon(session)
+                await aabandon(session, error)
+            self._tell_failed(message, error)
             raise
         reach("consumer.handled")
         self._tell(message, done, start)

@@ -23,7 +23,7 @@ from semel.messaging.pages import Home, Waiting
 from semel.messaging.places import place_of
 from semel.messaging.redis import is_redis, open_adder
 from semel.messaging.resident import Resident
-from semel.messaging.standing import to_its_end
+from semel.messaging.standing import undone
 from semel.messaging.writing import Prepared, TooLarge, prepare, write
 from semel.options import seconds
 from semel.run import Run
@@ -206,16 +206,16 @@ class Outbox(Resident):
         """All of them, or none: their caller may catch what one of them is refused for, and commit."""
         await port.prepare()
         await self.database.verify(port)
-        if len(items) < 2:  # it is refused before anything is written
+        # One statement undoes itself. Others write an id and then its row, or a row and then the body that is kept apart.
+        if port.dialect == "postgresql" and len(items) < 2 and not any(item.apart for item in items):
             return await self._written(port, items)
         if port.dialect == "sqlite" and not port.begun:  # there the release of a savepoint would commit
             await port.run("BEGIN IMMEDIATE")
         point = await port.savepoint("semel_outbox")
         try:
             count = await self._written(port, items)
-        except BaseException:
-            back = point.rollback()
-            await (to_its_end(back) if port.colour == "async" else back)
+        except BaseException as error:
+            await undone(point, error, awaits=port.colour == "async")
             raise
         await point.release()
         return count

@@ -21,7 +21,7 @@ from semel.messaging.standing import (
     is_abandonable,
     is_sound,
     root_of,
-    to_its_end,
+    undone,
 )
 from semel.points import reach
 from semel.runtime import run_sync
@@ -74,9 +74,8 @@ class Processing:
         try:
             done = await work
             await point.flush()
-        except BaseException:
-            back = point.rollback()
-            await (to_its_end(back) if port.colour == "async" else back)
+        except BaseException as error:
+            await undone(point, error, awaits=port.colour == "async")
             raise
         await point.release()
         return done

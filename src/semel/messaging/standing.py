@@ -7,15 +7,19 @@ then), or end the transaction by itself. To acknowledge such a message would los
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any, Final
 
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
-from semel.errors import ConfigurationError, SemelError
+from semel.calls import add_note
+from semel.errors import ConfigurationError, SemelError, StoreUnavailable
 from semel.messaging.message import Message
+from semel.within.ports import Savepoint
 
 __all__ = [
     "IN_TRANSACTION",
@@ -28,9 +32,11 @@ __all__ = [
     "plain",
     "root_of",
     "to_its_end",
+    "undone",
 ]
 
 IN_TRANSACTION: Final = 2  # libpq's word: begun, and not failed
+_PATIENCE: Final = 10.0
 
 
 class Undone(SemelError):
@@ -91,30 +97,69 @@ def is_sound(session: Any) -> bool | None:
     return None if told is None else bool(told() == IN_TRANSACTION)
 
 
-def abandon(session: Any) -> None:
-    """Roll back a transaction that was for one message alone: whoever catches the handler's error must not commit half of it."""
+def abandon(session: Any, error: BaseException) -> None:
+    """Roll back a transaction that was for one message alone: whoever catches the handler's error must not commit half of it.
+    Where that fails its connection is given up, which undoes it as well; what is raised is the handler's error."""
     found = plain(session)
-    if isinstance(found, Session | Connection) and found.in_transaction():
+    if not isinstance(found, Session | Connection) or not found.in_transaction():
+        return
+    try:
         found.rollback()
+    except Exception as second:  # noqa: BLE001 - the first error is the one that tells
+        _note(error, second)
+        with suppress(Exception):
+            found.invalidate()
 
 
-async def aabandon(session: Any) -> None:
+async def aabandon(session: Any, error: BaseException) -> None:
     """As `abandon`, of the other colour; to its end, whoever is cancelled meanwhile."""
     found = _registered(session)  # here: another task has another session of a registry
-    if isinstance(found, AsyncSession | AsyncConnection) and found.in_transaction():
-        await to_its_end(found.rollback())
+    if not isinstance(found, AsyncSession | AsyncConnection) or not found.in_transaction():
+        return
+
+    async def rolled_back() -> None:
+        try:
+            await found.rollback()
+        except Exception as second:  # noqa: BLE001 - as above
+            _note(error, second)
+            with suppress(Exception):
+                await found.invalidate()
+
+    await to_its_end(rolled_back())
+
+
+async def undone(point: Savepoint, error: BaseException, *, awaits: bool) -> None:
+    """Go back to a savepoint after an error, which is the one that tells: a database that ended the whole transaction with it (a
+    deadlock on MariaDB) has no savepoint any more."""
+    back = point.rollback()
+    try:
+        await (to_its_end(back) if awaits else back)
+    except Exception as second:  # noqa: BLE001 - as above
+        _note(error, second)
+
+
+def _note(error: BaseException, second: Exception) -> None:
+    add_note(error, f"it could not be rolled back either ({second})")
 
 
 async def to_its_end(work: Awaitable[None]) -> None:
     """What undoes is done although its caller is cancelled, once more: half of it would be committed. The cancellation is raised
-    afterwards."""
+    afterwards. A database that does not answer is given up after a while: with its connection everything is undone."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
-    while not task.done():
+    until = time.monotonic() + _PATIENCE
+    while not task.done() and time.monotonic() < until:
         try:
-            await asyncio.wait([task])
+            await asyncio.wait([task], timeout=until - time.monotonic())
         except asyncio.CancelledError as error:
             cancelled = error
-    task.result()
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=1)
     if cancelled is not None:
+        if task.done() and not task.cancelled():
+            task.exception()  # looked at: what is raised is the cancellation
         raise cancelled
+    if not task.done() or task.cancelled():
+        raise StoreUnavailable(f"the database did not roll back within {_PATIENCE:g} s")
+    task.result()

@@ -28,7 +28,7 @@ from semel.model import Answer, Ask, Busy, Kind, Policy, Record, Replay, Settle,
 from semel.options import Found, Release
 from semel.points import reach
 from semel.run import Outcome, Run, _current
-from semel.runtime import NO_INTERRUPT, Interrupt
+from semel.runtime import NO_INTERRUPT, Interrupt, own
 from semel.stepping import Stepper
 from semel.store import Store
 from semel.waiting import Bench, Seat
@@ -90,7 +90,7 @@ class TxEngine(Engine):
                 await flushing
             reach("run.returned")
         except Exception as error:
-            await self.fail(run, error)
+            await self.fail(run, own(error))
             raise
         except BaseException as error:
             await self.lose(run, error)

@@ -25,6 +25,7 @@ from semel.hooks import Executed, Unrecorded
 from semel.model import Answer, Ask, Kind, Policy, Settle, State, Verdict
 from semel.points import reach
 from semel.run import Outcome, Run, _current
+from semel.runtime import own
 from semel.store import Store
 from semel.within.pipelines import Capture, Queue, told, waited, watched
 
@@ -82,7 +83,7 @@ class PipelineEngine(Engine):
                 raise not_run(call, value)
             reach("run.returned")
         except Exception as error:
-            await self.fail(run, error)
+            await self.fail(run, own(error))
             raise
         except BaseException as error:
             await self.lose(run, error)

@@ -40,7 +40,8 @@ def close_now(sink: Any) -> None:
     if loop is None:
         asyncio.run(_awaited(close))
     elif loop.is_running():
-        asyncio.run_coroutine_threadsafe(_awaited(close), loop).result(_PATIENCE)
+        patience = getattr(sink, "patience", _PATIENCE)
+        asyncio.run_coroutine_threadsafe(_awaited(close), loop).result(patience)
     elif not loop.is_closed():
         loop.run_until_complete(_awaited(close))
 
