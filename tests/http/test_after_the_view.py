@@ -347,16 +347,44 @@ def test_h15_a_failure_that_is_kept_names_its_error(shop: Edge) -> None:
     assert [str(event.error) for event in seen if type(event).__name__ == "Failed"] == ["no stock"]
 
 
-@pytest.mark.parametrize("effects", ["db", "opaque"])
-def test_h15_flask_a_view_whose_result_is_no_response_is_not_run_again(once: Semel, effects: str) -> None:
+def test_h15_flask_an_opaque_view_whose_result_is_no_response_is_not_run_again(once: Semel) -> None:
     calls: list[str] = []
 
     def view() -> Any:
         calls.append("run")
         return object()
 
-    app = flask_app(view, once, effects=effects)
+    app = flask_app(view, once, effects="opaque")
     first, again = ask(app, {}, {})
     assert (first.status_code, again.status_code, problem(again)) == (500, 422, "response-not-stored")
     assert calls == ["run"]
     assert ask(app, {"headers": {}})[0].status_code == 500, "without a key as ever"
+
+
+@pytest.mark.parametrize("effects", ["db", "steps"])
+@pytest.mark.parametrize("is_handled", [False, True])
+def test_h15_flask_what_teardown_rolls_back_after_such_a_view_is_done_by_its_repetition(
+    once: Semel, effects: str, is_handled: bool
+) -> None:
+    results: list[Any] = [object(), "made"]
+    pending: list[str] = []
+    committed: list[str] = []
+
+    def view() -> Any:
+        pending.append("order")
+        return results.pop(0)
+
+    app = flask_app(view, once, effects=effects)
+    if is_handled:  # the request ends as a success: what the handler says is the outcome
+        app.register_error_handler(TypeError, lambda _: ("sorry", 400))
+
+    @app.teardown_request
+    def end(error: BaseException | None) -> None:
+        if error is None:
+            committed.extend(pending)
+        pending.clear()
+
+    first, again = ask(app, {}, {})
+    expected = (400, 400, ["false", "true"]) if is_handled else (500, 200, [None, "false"])
+    assert (first.status_code, again.status_code, marks([first, again])) == expected
+    assert committed == ["order"]

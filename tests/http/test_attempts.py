@@ -25,6 +25,7 @@ from semel.calls import nothing_to_run
 from semel.canonical import canonical
 from semel.errors import CodecError, LeaseLost, NotRecorded, StoreUnavailable
 from semel.http.asgi import IdempotencyMiddleware
+from semel.http.capture import _comes_from
 from semel.http.fastapi import idempotent, install
 from semel.http.fingerprints import _small_json, parse_json
 from semel.http.keys import core_key
@@ -226,13 +227,14 @@ async def test_h17_a_problem_in_place_of_the_response_is_all_that_leaves_the_app
             assert answer.status_code == status
 
 
+@pytest.mark.parametrize("result", ["paid", object()], ids=["a response", "no response"])
 @pytest.mark.parametrize(
     ("error", "ended"),
     [(NotRecorded("the store is gone"), "commit"), (LeaseLost("another has it"), "rollback")],
 )
 @in_a_loop
 async def test_h17_a_dependency_commits_what_will_be_recorded_and_rolls_back_what_was_overtaken(
-    error: Exception, ended: str, monkeypatch: pytest.MonkeyPatch
+    error: Exception, ended: str, result: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unrecorded(recorder: Recorder, run: Run, *_: Any) -> None:
         recorder._heart.remove(run)
@@ -253,9 +255,44 @@ async def test_h17_a_dependency_commits_what_will_be_recorded_and_rolls_back_wha
 
         @app.post("/orders", dependencies=[Depends(session)])
         @idempotent(once=once, principal=lambda _: "ada")
-        async def orders() -> str:
-            return "paid"
+        async def orders() -> Any:
+            return result
 
         monkeypatch.setattr(Recorder, "record", unrecorded)
         await _post(app)
     assert told == [ended]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@in_a_loop
+async def test_h17_what_fails_because_of_a_problem_in_its_place_is_logged(
+    fails: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def unrecorded(recorder: Recorder, run: Run, *_: Any) -> None:
+        recorder._heart.remove(run)
+        raise NotRecorded("the store is gone")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await JSONResponse("paid")(scope, receive, send)
+        except StoreUnavailable:
+            if fails:
+                raise ZeroDivisionError("an error in its own handling")  # noqa: B904 - as it happens
+            raise
+
+    async with AsyncSemel("memory://") as once:
+        guarded = IdempotencyMiddleware(app, once=once, principal=lambda _: "ada", authenticated_outside=True)
+        monkeypatch.setattr(Recorder, "record", unrecorded)
+        with caplog.at_level(logging.WARNING, "semel.http"):
+            assert (await _post(guarded, raises=True)).status_code == 503
+    assert ("ZeroDivisionError: an error in its own handling" in caplog.text) is fails
+    assert ("its response was not sent" in caplog.text) is fails
+
+
+@pytest.mark.timeout(10)
+def test_h17_errors_that_are_each_others_cause_are_followed_once_and_by_both_links() -> None:
+    said, first, second = StoreUnavailable("said"), ValueError(), KeyError()
+    first.__cause__, second.__cause__ = second, first
+    assert not _comes_from(said, first)
+    second.__context__ = said
+    assert _comes_from(said, first), "beside a cause"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fastapi import APIRouter, FastAPI
-from flask import Flask
+from flask import Blueprint, Flask
 from litestar import Litestar
 from litestar import post as litestar_post
 from starlette.applications import Starlette
@@ -15,6 +15,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Match, Mount, Route, Router
+from werkzeug.exceptions import HTTPException
 
 from semel import AsyncSemel, Semel
 from semel.http.fastapi import idempotent
@@ -180,3 +181,53 @@ def test_h13_what_flasks_router_says_uses_no_key_up(path: str, status: int) -> N
         assert [answer.status_code for answer in answers] == [status] * 2
         assert marks(answers) == ["false", "false"]
         assert marks(ask(app, {}, {})) == ["false", "true"], "H14: a view's own 404"
+
+
+class Own(Flask):
+    """An application that may do anything where it finds no route."""
+
+
+def _before(app: Flask, seen: Callable[..., Any]) -> None:
+    app.before_request(seen)
+
+
+def _before_in_a_blueprint(app: Flask, seen: Callable[..., Any]) -> None:
+    blueprint = Blueprint("shop", "shop")
+    blueprint.before_app_request(seen)
+    app.register_blueprint(blueprint)
+
+
+def _by_status(app: Flask, seen: Callable[..., Any]) -> None:
+    app.register_error_handler(404, seen)
+
+
+def _by_class(app: Flask, seen: Callable[..., Any]) -> None:
+    app.register_error_handler(HTTPException, seen)
+
+
+def _after(app: Flask, seen: Callable[..., Any]) -> None:
+    app.after_request(lambda response: app.make_response(seen(response)))
+
+
+@pytest.mark.parametrize("added", [_before, _before_in_a_blueprint, _by_status, _by_class, _after])
+def test_h14_what_flask_runs_without_a_route_is_not_run_again(added: Any) -> None:
+    calls: list[str] = []
+    app = Flask("legacy")
+
+    def seen(*_: Any) -> Any:
+        calls.append("run")
+        return "moved", 404
+
+    added(app, seen)
+    with Semel("memory://") as once:
+        Idempotency(app, once=once, principal=lambda _: "ada", authenticated_outside=True)
+        answers = ask(app, *[{"url": "/old"}] * 2)
+    assert [answer.status_code for answer in answers] == [404, 404]
+    assert (marks(answers), calls) == (["false", "true"], ["run"])
+
+
+def test_h14_a_flask_of_ones_own_answers_as_a_handler() -> None:
+    app = Own("own")
+    with Semel("memory://") as once:
+        Idempotency(app, once=once, principal=lambda _: "ada", authenticated_outside=True)
+        assert marks(ask(app, {}, {})) == ["false", "true"]

@@ -87,8 +87,12 @@ class Capture:
     async def failed(self, error: BaseException) -> bool:
         """Settle a run that did not end with a response. True: it was answered, and is no error of the server's."""
         if self.settled:
-            is_told = self._told is not None and isinstance(error, Exception)
-            return is_told and _comes_from(self._told, error)
+            said = self._told
+            if said is None or not isinstance(error, Exception) or not _comes_from(said, error):
+                return False
+            if error is not said:  # perhaps a failure of its own: nobody else reports it
+                _log.warning("the application failed when its response was not sent", exc_info=error)
+            return True
         self.settled = True
         if isinstance(error, Exception):
             reply = await self._guard.fail(self._run, error)
@@ -237,14 +241,18 @@ class Capture:
             self._sender.cancel()
 
 
-def _comes_from(said: Exception | None, error: BaseException | None) -> bool:
+def _comes_from(said: Exception, error: BaseException) -> bool:
     """Whether an application has raised what it was told, or something else because of it."""
-    while error is not None:
-        if error is said or (
-            isinstance(error, BaseExceptionGroup) and error.subgroup(lambda one: one is said)
-        ):
+    seen: set[int] = set()  # an error may be its own cause, over others
+    links: list[BaseException | None] = [error]
+    while links:
+        link = links.pop()
+        if link is None or id(link) in seen:
+            continue
+        if link is said or (isinstance(link, BaseExceptionGroup) and link.subgroup(lambda one: one is said)):
             return True
-        error = error.__cause__ or error.__context__
+        seen.add(id(link))
+        links += (link.__cause__, link.__context__)
     return False
 
 

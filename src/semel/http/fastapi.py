@@ -405,7 +405,9 @@ class _Unrendered(Response):
         del scope, receive, send
         attempt = self._attempt
         attempt.settled, attempt.unrendered = True, self._error
-        await _uninterrupted(attempt.guard.replaced(attempt.run, 0))
+        problem = await _uninterrupted(attempt.guard.replaced(attempt.run, 0))
+        if problem is not None and problem.kind.name == "in-progress":
+            raise self._error  # another owner has the key: dependencies roll back
 
 
 # -------------------------------------------------------------------------------------------------------- bodies

@@ -114,23 +114,22 @@ def idempotent(
     return decorate
 
 
-def _response(view: Callable[[], Any]) -> Response:
-    """The view's response, also the one that the application's own error handler makes of what it raises."""
+def _response(view: Callable[[], Any], *, is_opaque: bool = False) -> Response:
+    """The view's response, also the one that the application's own error handler makes of what it raises.
+
+    A result that is no response is a failure of the view: Flask shows the error to `teardown_request`, where sessions roll
+    back. Only what cannot be undone stays done (`is_opaque`).
+    """
     try:
         returned = view()
+        if not is_opaque:
+            return make_response(returned)
     except Exception as error:  # noqa: BLE001 - raised again by Flask when nobody handles it
         return make_response(current_app.handle_user_exception(error))
     try:
         return make_response(returned)
     except Exception as error:
         raise Unmade(error) from error
-
-
-def _unguarded(view: Callable[[], Any]) -> Response:
-    try:
-        return _response(view)
-    except Unmade as unmade:
-        raise unmade.error from None
 
 
 def _kept(guard: Guard, view: Callable[[], Response]) -> Response:
@@ -158,12 +157,12 @@ def _answered(plan: Plan, view: Callable[[], Any]) -> Response:
     if isinstance(entered, Reply):
         return _raw(entered)
     if entered is None:
-        return _unguarded(view)
+        return _response(view)
     if not isinstance(entered, First):
-        return _closing(partial(_unguarded, view), entered)
+        return _closing(partial(_response, view), entered)
 
     async def run() -> Response:
-        made = partial(_response, view)
+        made = partial(_response, view, is_opaque=entered.guard.rules.effects == "opaque")
         shown = partial(_kept, entered.guard, made) if entered.guard.keeps_failures else made
         return _closing(shown, entered.body)
 

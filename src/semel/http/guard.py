@@ -230,14 +230,15 @@ class Guard:
             return self.replies.problem(problem)
         return Reply(said.status, self.replies.first("replay", said.headers), said.body)
 
-    async def replaced(self, run: Run, status: int) -> None:
+    async def replaced(self, run: Run, status: int) -> Problem | None:
         """Another response was sent in place of the handler's: what happened is kept, what was said is not.
 
         Also where a handler has returned and we could not read or record its response: its key must not be freed.
+        A problem: the store has not taken it.
         """
         if run.settling:
-            return
-        await self._recorded(run, Snapshot(status, kept=False), "store")
+            return None
+        return await self._recorded(run, Snapshot(status, kept=False), "store")
 
     async def lose(self, run: Run, error: BaseException) -> Problem | None:
         """Cancelled or interrupted: nobody knows how far the handler came. A problem: because another owner has the key."""

@@ -7,7 +7,7 @@ effect lets it happen twice, and one that is used up by a wrong address does no 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 __all__ = ["asgi_unrouted", "wsgi_unrouted"]
@@ -27,7 +27,34 @@ def asgi_unrouted(scope: Mapping[str, Any], status: int) -> bool:
 def wsgi_unrouted(environ: Mapping[str, Any], status: int) -> bool:
     """By what Flask remembers of its search for a route."""
     request = environ.get("werkzeug.request")
-    return status in _OWN and getattr(request, "routing_exception", None) is not None
+    error = getattr(request, "routing_exception", None)
+    flask = sys.modules.get("flask")
+    if status not in _OWN or error is None or flask is None or not flask.has_request_context():
+        return False
+    if flask.request._get_current_object() is not request:  # noqa: SLF001 - another application answers
+        return False
+    app = flask.current_app._get_current_object()  # noqa: SLF001 - itself
+    return type(app) is flask.Flask and not _runs_without_a_route(app, status, type(error))
+
+
+def _runs_without_a_route(app: Any, status: int, error: type) -> bool:
+    """Whether Flask calls functions of the application also where it finds no route. Ours do nothing."""
+    around = (app.before_request_funcs, app.url_value_preprocessors, app.after_request_funcs)
+    if any(not _is_ours(one) for called in around for some in called.values() for one in some):
+        return True
+    return any(
+        handlers and (code == status or (code is None and _handles(handlers, error)))
+        for codes in app.error_handler_spec.values()
+        for code, handlers in codes.items()
+    )
+
+
+def _is_ours(called: Any) -> bool:
+    return getattr(called, "__module__", None) == "semel.http.flask"
+
+
+def _handles(kinds: Iterable[type], error: type) -> bool:
+    return any(issubclass(error, kind) for kind in kinds)
 
 
 def _by_starlette(scope: Mapping[str, Any], status: int) -> bool:

@@ -32,7 +32,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Unmade(Exception):
-    """The view has returned, and its framework can make no response of that: what it did is not done again."""
+    """The view has returned, and its framework can make no response of that: what it did cannot be undone, and is not done again."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
