@@ -8,14 +8,18 @@ import functools
 import itertools
 import os
 import secrets
+import sqlite3
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec
 
+import psycopg
+import pymysql
 import pytest
 import redis
 from sqlalchemy import Engine, MetaData, create_engine, inspect, text
+from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
 from semel.messaging import Outbox
@@ -192,3 +196,13 @@ def sqlite_home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home
 @pytest.fixture
 def postgres_home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
     yield from _run("postgres", request, tmp_path)
+
+
+def bare(home: Home) -> Any:
+    """A plain connection of the driver itself to the home's database."""
+    url = make_url(home.url)
+    if url.get_backend_name() == "sqlite":
+        return sqlite3.connect(str(url.database))
+    if url.get_backend_name() == "postgresql":
+        return psycopg.connect(url.set(drivername="postgresql").render_as_string(hide_password=False))
+    return pymysql.connect(host=url.host, port=url.port or 3306, user=url.username, database=url.database)

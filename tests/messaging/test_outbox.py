@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-import pymysql
 import pytest
 from sqlalchemy import create_engine, text
-from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -31,7 +29,7 @@ from semel import (
 )
 from semel.messaging import Message, Outbox
 from semel.messaging.bodies import open_bodies
-from tests.messaging.conftest import Home, awaited
+from tests.messaging.conftest import Home, awaited, bare
 
 
 def test_message_commits_with_the_transaction(home: Home) -> None:
@@ -470,20 +468,11 @@ async def test_an_async_registry_of_sessions_is_a_target(sqlite_home: Home) -> N
     outbox.close()
 
 
-def _bare(home: Home) -> Any:
-    url = make_url(home.url)
-    if url.get_backend_name() == "sqlite":
-        return sqlite3.connect(str(url.database))
-    if url.get_backend_name() == "postgresql":
-        return psycopg.connect(url.set(drivername="postgresql").render_as_string(hide_password=False))
-    return pymysql.connect(host=url.host, port=url.port or 3306, user=url.username, database=url.database)
-
-
 @pytest.mark.parametrize("begun", [True, False], ids=["begun", "not yet begun"])
 def test_several_messages_on_a_driver_s_connection_are_added_all_or_none(home: Home, begun: bool) -> None:
     """Whoever catches what one of them is refused for, and commits, has sent none of them (R43)."""
     outbox = home.outbox()
-    connection = _bare(home)
+    connection = bare(home)
     outbox.add(connection, Message("o", 1, id="m1"))
     connection.commit()
     cursor = connection.cursor()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,8 +12,6 @@ from typing import Any
 
 import asyncmy
 import asyncpg
-import psycopg
-import pymysql
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import URL, make_url
@@ -23,7 +20,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from semel.errors import StoreUnavailable
 from semel.messaging import Inbox, Message, standing
-from tests.messaging.conftest import Home, awaited
+from tests.messaging.conftest import Home, awaited, bare
 
 EFFECT = "INSERT INTO own_effects VALUES (1)"
 MESSAGE = Message("t", 1, id="m1")
@@ -51,15 +48,6 @@ def _server(url: URL) -> dict[str, Any]:
     return {"host": url.host, "port": url.port, "user": url.username, "database": url.database}
 
 
-def _bare(home: Home) -> Any:
-    url = make_url(home.url)
-    if url.get_backend_name() == "sqlite":
-        return sqlite3.connect(str(url.database))
-    if url.get_backend_name() == "postgresql":
-        return psycopg.connect(url.set(drivername="postgresql").render_as_string(hide_password=False))
-    return pymysql.connect(**_server(url))
-
-
 @contextmanager
 def _swallowed(*errors: type[BaseException]) -> Iterator[None]:
     """As a caller does that goes on and commits."""
@@ -78,7 +66,7 @@ def _raises(error: BaseException, run: Callable[[str], Any]) -> Callable[[Messag
 
 
 def test_a_driver_s_own_connection_is_undone(home: Home, inbox: Inbox) -> None:
-    connection = _bare(home)
+    connection = bare(home)
     cursor = connection.cursor()
     cursor.execute("SELECT 1" if home.engine.dialect.name != "sqlite" else "BEGIN")
     with _swallowed(ValueError):
