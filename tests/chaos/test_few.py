@@ -6,6 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -55,6 +58,76 @@ def test_a_campaign_that_is_interrupted_tells_what_it_has_and_is_not_valid(
     assert "INVALID it was interrupted: 58 schedules were not played" in done.output
     assert msgspec.json.decode((tmp_path / "chaos.json").read_bytes())["summary"]["schedules"] == 2
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_campaign_in_the_background_ends_at_a_signal_whatever_hangs_and_leaves_nobody_behind(
+    tmp_path: Path,
+) -> None:
+    """Started with SIGINT ignored, as by a shell's `&`; its drivers are stopped and cannot end; more signals come while it ends."""
+    words = [
+        "--cell",
+        FEW[0],
+        "--cell",
+        FEW[1],
+        "--repeat",
+        "100000",
+        "--drivers",
+        "2",
+        "--report",
+        str(tmp_path),
+    ]
+    run = (
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from semel.testing.chaos import runner; "
+        "runner.ENDING = 2.0; import semel.cli; semel.cli.main()"
+    )
+    with (tmp_path / "out").open("wb") as out:
+        command = [sys.executable, "-c", run, "chaos", *words]
+        campaign = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        zygote = _eventually(lambda: _child(campaign.pid, "semel.testing.chaos.zygote"))
+        _eventually(lambda: int(len(_group(zygote)) >= 3))
+        time.sleep(2)  # some schedules
+        os.killpg(zygote, signal.SIGSTOP)
+        campaign.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        for by in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
+            campaign.send_signal(by)
+        assert campaign.wait(30) == 1
+    finally:
+        campaign.kill()
+        campaign.wait()
+    told = (tmp_path / "out").read_text()
+    assert "INVALID it was interrupted: " in told, told
+    assert msgspec.json.decode((tmp_path / "chaos.json").read_bytes())["summary"]["schedules"] > 0
+    assert not _group(zygote)
+
+
+def _eventually(find: Callable[[], int]) -> int:
+    until = time.monotonic() + 30
+    while not (found := find()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return found
+
+
+def _child(parent: int, runs: str) -> int:
+    """The child that runs this module; 0 as long as there is none."""
+    for name in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        with suppress(FileNotFoundError):
+            if runs in Path(f"/proc/{name}/cmdline").read_text():
+                return int(name)
+    return 0
+
+
+def _group(leader: int) -> list[int]:
+    """Processes of this group that live."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            state, _, group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+            if int(group) == leader and state != "Z":
+                found.append(int(folder.name))
+    return found
 
 
 def test_semel_chaos_lists_cells_with_their_verdict_or_their_reason() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -28,12 +29,13 @@ from semel.testing.chaos.report import (
     summarize,
     together,
 )
-from semel.testing.chaos.runner import DRIVERS, Report, explore, jobs_for, recovery_jobs
+from semel.testing.chaos.runner import DRIVERS, ENDING, Report, explore, jobs_for, recovery_jobs
 from semel.testing.chaos.verdicts import Result
 
 __all__ = ["choose", "run_matrix", "show_again"]
 
 _EVERY = 60.0
+_ENDS = (signal.SIGINT, signal.SIGTERM)
 _PEER_REPEAT = 3  # a process of a peer's takes seconds to start
 
 
@@ -78,7 +80,7 @@ def run_matrix(
     times = repeat or (LONG_REPEAT if long else 1)
     jobs = jobs_for(applicable, repeat=times) + (recovery_jobs(applicable, repeat=times) if not only else [])
     bar = _Bar()
-    with _ended_like_interrupted():
+    with _ended_by_a_signal():
         report = explore(jobs, drivers=min(drivers, len(jobs)), seconds=seconds, progress=bar.show)
     bar.end()
     _tell(report, chosen, command, verbose=len(jobs) <= 20)
@@ -142,13 +144,24 @@ def _cell(row: Row) -> Cell:
 
 
 @contextmanager
-def _ended_like_interrupted() -> Iterator[None]:
-    """SIGTERM is Ctrl-C here: an hour's results are told, not thrown away."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _ended_by_a_signal() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end a run, also one that a shell has started in the background: an hour's results are told, not thrown
+    away. Another one that comes while it ends changes nothing: the end takes a bounded time."""
+    before = {number: signal.getsignal(number) for number in _ENDS}
+    for number in _ENDS:
+        signal.signal(number, _interrupted)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupted(*_: object) -> NoReturn:
+    for number in _ENDS:
+        signal.signal(number, signal.SIG_IGN)
+    print(f"\ninterrupted: what runs now is given {ENDING:g} s to end, then it is killed", flush=True)
+    raise KeyboardInterrupt
 
 
 class _Bar:

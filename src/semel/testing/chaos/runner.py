@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -25,12 +26,13 @@ from semel.testing.chaos.preloads import compiled, no_compiler
 from semel.testing.chaos.verdicts import Result
 from semel.testing.services import home
 
-__all__ = ["Report", "explore", "jobs_for", "recovery_jobs"]
+__all__ = ["ENDING", "Report", "explore", "jobs_for", "recovery_jobs"]
 
 LEASE: float = EVERY.options["lease"]
 LEASES = (0.06, 0.25, 0.5, 1.0)
 _RECOVERED = ("retry", "kill", "run.started")
 DRIVERS = 15
+ENDING = 20.0  # seconds: an idle driver stops its servers in one or two
 _FEW = 24  # a batch in which somebody did not end is played again as a whole, and so may be another one
 TIMED_DRIVERS = 8  # they sleep for a lease most of the time
 
@@ -167,7 +169,10 @@ def _drivers(
         # For SQLite: it is the workers who write its disk and read its clock.
         environment["LD_PRELOAD"] = f"{compiled('power')} {compiled('clock')}"
     zygote = subprocess.Popen(
-        [sys.executable, "-m", "semel.testing.chaos.zygote", *words], pass_fds=numbers, env=environment
+        [sys.executable, "-m", "semel.testing.chaos.zygote", *words],
+        pass_fds=numbers,
+        env=environment,
+        start_new_session=True,  # Ctrl-C is for the runner alone; and they can be killed as a whole
     )
     for _, theirs in pairs:
         theirs.close()
@@ -176,6 +181,15 @@ def _drivers(
     finally:
         for ours, _ in pairs:
             ours.close()
+        _end(zygote)
+
+
+def _end(zygote: subprocess.Popen[bytes]) -> None:
+    """Drivers end when their sockets are closed, with what they play at the time. A watchdog of each server ends what they leave."""
+    try:
+        zygote.wait(ENDING)
+    except subprocess.TimeoutExpired:
+        os.killpg(zygote.pid, signal.SIGKILL)
         zygote.wait()
 
 
