@@ -314,6 +314,23 @@ def test_a_paused_server_answers_after_resume() -> None:
         assert patient.ping() is True
 
 
+def test_a_paused_server_has_no_thread_that_still_answers() -> None:
+    """One thread takes the signal and stops the others: on a busy machine they answer until it has had its turn."""
+    with services.mariadb() as server:
+        burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(6)]
+        try:
+            for _ in range(20):
+                with server.paused():
+                    threads = Path(f"/proc/{server.pid}/task").glob("*/stat")
+                    states = [thread.read_text().rpartition(")")[2].split()[0] for thread in threads]
+                    assert set(states) == {"T"}, states
+                server.ping()
+        finally:
+            for burner in burners:
+                burner.kill()
+                burner.wait()
+
+
 def test_a_paused_server_can_be_stopped() -> None:
     with services.redis() as server:
         pid = server.pid

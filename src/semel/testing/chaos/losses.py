@@ -195,11 +195,14 @@ def _held_back(stages: Sequence[Stage], pair: Pair) -> None:
             stage.reply()
         time.sleep(_HELD)
         early = [_answered(stage) for stage in stages]
+        link = pair.link() if any(early) else ""
     for stage, was_early in zip(stages, early, strict=True):
         stage.finish()
         stage.bit = stage.bit and _answered(stage)
         if was_early:
-            stage.doubt = "it had its answer while the replica stood still: nobody has waited for it"
+            stage.doubt = (
+                f"it had its answer while the replica stood still: nobody has waited for it ({link})"
+            )
 
 
 def _answered(stage: Stage) -> bool:

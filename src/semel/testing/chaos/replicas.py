@@ -39,6 +39,10 @@ class Pair(Protocol):
         """The replica stands still for the length of a block: what was sent to it meanwhile it has afterwards."""
         ...
 
+    def link(self) -> str:
+        """What the primary says of its replica now, for a verdict that nobody expected."""
+        ...
+
     def fail_over(self, key: str) -> str: ...
 
     def close(self) -> None: ...
@@ -92,6 +96,9 @@ class _Redis(_Single):
         del key
         return self.replica.paused()
 
+    def link(self) -> str:
+        return str(self.primary.info("replication"))
+
     def fail_over(self, key: str) -> str:
         del key
         self.primary.kill()
@@ -118,6 +125,9 @@ class _Cluster:
 
     def held(self, key: str) -> AbstractContextManager[object]:
         return self.cluster.replica_of(node_of(self.cluster, key)).paused()
+
+    def link(self) -> str:
+        return str([node.info("replication") for node in self.cluster.nodes if node is not self._deaf])
 
     def fail_over(self, key: str) -> str:
         master: RedisServer = node_of(self.cluster, key)
@@ -161,6 +171,11 @@ class _Postgres(_Single):
             for pid in receivers:
                 os.kill(pid, signal.SIGCONT)
 
+    def link(self) -> str:
+        return str(
+            self.primary.execute("SELECT state, sync_state, sent_lsn, flush_lsn FROM pg_stat_replication")
+        )
+
     def fail_over(self, key: str) -> str:
         del key
         self.primary.kill()
@@ -193,6 +208,9 @@ class _Maria(_Single):
     def held(self, key: str) -> AbstractContextManager[object]:
         del key
         return self.replica.paused()
+
+    def link(self) -> str:
+        return str(dict(self.primary.execute("SHOW STATUS LIKE 'Rpl_semi_sync_master%'")))
 
     def fail_over(self, key: str) -> str:
         del key

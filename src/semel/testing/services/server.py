@@ -143,8 +143,15 @@ class Server(ABC):
         return self.start()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open, nothing is answered."""
+        """SIGSTOP: connections stay open, nothing is answered, from now on."""
         os.kill(self.pid, signal.SIGSTOP)
+        # One thread takes the signal and stops the others: until it has its turn, on a busy machine, they go on and answer.
+        wait_until(
+            lambda: _stands_still(self.pid),
+            timeout=STOP_TIMEOUT,
+            what=f"{self.name} stands still",
+            step=0.001,
+        )
 
     def resume(self) -> None:
         """SIGCONT after `pause()`."""
@@ -219,6 +226,15 @@ class Server(ABC):
         while watchdog.kill_all(self.folder):
             time.sleep(0.001)
         process.wait()
+
+
+def _stands_still(pid: int) -> bool:
+    """Whether no thread of a process runs; True where the system does not tell."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one that has ended
+            if stat.read_text().rpartition(")")[2].split()[0] not in "TtXZ":
+                return False
+    return True
 
 
 class _PortTaken(Exception):  # a branch of open(), not an error for anybody else
