@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from semel import ConfigurationError, KeyMismatch
 from semel.messaging import Inbox, Message
 from semel.messaging.failures import is_away
-from semel.messaging.quick import connection_of
+from semel.messaging.quick import _prepared, connection_of
 from tests.messaging.conftest import Home
 
 
@@ -115,6 +115,56 @@ def test_a_statement_that_somebody_deallocated_is_prepared_again(inbox: Inbox, o
     assert prepared(one) == 0
     assert done(inbox, one, Message("t", 1, id="m2")) is True
     assert prepared(one) == 1
+
+
+def test_a_statement_that_another_client_of_a_pooler_has_prepared_is_used(inbox: Inbox, one: Engine) -> None:
+    assert done(inbox, one, Message("t", 1, id="m1")) is True
+    _prepared.clear()  # as a new client that is given this server connection
+    assert done(inbox, one, Message("t", 1, id="m1")) is False
+    assert done(inbox, one, Message("t", 1, id="m2")) is True
+    assert prepared(one) == 1
+
+
+HOSTILE = [
+    "it's",
+    "back\\slash",
+    "\\'; DROP TABLE quick_effects; --",
+    "E'x'",
+    "ключ-鍵-🔑",
+    "$1",
+    "%s",
+    '"q"',
+    "a" * 255,
+]
+
+
+@pytest.mark.parametrize("conforming", ["on", "off"])
+def test_what_is_written_is_what_was_said_whatever_it_looks_like(
+    postgres_home: Home, inbox: Inbox, conforming: str
+) -> None:
+    quiet = {"options": f"-c standard_conforming_strings={conforming} -c escape_string_warning=off"}
+    engine = create_engine(postgres_home.url, pool_size=1, max_overflow=0, connect_args=quiet)
+    for text_ in HOSTILE:
+        message = Message(text_, {"n": text_}, id=text_, tenant=text_)
+        with Session(engine) as session, session.begin():
+            assert inbox.process(session, message, effect, business_key=text_, own_transaction=True) is True
+        with Session(engine) as session, session.begin():  # the ordinary way finds the same, its hash too
+            session.execute(text("SELECT 1"))
+            assert inbox.process(session, message, effect, own_transaction=True) is False
+    assert prepared(engine) == 1, "the ordinary way was taken"
+    said = text(f"SELECT message, tenant, topic, business_key FROM {postgres_home.table}_inbox")
+    with engine.connect() as connection:
+        assert sorted(connection.execute(said)) == sorted((each,) * 4 for each in HOSTILE)
+    engine.dispose()
+
+
+def test_a_text_that_postgresql_cannot_keep_is_told_in_the_ordinary_words(inbox: Inbox, one: Engine) -> None:
+    with (
+        pytest.raises(DBAPIError, match="NUL"),
+        Session(one) as session,
+        session.begin(),
+    ):
+        inbox.process(session, Message("t", 1), effect, business_key="a\0b", own_transaction=True)
 
 
 @pytest.mark.parametrize("level", ["SERIALIZABLE", "REPEATABLE READ"])

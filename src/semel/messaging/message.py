@@ -29,6 +29,7 @@ _TEXT_LIMIT: Final = 255
 _HEADERS_LIMIT: Final = 64 << 10  # bytes of all headers
 _LATEST: Final = 10 * 366 * 86_400.0
 _ENCODER: Final = msgspec.json.Encoder(decimal_format="string", order="deterministic")
+_BUILTIN: Final = frozenset({dict, list, str, int, float, bool, type(None), msgspec.Raw})
 # Fields of the envelope that travel as headers, so that every broker and every consumer in another language sees them.
 _HEADERS: Final = {
     "correlation": "correlation-id",
@@ -192,11 +193,10 @@ class Message:
 
 def content_hash(topic: str, type_: str | None, schema: str | None, data: bytes) -> bytes:
     """What a conflict compares: topic, type, schema and body, each with its length in front."""
-    digest = hashlib.sha256()
-    for part in (topic.encode(), (type_ or "").encode(), (schema or "").encode(), data):
-        digest.update(len(part).to_bytes(8, "big"))
-        digest.update(part)
-    return digest.digest()
+    said = b""
+    for part in (topic.encode(), type_.encode() if type_ else b"", schema.encode() if schema else b"", data):
+        said += len(part).to_bytes(8, "big") + part
+    return hashlib.sha256(said).digest()
 
 
 def part_of(tenant: str, key: str | None, identity: str, parts: int = PARTS) -> int:
@@ -211,6 +211,8 @@ def new_id() -> str:
 
 
 def _plain(body: Any) -> Any:
+    if type(body) in _BUILTIN:
+        return body
     dump = getattr(body, "model_dump", None)  # pydantic
     return dump(mode="json") if callable(dump) else body
 

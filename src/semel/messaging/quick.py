@@ -1,4 +1,4 @@
-"""The admission of a message as the first statement of a transaction, on psycopg: BEGIN and INSERT in one round trip, the
+"""The admission of a message as the first statement of a transaction, on psycopg: BEGIN and INSERT in one message, the
 statement prepared, without SQLAlchemy's and psycopg's bookkeeping for a statement whose only answer is a count.
 
 It is a shorter way to the same rows. Whatever is in its way (another driver, a transaction that has begun, a pooler that keeps
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -24,37 +24,48 @@ _INSERT: Final = (
     "INSERT INTO {table}_inbox (consumer, message, tenant, hash, topic, at, business_key) "
     f"VALUES ($1, $2, $3, $4, $5, {NOW['postgresql']}, $6) ON CONFLICT DO NOTHING"
 )
-_FORMATS: Final = (0, 0, 0, 1, 0, 0)  # the hash travels as bytes
 _IDLE: Final = 0  # of a transaction, and of a pipeline
+_ACTIVE: Final = 1  # a statement is under way
 _DONE: Final = 1  # a command that gave no rows
 _SQLSTATE: Final = ord("C")
-_GONE: Final = (
-    b"26000"  # no such prepared statement: somebody said DEALLOCATE ALL, psycopg itself after a rollback
-)
+# psycopg says DEALLOCATE ALL after a rollback; behind a pooler another server connection may know it, or not.
+_GONE: Final = b"26000"  # no such prepared statement
+_THERE: Final = b"42P05"  # it is prepared already
+_TRIES: Final = 3
 
 _prepared: Final[weakref.WeakKeyDictionary[Any, set[bytes]]] = weakref.WeakKeyDictionary()
 
 
 def admit_quickly(connection: Any, table: str, arguments: Sequence[str | bytes | None]) -> bool | None:
     """Whether the message is new; None if this is not the way. `arguments`: consumer, id, tenant, hash, topic, business key."""
-    values = [value.encode() if isinstance(value, str) else value for value in arguments]
     name, statement = _statement(table)
-    for _ in range(2):
+    known = _prepared.get(connection)
+    if known is None:
+        known = _prepared[connection] = set()
+    for _ in range(_TRIES):
         try:
-            result = connection.wait(_spoken(connection, name, statement, values))
+            # As psycopg waits: interruptible, and cooperative under gevent.
+            results = connection.wait(
+                _spoken(connection, name, b"" if name in known else statement, arguments)
+            )
         except Exception:  # noqa: BLE001 - the ordinary way meets it too, and tells it in SQLAlchemy's words
             _leave(connection)
             return None
         except BaseException:
             _leave(connection)
             raise
-        if result.status == _DONE:
-            return bool(result.command_tuples)
-        state = result.error_field(_SQLSTATE)
+        last = results[-1]
+        if last.status == _DONE:
+            known.add(name)
+            return bool(last.command_tuples)
+        state = last.error_field(_SQLSTATE)
         _leave(connection)
-        if state != _GONE:
+        if state == _GONE:
+            known.discard(name)
+        elif state == _THERE:
+            known.add(name)
+        else:
             return None
-        _prepared.pop(connection, None)
     return None
 
 
@@ -85,37 +96,36 @@ def connection_of(target: Any) -> Any:
 
 
 def _spoken(
-    connection: Any, name: bytes, statement: bytes, values: list[bytes | None]
+    connection: Any, name: bytes, statement: bytes, arguments: Sequence[str | bytes | None]
 ) -> Generator[Any, Any, Any]:
-    """One message to the server and back, waited for as psycopg waits: interruptible, and cooperative under gevent."""
-    fetch, fetch_many, send = _generators()
+    """One message to the server and what it answers; with a `statement` that is prepared first. Text, because several statements
+    of one message have no parameters (a pipeline could have them, and costs the client twice as much)."""
+    escaping, execute = _psycopg()
     raw = connection.pgconn
-    known = _prepared.setdefault(connection, set())
-    raw.enter_pipeline_mode()
-    raw.send_query_params(connection._get_tx_start_command(), None)  # noqa: SLF001 - with the isolation it was given
-    steps = 2
-    if name not in known:
-        raw.send_prepare(name, statement)
-        steps = 3
-    raw.send_query_prepared(name, values, _FORMATS)
-    raw.pipeline_sync()
-    yield from send(raw)
-    results: list[Any] = []
-    for _ in range(steps):
-        results += yield from fetch_many(raw)
-    yield from fetch(raw)
-    raw.exit_pipeline_mode()
-    failed = [result for result in results if result.status != _DONE]
-    if not failed or (steps == 3 and len(results) > 1 and results[1].status == _DONE):
-        known.add(name)  # prepared, whatever came of the rest
-    return failed[0] if failed else results[-1]
+    escape = escaping(raw).escape_literal
+    said = b", ".join([_literal(value, escape) for value in arguments])
+    begin = connection._get_tx_start_command()  # noqa: SLF001 - with the isolation it was given
+    prepare = b"PREPARE %b AS %b;" % (name, statement) if statement else b""
+    raw.send_query(b"%b;%bEXECUTE %b (%b)" % (begin, prepare, name, said))
+    return (yield from execute(raw))
+
+
+def _literal(value: str | bytes | None, escape: Callable[[bytes], bytes]) -> bytes:
+    if value is None:
+        return b"NULL"
+    if isinstance(value, bytes):
+        return b"E'\\\\x%b'" % value.hex().encode()
+    if "\0" in value:
+        raise ValueError("libpq would end the text here")
+    return escape(value.encode())
 
 
 @cache
-def _generators() -> tuple[Any, Any, Any]:
-    from psycopg.generators import fetch, fetch_many, send  # there is a connection of it: it is installed
+def _psycopg() -> tuple[Any, Any]:
+    from psycopg.generators import execute  # there is a connection of it: it is installed
+    from psycopg.pq import Escaping
 
-    return fetch, fetch_many, send
+    return Escaping, execute
 
 
 def _leave(connection: Any) -> None:
@@ -123,7 +133,7 @@ def _leave(connection: Any) -> None:
     raw = connection.pgconn
     if connection.closed:
         return
-    if raw.pipeline_status != _IDLE:
+    if raw.transaction_status == _ACTIVE:
         connection.close()
     elif raw.transaction_status != _IDLE:
         connection.rollback()

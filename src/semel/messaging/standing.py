@@ -37,6 +37,7 @@ __all__ = [
 
 IN_TRANSACTION: Final = 2  # libpq's word: begun, and not failed
 _PATIENCE: Final = 10.0
+_PLAIN: Final = frozenset({Session, Connection})  # nearly always one of these, for every message
 
 
 class Undone(SemelError):
@@ -65,6 +66,8 @@ def _registered(session: Any) -> Any:
 
 def plain(session: Any) -> Any:
     """The sync session or connection below one of SQLAlchemy's, of either colour; everything else is itself."""
+    if type(session) in _PLAIN:
+        return session
     session = _registered(session)
     if isinstance(session, AsyncSession):
         return session.sync_session
@@ -74,13 +77,13 @@ def plain(session: Any) -> Any:
 def is_abandonable(session: Any) -> bool:
     """Whether `abandon` or `aabandon` can roll it back. A driver's own transaction, or Django's, is begun and ended by means that we
     cannot see: there only a savepoint is sure to undo."""
-    return isinstance(plain(session), Session | Connection)
+    return type(session) in _PLAIN or isinstance(plain(session), Session | Connection)
 
 
 def root_of(session: Any) -> Any:
     """The transaction of an SQLAlchemy session or connection; None for a driver's own."""
     found = plain(session)
-    return found.get_transaction() if isinstance(found, Session | Connection) else None
+    return found.get_transaction() if isinstance(found, (Session, Connection)) else None
 
 
 def is_sound(session: Any) -> bool | None:
