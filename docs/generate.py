@@ -19,7 +19,7 @@ from typing import get_args
 from semel import hooks, model
 from semel.grpc.refusals import REASONS
 from semel.grpc.rules import Effects, Rules, words_for
-from semel.guarantees import FAULTS, TABLE, Mode
+from semel.guarantees import CONDITIONS, FAULTS, TABLE, Mode, Promise
 from semel.http import rules as http_rules
 from semel.http.client import DurableKeys
 from semel.http.problem import PROBLEMS
@@ -50,13 +50,6 @@ _FAULT: dict[str, str] = {
     "zombie": "worker paused beyond its lease",
     "loss": "store loses writes it had acknowledged",
 }
-_WHERE: dict[tuple[Mode, str], str] = {
-    (Mode.KEYED, "crash"): " while the service remembers the key",
-    (Mode.KEYED, "zombie"): " while the service remembers the key",
-    (Mode.KEYED, "loss"): " while the service remembers the key",
-    (Mode.PROBE, "crash"): " if the probe is authoritative",
-    (Mode.TWO_PHASE, "loss"): "; may be left prepared, which is reported",
-}
 _EXAMPLES = {
     "memory": "memory://",
     "sqlite": "sqlite:///semel.db",
@@ -72,11 +65,15 @@ def _guarantees(*, planned: bool) -> Iterator[str]:
     for mode, promises in TABLE.items():
         if mode is Mode.TWO_PHASE and not planned:
             continue
-        cells = [
-            f"{promise}{_WHERE.get((mode, fault), '')}"
-            for fault, promise in zip(FAULTS, promises, strict=True)
-        ]
-        yield f"| `{mode}`: {_HOW[mode]} | " + " | ".join(cells) + " |"
+        cells = " | ".join(_promised(mode, promise) for promise in promises)
+        yield f"| `{mode}`: {_HOW[mode]} | {cells} |"
+
+
+def _promised(mode: Mode, promise: Promise) -> str:
+    if promise is Promise.EXACTLY_ONCE and mode in CONDITIONS:
+        return f"{promise} {CONDITIONS[mode]}"
+    left = mode is Mode.TWO_PHASE and promise is Promise.MAY_BE_LOST
+    return f"{promise}; may be left prepared, which is reported" if left else promise.value
 
 
 # ------------------------------------------------------------------------------------------ states

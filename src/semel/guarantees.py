@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-__all__ = ["FAULTS", "TABLE", "Facts", "Guarantee", "Mode", "Promise", "grade"]
+__all__ = ["CONDITIONS", "FAULTS", "TABLE", "Facts", "Guarantee", "Mode", "Promise", "grade"]
 
 
 class Mode(StrEnum):
@@ -40,12 +40,17 @@ FAULTS = ("crash", "zombie", "loss")
 _EO, _ALO, _AMO = Promise.EXACTLY_ONCE, Promise.AT_LEAST_ONCE, Promise.AT_MOST_ONCE
 TABLE: Mapping[Mode, tuple[Promise, Promise, Promise]] = {
     Mode.TX: (_EO, _EO, Promise.MAY_BE_LOST),
-    Mode.KEYED: (_EO, _EO, _EO),  # while the peer remembers the key
+    Mode.KEYED: (_EO, _EO, _EO),
     Mode.TWO_PHASE: (_EO, _EO, Promise.MAY_BE_LOST),  # or left prepared, which is reported
-    Mode.PROBE: (_EO, _ALO, _ALO),  # the first word: if the probe is authoritative
+    Mode.PROBE: (_EO, _ALO, _ALO),
     Mode.STEPS: (Promise.AS_STEPS, Promise.AS_STEPS, Promise.AS_STEPS),
     Mode.RETRY: (_ALO, _ALO, _ALO),
     Mode.HOLD: (_AMO, _AMO, Promise.MAY_REPEAT),
+}
+# What "exactly once" of a mode rests on, beside the store: said wherever the promise is.
+CONDITIONS: Mapping[Mode, str] = {
+    Mode.KEYED: "while the service remembers the key",
+    Mode.PROBE: "if the probe is authoritative",
 }
 
 
@@ -81,6 +86,8 @@ class Guarantee(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...]
     absent: Mapping[str, str] = {}
     """Modes that cannot be had here, and why: their rows say what they would promise."""
+    conditions: Mapping[str, str] = {}
+    """What the promise "exactly once" of a mode rests on, of which a store knows nothing."""
 
     @property
     def exactly_once(self) -> bool:
@@ -107,7 +114,10 @@ def grade(facts: Facts, *, enabled: bool = True) -> Guarantee:
     absent = _ABSENT | (_IN_MEMORY if facts.store == "memory" and enabled else {})
     if not facts.transactional:
         absent |= _NO_ROLLBACK
-    return Guarantee(facts.store, facts.version, rows, tuple(exposed), facts.settings, warnings, absent)
+    conditions = {mode.value: said for mode, said in CONDITIONS.items() if _EO in rows[mode].values()}
+    return Guarantee(
+        facts.store, facts.version, rows, tuple(exposed), facts.settings, warnings, absent, conditions
+    )
 
 
 _ABSENT: dict[str, str] = {Mode.TWO_PHASE.value: "comes with streams"}

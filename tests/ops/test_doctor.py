@@ -37,6 +37,8 @@ def test_a_file_is_exactly_once_and_the_command_says_so(file: Path) -> None:
     assert checkup.schema.state == "present"
     page = doctor(f"sqlite:///{file}", "--require", "exactly-once", code=0 if on_disk else 1)
     assert "not here: 2pc: comes with streams" in page
+    assert "keyed: exactly once while the service remembers the key" in page
+    assert "probe: exactly once if the probe is authoritative" in page
     assert "schema version 1" in page
     assert "none needs attention" in page
 

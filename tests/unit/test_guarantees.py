@@ -16,6 +16,12 @@ def test_a_sound_store_keeps_the_table_as_it_is_published() -> None:
     assert rows == {mode: dict(zip(FAULTS, row, strict=True)) for mode, row in TABLE.items()}
 
 
+def test_what_once_rests_on_beside_the_store_is_said_where_it_is_promised() -> None:
+    assert set(grade(Facts("any")).conditions) == {Mode.KEYED, Mode.PROBE}
+    assert set(grade(Facts("any", coherent=False)).conditions) == {Mode.KEYED}, "a probe promises less there"
+    assert grade(Facts("any"), enabled=False).conditions == {}
+
+
 def test_galera_is_at_least_once_and_not_may_be_lost_never_doubled() -> None:
     found = grade(facts_of({"wsrep_on": "ON", "wsrep_provider": "/usr/lib/libgalera_smm.so"}, "mariadb"))
     tx = found.rows[Mode.TX]

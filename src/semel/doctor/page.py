@@ -61,6 +61,8 @@ def _rows(checkup: Checkup) -> Iterator[list[str]]:
 
 
 def _findings(checkup: Checkup, verdict: Verdict) -> Iterator[str]:
+    for mode, condition in checkup.guarantee.conditions.items():
+        yield f"{mode}: exactly once {condition}"
     settings = checkup.guarantee.settings
     if settings:
         yield "settings: " + ", ".join(f"{name}={value or '-'}" for name, value in settings.items())
