@@ -18,7 +18,17 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from semel import ConfigurationError, Found, OutcomeUnknown, Semel, SemelError, current_run
+from semel import (
+    UNDECIDED,
+    ConfigurationError,
+    Found,
+    InProgress,
+    OutcomeUnknown,
+    Release,
+    Semel,
+    SemelError,
+    current_run,
+)
 from semel.cli import keys
 from semel.cli.commands import app
 from semel.cli.records import explained
@@ -188,6 +198,28 @@ def test_a_run_is_explained_by_its_lease_and_policy(desk: Desk) -> None:
     assert "takes it over and runs it again" in said[Policy.RETRY]
     assert "asks its probe" in said[Policy.PROBE]
     assert "callers get OutcomeUnknown" in said[Policy.HOLD]
+
+
+@pytest.mark.parametrize("desk", ["sqlite"], indirect=True)
+def test_who_comes_next_is_explained_as_it_will_be(desk: Desk) -> None:
+    with pytest.raises(RuntimeError):
+        desk.once.execute("late-1", _fails, on_error=lambda error: Release(after=600))
+    with pytest.raises(InProgress):
+        desk.once.execute("late-1", _fails)
+    said = desk.about("explain", "late-1")
+    assert "free in 10.0 min" in said
+    assert "The next caller runs it" not in said
+    assert "not_before" in desk.about("show", "late-1")
+
+    with pytest.raises(RuntimeError):
+        desk.once.execute("probed-1", _fails, on_unknown=lambda: UNDECIDED)
+    said = desk.about("explain", "probed-1")
+    assert "asks its probe" in said
+    assert "nothing runs" not in said
+    assert desk.once.execute("probed-1", _fails, on_unknown=lambda: Found("paid")).value == "paid"
+
+    desk.about("release", "lost-1")
+    assert "The function failed" not in desk.about("explain", "lost-1"), "nobody knows that"
 
 
 def test_a_run_is_followed_to_its_end(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,11 +22,17 @@ COLUMNS: Final = ("state", "tenant", "operation", "key", "attempts", "changed", 
 _MEANING: Final = {
     State.DONE: "The function ran and its outcome is recorded. Whoever calls with this key gets that outcome; nothing runs.",
     State.FAILED: "The function raised and the failure is kept. Whoever calls with this key gets PreviousFailure; nothing runs.",
-    State.UNKNOWN: "The worker was lost in the middle: the effect may have happened or not. Callers get OutcomeUnknown; nothing runs.",
-    State.RELEASED: "The function failed and the key is free. The next caller runs it.",
+    State.RELEASED: "An attempt ended without an outcome and the key is free. The next caller runs it.",
     State.EXPIRED: "The outcome was kept for its time and is gone; the key is remembered as used. Callers get KeyExpired; nothing runs.",
 }
-_RAISED: Final = "The function raised, and whether its effect happened is not known. Callers get OutcomeUnknown; nothing runs."
+_VANISHED: Final = "The worker was lost in the middle: the effect may have happened or not."
+_RAISED: Final = "The function raised, and whether its effect happened is not known."
+_UNKNOWN: Final = {
+    Policy.RETRY: "Callers get OutcomeUnknown; nothing runs.",
+    Policy.PROBE: "The next caller asks its probe whether the effect happened; one without a probe gets OutcomeUnknown.",
+    Policy.HOLD: "Callers get OutcomeUnknown; nothing runs.",
+}
+_DELAYED: Final = "An attempt ended without an outcome, and the key is free in {left}. Until then callers wait, or get InProgress."
 _LIVE: Final = "A worker has it and renews its lease. Callers wait, or get InProgress."
 _LOST: Final = {
     Policy.RETRY: "Its worker has not renewed its lease. The next caller takes it over and runs it again.",
@@ -93,6 +99,7 @@ def as_data(record: Record) -> dict[str, Any]:
         "lease_until": moment(record.lease_until) if record.state is State.RUNNING else None,
         "expires": moment(record.expires or None),  # a purge takes it from under a tombstone
         "tombstone": moment(record.tombstone or None),
+        "not_before": moment(record.not_before or None),
     }
 
 
@@ -146,13 +153,26 @@ def explained(record: Record | None) -> str:
         live = record.lease_until > time.time()
         said = [_LIVE if live else _LOST[record.policy], "" if live else _lost_remedy(record.policy)]
     else:
-        raised = record.state is State.UNKNOWN and record.error is not None
-        decided = record.state is State.FAILED and record.resolved
-        remedy = _DECIDED if decided else _REMEDY.get(record.state, "")
-        said = [_RAISED if raised else _MEANING[record.state], remedy]
+        said = [_meaning(record), _remedy(record)]
     if record.resolved:
         said.append("A person decided this: semel show has who and why.")
     return "\n".join(line for line in said if line)
+
+
+def _meaning(record: Record) -> str:
+    if record.state is State.UNKNOWN:
+        return f"{_VANISHED if record.error is None else _RAISED} {_UNKNOWN[record.policy]}"
+    if record.state is State.RELEASED and (left := record.not_before - time.time()) > 0:
+        return _DELAYED.format(left=span(left))
+    return _MEANING[record.state]
+
+
+def _remedy(record: Record) -> str:
+    if record.state is State.FAILED and record.resolved:
+        return _DECIDED
+    if record.state is State.UNKNOWN and record.policy is Policy.PROBE:
+        return _lost_remedy(record.policy)
+    return _REMEDY.get(record.state, "")
 
 
 def _lost_remedy(policy: Policy) -> str:
