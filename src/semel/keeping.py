@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from semel import guarantees, model, steps
-from semel.calls import Call, cut, failure_of
+from semel.calls import Call, cut, failure_of, name_of
 from semel.codec import preview
 from semel.errors import (
     CodecError,
@@ -19,7 +19,7 @@ from semel.errors import (
 )
 from semel.flow import Engine
 from semel.guarantees import Guarantee
-from semel.keys import mask, scope_hash
+from semel.keys import scope_hash
 from semel.model import Answer, Event, Kind, Record, Settle, State
 from semel.options import count
 from semel.records import NOBODY
@@ -225,10 +225,15 @@ def _read(call: Call, result: bytes) -> None:
 def _check_resolvable(call: Call, record: Record | None, now: float) -> None:
     seen = model.view(record, now)
     if record is None or seen is None:
-        raise _refused(call, "there is no record of it")
+        raise _refused(call, "there is no record of it (are tenant and operation those of its call?)")
     if seen is State.RUNNING:
+        how = (
+            "is running"
+            if now < record.lease_until
+            else "has lost its worker, and runs again for its next caller"
+        )
         raise InProgress(
-            f"key {mask(call.key)} is running (attempt {record.attempts}): only an unknown or failed key can be resolved",
+            f"{name_of(call)} {how} (attempt {record.attempts}): only an unknown or failed key can be resolved",
             retry_after=max(0.0, record.lease_until - now),
             attempt=record.attempts,
         )
@@ -243,8 +248,7 @@ def _was_told(call: Call, record: Record | None, now: float) -> bool:
     if record is not None and record.resolved and model.view(record, now) is State.DONE:
         return True
     raise ConfigurationError(
-        f"key {mask(call.key)} of {call.scope.tenant}/{call.scope.operation} holds no value that a person gave: there is "
-        "nothing to correct, resolve it without that"
+        f"{name_of(call)} holds no value that a person gave: there is nothing to correct, resolve it without that"
     )
 
 
@@ -256,16 +260,14 @@ def _refuse_to_break_seals(call: Call, record: Record, kind: Kind) -> None:
     releases = kind is Kind.RELEASED and not has_sealed_steps(record)
     if is_sealed(record) and (record.result or not (releases or kind is Kind.FAILED)):
         raise ConfigurationError(
-            f"key {mask(call.key)} of {call.scope.tenant}/{call.scope.operation} belongs to a program with encrypt=, and the "
-            "keys are not here: what is written without them cannot be read there. Call once.resolve(...) in a program with "
-            "the ring; `forget` removes a record without its keys"
+            f"{name_of(call)} belongs to a program with encrypt=, and the keys are not here: what is written without them "
+            "cannot be read there. Call once.resolve(...) in a program with the ring; `forget` removes a record without its keys"
         )
 
 
 def _refused(call: Call, why: str) -> ConfigurationError:
     return ConfigurationError(
-        f"key {mask(call.key)} of {call.scope.tenant}/{call.scope.operation} cannot be resolved: {why}; only unknown or "
-        "failed keys can, once. `forget` removes a record"
+        f"{name_of(call)} cannot be resolved: {why}; only unknown or failed keys can, once. `forget` removes a record"
     )
 
 
@@ -295,7 +297,8 @@ async def forget(engine: Engine, call: Call, actor: str, reason: str) -> bool:
             break  # gone, by this very end where its answer was lost: it is not about the next one
     if answer is Answer.REFUSED:
         raise InProgress(
-            f"key {mask(call.key)} is running: a live run cannot be forgotten", retry_after=call.options.lease
+            f"{name_of(call)} is running: a live run cannot be forgotten; wait until it has ended, or its lease is over",
+            retry_after=call.options.lease,
         )
     return there
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from semel import Semel
+from semel import InProgress, Semel
 from semel.cli import main
+from semel.stores.memory import MemoryStore
 from semel.testing import services
 from tests.command_line import refused
 
@@ -149,3 +150,24 @@ def test_the_statements_are_printed_for_drivers_that_there_are(says: Says, url: 
         assert f"semel does not use the driver '{driver}': write " in said
     for scheme in ("mysql+pymysql", "mariadb+asyncmy", "postgresql+psycopg", "postgres"):
         assert "create table" in says.done("schema", "sql", f"{scheme}://host/shop")[0].lower()
+
+
+def test_a_key_that_cannot_be_resolved_is_named_as_everywhere_and_the_place_is_doubted(
+    says: Says, url: str
+) -> None:
+    with Semel(url) as once:
+        record = once.peek("k")
+    assert record is not None
+    assert record.scope is not None
+    assert f"[{record.scope.hex[:8]}] of default/default" in says.refused("release", url, "k")
+    assert "are tenant and operation those of its call?" in says.refused("release", url, "nobody")
+
+
+def test_a_run_that_lost_its_worker_is_not_called_running() -> None:
+    store = MemoryStore(clock=lambda: now)
+    now = 1_000.0
+    with Semel(store) as once, once.claim("k") as claim:
+        now += 60
+        with pytest.raises(InProgress, match=r"has lost its worker, and runs again for its next caller"):
+            once.resolve("k", release=True)
+        claim.complete(None)
