@@ -10,6 +10,7 @@ import pytest
 
 from semel import InProgress, Semel
 from semel.cli import main
+from semel.messaging import Inbox
 from semel.stores.memory import MemoryStore
 from semel.testing import services
 from tests.command_line import refused
@@ -78,6 +79,28 @@ def test_tables_that_are_not_there_are_a_matter_of_the_option(says: Says, url: s
     ):
         assert said.endswith(": correct the URL, or name the program's --table\n")
         assert "create=True" not in said
+
+
+@pytest.mark.parametrize(
+    "words", [("outbox", "stats"), ("outbox", "ls"), ("inbox", "dead", "--consumer", "c")]
+)
+def test_so_are_those_of_messaging(says: Says, url: str, tmp_path: Path, words: tuple[str, ...]) -> None:
+    group, command, *rest = words
+    for where in (url, f"sqlite:///{tmp_path}/other.db"):
+        said = says.refused(group, command, where, *rest)
+        assert said.endswith(": correct the URL, or name the program's --table\n")
+        assert "create" not in said
+    assert not (tmp_path / "other.db").exists()
+
+
+@pytest.mark.parametrize("command", ["replay", "delete"])
+def test_dead_letters_that_are_not_there_are_told_to_scripts(
+    says: Says, tmp_path: Path, command: str
+) -> None:
+    url = f"sqlite:///{tmp_path}/app.db"
+    with Inbox(url, consumer="c") as inbox:
+        inbox.create()
+    assert says.done("inbox", command, url, "nobody", "--consumer", "c", code=1)[0].startswith("0 letters ")
 
 
 def test_H26_a_sweep_of_a_place_that_is_not_there_is_refused_and_makes_nothing(

@@ -11,7 +11,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line; an error that semel raises is a message and exit code 2, not a traceback."""
+    """Run the command line; an error that semel raises is a message and exit code 2 or 3, not a traceback."""
     try:
         from semel.cli.commands import app
     except ImportError as missing:

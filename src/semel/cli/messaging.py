@@ -154,7 +154,7 @@ def _replay(
     table: Table = "semel",
     name: Team = "relay",
 ) -> None:
-    """Let parked keys flow again, from their first message, in order."""
+    """Let parked keys flow again, from their first message, in order. Leaves with 1 if none is as it was asked for."""
 
     async def let(where: Outbox) -> int:
         return await where.home.ledger(name).run(
@@ -237,9 +237,11 @@ def _dead(url: Url, consumer: Consumer, table: Table = "semel", as_json: AsJson 
 
 @inbox.command("replay")
 def _revive(url: Url, consumer: Consumer, ids: Ids = None, table: Table = "semel") -> None:
-    """Try dead letters again; a running consumer does it."""
+    """Try dead letters again; a running consumer does it. Leaves with 1 if none has one of the ids."""
     count = _with_inbox(url, table, consumer, lambda i: i.replay(ids or None))
     typer.echo(f"{count} letters are tried again")
+    if ids and not count:
+        raise typer.Exit(1)
 
 
 @inbox.command("delete")
@@ -249,7 +251,7 @@ def _delete(
     ids: Annotated[list[str], typer.Argument(help="Message ids.")],
     table: Table = "semel",
 ) -> None:
-    """Give dead letters up for good."""
+    """Give dead letters up for good. Leaves with 1 if none has one of the ids."""
     count = _with_inbox(url, table, consumer, lambda i: i.delete(ids))
     typer.echo(f"{count} letters deleted")
     if not count:

@@ -22,10 +22,14 @@ from semel.messaging.failures import unavailable
 from semel.messaging.files import missing_file
 from semel.messaging.message import PARTS
 from semel.messaging.tables import VERSION, Tables, ddl, messaging_tables
+from semel.stores.unfit import no_tables
 from semel.within.ports import Port
 
 __all__ = ["Schema"]
 
+_MAKE: Final = (
+    "Call create() once at start-up, outside a transaction, or run what `semel schema sql URL` prints"
+)
 _LOCK: Final = 0x73656D656C  # "semel": two processes that make the tables at once take turns
 
 
@@ -109,12 +113,12 @@ class Schema:
         """See what is there, and write what is missing. Below an AsyncEngine, inside of a greenlet."""
         engine = sync_engine_of(self._engine)
         if not self._may_create and (name := missing_file(engine)) is not None:
-            raise self._missing(f"there is no file {name!r} (create=False makes none)")
+            raise no_tables(f"there is no file {name!r}", f"create=False makes none. {_MAKE}")
         with engine.execution_options(semel_reads=True).begin() as own:
             there = _are_there(own, self.tables)
             complete = there and self._adopt(own)
         if not there and not self._may_create:
-            raise self._missing("they are not made here (create=False)")
+            raise no_tables(self._none(), f"they are not made here (create=False). {_MAKE}")
         if not complete:
             self.make()
         self.ready = True  # now that it is committed: others do not look again
@@ -174,11 +178,11 @@ class Schema:
         return True
 
     def _missing(self, why: str) -> ConfigurationError:
+        return ConfigurationError(f"{self._none()}, and {why}. {_MAKE}")
+
+    def _none(self) -> str:
         names = ", ".join(table.name for table in self.tables[:2])
-        return ConfigurationError(
-            f"this database has no messaging tables ({names}, …), and {why}. Call create() once at start-up, outside a "
-            "transaction, or run what `semel schema sql URL` prints"
-        )
+        return f"this database has no messaging tables ({names}, …)"
 
     def ddl(self) -> str:
         """The statements that make the tables, for those who may not let a program do it."""
