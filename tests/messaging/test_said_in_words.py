@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from semel import ConfigurationError, KeyMismatch
 from semel.cli.commands import app
 from semel.messaging import Inbox, Message, Outbox
+from semel.messaging.events import Parked, SinkPaused, log_event
 from semel.messaging.sameness import hash_as_written, hash_of
 from semel.messaging.sinks import open_sink
 from semel.messaging.sinks.options import REDIS_OPTIONS
@@ -203,3 +204,16 @@ async def test_nor_does_an_outbox_that_may_not_create(tmp_path: Path) -> None:
         await outbox.waiting()
     assert not list(tmp_path.iterdir())
     outbox.close()
+
+
+def test_an_event_is_logged_in_words_with_its_fields_and_without_its_key(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log_event(Parked("acme", "customer-4711", "orders", "m1", 10, "no such address"))
+    log_event(SinkPaused("orders", 0.5, "it did not answer"))
+    assert caplog.messages == [
+        "Parked tenant=acme key=cu…11 topic=orders message=m1 attempts=10 reason=no such address",
+        "SinkPaused name=orders seconds=0.5 reason=it did not answer",
+    ]
+    told = caplog.records[0].__dict__
+    assert (told["semel_message"], told["semel_key"]) == ("m1", "cu…11")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from semel.errors import SemelWarning
+from semel.keys import mask
 
 __all__ = [
     "Alarm",
@@ -209,10 +210,17 @@ _LEVELS = {
 
 
 def log_event(event: RelayEvent) -> None:
-    """The hook that writes to `logging.getLogger("semel.messaging")`."""
+    """The hook that writes to `logging.getLogger("semel.messaging")`, with an event's fields in `extra`. A key is masked, as
+    everywhere in logs: a message is found by its id."""
     level = _LEVELS.get(type(event), logging.ERROR if isinstance(event, Alarm) else logging.WARNING)
-    if _log.isEnabledFor(level):
-        _log.log(level, "%s", event)
+    if not _log.isEnabledFor(level):
+        return
+    said = {each.name: getattr(event, each.name) for each in fields(event)}
+    if said.get("key"):
+        said["key"] = mask(said["key"])
+    text = " ".join(f"{name}={value}" for name, value in said.items() if value is not None)
+    extra = {f"semel_{name}": value for name, value in said.items()}
+    _log.log(level, "%s %s", type(event).__name__, text, extra=extra)
 
 
 def teller(hooks: Collection[Emit]) -> Emit:
