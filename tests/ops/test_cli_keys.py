@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -12,6 +13,7 @@ import uuid
 from collections.abc import Iterator
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -98,6 +100,22 @@ def test_what_needs_attention_is_listed_and_counted(desk: Desk) -> None:
         ("pay", "unknown", 1),
     ]
     assert "unknown" in desk.run("stats", desk.url, "--tenant", desk.tenant)
+
+
+@pytest.mark.parametrize("desk", ["sqlite"], indirect=True)
+def test_a_lease_that_ends_while_keys_are_counted_is_counted_once(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with desk.once.claim("run-1", lease=30) as claim:
+        ticks = itertools.count(time.time(), 40)
+        monkeypatch.setattr(keys, "time", SimpleNamespace(time=lambda: next(ticks)))
+        counted = json.loads(desk.run("stats", desk.url, "--tenant", desk.tenant, "--json"))
+        claim.complete(None)
+    assert [(each["state"], each["keys"]) for each in counted] == [
+        ("failed", 1),
+        ("running", 1),
+        ("unknown", 1),
+    ]
 
 
 def test_the_list_says_when_there_is_more(desk: Desk) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
@@ -369,12 +368,12 @@ def stats(
     """How many keys need attention, by operation and state, and how old the oldest is. Changes nothing."""
     with _opened(url, table, prefix) as once:
         found = once.find(tenant=tenant, operation=operation, limit=limit)
-    counted = Counter(map(_group, found))
-    oldest = {group: min(record.updated for record in found if _group(record) == group) for group in counted}
+    now = time.time()  # once: a lease that ends meanwhile would move its record between groups
+    times: dict[tuple[str, str, str], list[float]] = {}
+    for record in found:
+        times.setdefault(_group(record, now), []).append(record.updated)
     names = ("tenant", "operation", "state", "keys", "oldest")
-    rows = [
-        (*group, number, max(0.0, time.time() - oldest[group])) for group, number in sorted(counted.items())
-    ]
+    rows = [(*group, len(each), max(0.0, now - min(each))) for group, each in sorted(times.items())]
     if as_json:
         say([dict(zip(names, each, strict=True)) for each in rows])
     else:
@@ -387,9 +386,9 @@ def stats(
         typer.echo(f"the first {limit} records only: --limit counts more", err=True)
 
 
-def _group(record: Record) -> tuple[str, str, str]:
+def _group(record: Record, now: float) -> tuple[str, str, str]:
     scope = record.scope
-    lost = record.state is State.RUNNING and record.lease_until <= time.time()
+    lost = record.state is State.RUNNING and record.lease_until <= now
     return (
         scope.tenant if scope else "–",
         scope.operation if scope else "–",
