@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 
 from semel import ConfigurationError, Semel
-from semel.testing.plugin import prove
+from semel.testing.plugin import _files, prove
 from semel.testing.plugin_report import Report
 from semel.testing.plugin_tries import Try
 from semel.testing.plugin_windows import Window
@@ -248,3 +250,24 @@ def test_what_a_reset_returns_does_not_matter(book: Book) -> None:
     report = prove(book.write, arguments=lambda key: (key,), effects=book.count, reset=reset, faults=["kill"])
     assert report.failures
     assert resets.stat().st_size > 1
+
+
+@pytest.mark.parametrize("also", ["shop", json])
+def test_more_modules_are_a_list(book: Book, also: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"also is a list: also=\[.*(shop|json)"):
+        prove(book.write, arguments=lambda key: (key,), effects=book.count, also=also)
+
+
+@pytest.mark.parametrize("also", ["no_such_module", sys])
+def test_a_module_without_lines_is_not_passed_over(book: Book, also: Any) -> None:
+    with pytest.raises(ConfigurationError, match="has no lines that could be windows"):
+        prove(book.write, arguments=lambda key: (key,), effects=book.count, also=[also])
+
+
+def test_a_module_is_named_by_itself_its_name_or_its_file(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(json.__file__)
+    monkeypatch.chdir(path.parent)
+    named = [frozenset(_files(book.write, [each])) for each in (json, "json", str(path), path.name)]
+    assert set(named) == {frozenset({__file__, str(path)})}

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial, wraps
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -140,8 +142,24 @@ def _files(run: Callable[..., Any], also: Iterable[ModuleType | str]) -> Iterabl
     code = getattr(inspect.unwrap(_plain(run)), "__code__", None)
     if code is not None:
         yield code.co_filename
+    if isinstance(also, str | ModuleType):
+        name = repr(also) if isinstance(also, str) else also.__name__
+        raise ConfigurationError(f"exactly_once: also is a list: also=[{name}]")
     for each in also:
-        yield each if isinstance(each, str) else str(each.__file__)
+        yield _file(each)
+
+
+def _file(module: ModuleType | str) -> str:
+    """The name that its code has; what has no lines would be passed over, and its windows be missing without a word."""
+    if isinstance(module, str) and module not in sys.modules and Path(module).is_file():
+        return str(Path(module).absolute())
+    named = sys.modules.get(module) if isinstance(module, str) else module
+    if isinstance(named, ModuleType) and named.__dict__.get("__file__"):
+        return str(named.__file__)
+    raise ConfigurationError(
+        f"exactly_once: also={module!r} has no lines that could be windows: give an imported module of Python code, its name, or "
+        "the path of its file"
+    )
 
 
 def _of_key(effects: Callable[..., int]) -> Callable[[str], int]:
