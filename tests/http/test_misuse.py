@@ -71,7 +71,7 @@ def _environ(path: str) -> dict[str, Any]:
         ({"problem_base": 5}, "problem_base"),
         ({"problem_base": "a\r\nb: c"}, "problem_base"),
         ({"lease": 0}, "lease"),
-        ({"min_length": 300}, "min_length"),
+        ({"min_length": 300}, "min_length= must be a whole number from 0 to 255, not 300"),
         ({"secret": True}, "contradict"),
         ({"authenticated_outside": "no"}, "authenticated_outside"),
         ({"profile": "nonsense"}, "profile"),

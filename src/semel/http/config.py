@@ -212,7 +212,8 @@ def _checked(name: str, value: Any) -> Any:  # noqa: C901 - one question per kin
     if name in _COUNTS:
         most = MAX_KEY if name == "min_length" else value
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-            raise ConfigurationError(f"{name}= must be a whole number from 0 on, not {value!r}")
+            bound = f"from 0 to {MAX_KEY}" if name == "min_length" else "from 0 on"
+            raise ConfigurationError(f"{name}= must be a whole number {bound}, not {value!r}")
         return value
     if name in _WORDS:
         if not (value in _WORDS[name] or (name == "stored" and callable(value))):
