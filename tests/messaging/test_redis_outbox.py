@@ -541,7 +541,7 @@ def test_the_commands_take_its_url(place: RedisPlace) -> None:
     assert "caution: appendonly is off" in stats
     assert "acks" not in stats
     assert "malformed" in semel("outbox", "parked", place.url)
-    assert "1 keys flow again" in semel("outbox", "replay", place.url, "--key", "bad")
+    assert "1 key flows again" in semel("outbox", "replay", place.url, "--key", "bad")
     route = f"orders={place.url}?stream={place.table}-stream"
     assert "sent 1," in semel("relay", place.url, "--drain", "--route", route)
     assert "nothing is held back" in semel("outbox", "parked", place.url)

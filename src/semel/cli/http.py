@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from semel.bodies.files import FileBodies
+from semel.cli.tables import counted
 from semel.errors import ConfigurationError
 from semel.hosts import scheme_of
 from semel.http.spill import Spill
@@ -43,7 +44,7 @@ def _sweep(
     with closing(Spill(where, grace=grace)) as spill:
         _see_to(where, spill)
         count = spill.sweep()
-    typer.echo(f"{count} {'body' if count == 1 else 'bodies'} removed")
+    typer.echo(counted(count, "body removed", "bodies removed"))
 
 
 def _see_to(where: str, spill: Spill) -> None:

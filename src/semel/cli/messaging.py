@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import msgspec
 import typer
 
-from semel.cli.tables import moment, say, show
+from semel.cli.tables import counted, moment, say, show
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:  # SQLAlchemy takes longer to import than most commands run: those that need it do it
@@ -162,7 +162,7 @@ def _replay(
         )
 
     count = _with_outbox(url, table, let)
-    typer.echo(f"{count} keys flow again")
+    typer.echo(counted(count, "key flows again", "keys flow again"))
     if not count and (key or tenant or message):
         raise typer.Exit(1)
 
@@ -212,7 +212,7 @@ def _sweep(
 
     with Outbox(url, table=table, create=False, claim_check=claim_check, timeout=patience(url)) as where:
         count = asyncio.run(where.sweep(grace=grace))
-    typer.echo(f"{count} bodies removed")
+    typer.echo(counted(count, "body removed", "bodies removed"))
 
 
 # --------------------------------------------------------------------------------------------------- inbox
@@ -239,7 +239,7 @@ def _dead(url: Url, consumer: Consumer, table: Table = "semel", as_json: AsJson 
 def _revive(url: Url, consumer: Consumer, ids: Ids = None, table: Table = "semel") -> None:
     """Try dead letters again; a running consumer does it. Leaves with 1 if none has one of the ids."""
     count = _with_inbox(url, table, consumer, lambda i: i.replay(ids or None))
-    typer.echo(f"{count} letters are tried again")
+    typer.echo(counted(count, "letter is tried again", "letters are tried again"))
     if ids and not count:
         raise typer.Exit(1)
 
@@ -253,7 +253,7 @@ def _delete(
 ) -> None:
     """Give dead letters up for good. Leaves with 1 if none has one of the ids."""
     count = _with_inbox(url, table, consumer, lambda i: i.delete(ids))
-    typer.echo(f"{count} letters deleted")
+    typer.echo(counted(count, "letter deleted", "letters deleted"))
     if not count:
         raise typer.Exit(1)
 
@@ -277,7 +277,7 @@ def _purge(url: Url, consumer: Consumer, retention: Retention, table: Table = "s
         total = count = asyncio.run(where.purge())
         while count:
             total += (count := asyncio.run(where.purge()))
-    typer.echo(f"{total} admissions forgotten")
+    typer.echo(counted(total, "admission forgotten", "admissions forgotten"))
 
 
 @inbox.command("log")

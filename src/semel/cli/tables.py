@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-__all__ = ["moment", "printable", "say", "show", "span"]
+__all__ = ["counted", "moment", "printable", "say", "show", "span"]
 
 _WIDE: Final = 10_000
 
@@ -42,6 +42,11 @@ def show(names: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str, who
 def printable(said: str) -> str:
     """What somebody else wrote, without what would move the cursor of whoever reads it."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in said)
+
+
+def counted(number: int, one: str, more: str) -> str:
+    """1 body, 2 bodies."""
+    return f"{number} {one if number == 1 else more}"
 
 
 def moment(at: float | None) -> str | None:
