@@ -14,7 +14,7 @@ from semel.cli.messaging import Bodies, Place, Table, patience
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from semel.messaging import Relay
+    from semel.messaging import Outbox, Relay
     from semel.messaging.events import RelayEvent
     from semel.messaging.tally import Report
 
@@ -62,6 +62,7 @@ def relay(
     routes = _routes(route)
     watch = None if metrics is None else _Watch(metrics, drain=drain)
     where = Outbox(url, table=table, claim_check=claim_check, timeout=patience(url))
+    _see_to(where)
     made = Relay(
         where,
         routes,
@@ -79,6 +80,18 @@ def relay(
     )
     asyncio.run(_carry(made, watch, drain=drain))
     where.close()
+
+
+def _see_to(where: Outbox) -> None:
+    """A mistyped file would be made, empty, and its relay would carry nothing for ever."""
+    from semel.messaging.database import Database
+    from semel.messaging.engines import sync_engine_of
+    from semel.messaging.files import missing_file
+
+    if isinstance(where.home, Database) and (name := missing_file(sync_engine_of(where.home.engine))):
+        raise ConfigurationError(
+            f"there is no file {name!r}: correct the URL. The program that adds messages makes it"
+        )
 
 
 def _tell(event: RelayEvent) -> None:
