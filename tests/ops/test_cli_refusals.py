@@ -93,10 +93,10 @@ def test_so_are_those_of_messaging(says: Says, url: str, tmp_path: Path, words: 
     assert not (tmp_path / "other.db").exists()
 
 
-def test_a_relay_makes_no_file_of_a_mistyped_name(says: Says, tmp_path: Path) -> None:
-    said = says.refused(
-        "relay", f"sqlite:///{tmp_path}/typo.db", "--route", "orders=https://shop.example", "--drain"
-    )
+@pytest.mark.parametrize("scheme", ["sqlite", "sqlite+aiosqlite"])
+def test_a_relay_makes_no_file_of_a_mistyped_name(says: Says, tmp_path: Path, scheme: str) -> None:
+    url = f"{scheme}:///{tmp_path}/typo.db"
+    said = says.refused("relay", url, "--route", "orders=https://shop.example", "--drain")
     assert "there is no file" in said
     assert list(tmp_path.iterdir()) == []
 

@@ -88,7 +88,7 @@ def _see_to(where: Outbox) -> None:
     from semel.messaging.engines import sync_engine_of
     from semel.messaging.files import missing_file
 
-    if isinstance(where.home, Database) and (name := missing_file(sync_engine_of(where.home.engine))):
+    if isinstance(where.home, Database) and (name := missing_file(sync_engine_of(where.home.any_engine))):
         raise ConfigurationError(
             f"there is no file {name!r}: correct the URL. The program that adds messages makes it"
         )
