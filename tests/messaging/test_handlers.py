@@ -50,6 +50,11 @@ class Tray:
         self.all = [Handed(message) for message in messages]
         self._left = list(self.all)
 
+    def add(self, *messages: Message) -> None:
+        handed = [Handed(message) for message in messages]
+        self.all += handed
+        self._left += handed
+
     async def receive(self, limit: int) -> Sequence[Delivery]:
         found, self._left = self._left[:limit], self._left[limit:]
         await asyncio.sleep(0 if found else 0.005)

@@ -23,7 +23,7 @@ from sqlalchemy.util import greenlet_spawn
 
 from semel.errors import ConfigurationError
 from semel.messaging.engines import AnyEngine, engine_of, take_write_lock
-from semel.messaging.failures import unavailable
+from semel.messaging.failures import translating, unavailable
 from semel.messaging.schema import Schema
 from semel.messaging.sql_ledger import SqlLedger
 from semel.messaging.tables import Tables
@@ -138,12 +138,13 @@ class Database:
             return fn(connection, *args, **kwargs)
 
         try:
-            if not self._schema.ready:
-                await greenlet_spawn(self._schema.get_ready)
-            async with (
-                engine.execution_options(semel_reads=True) if reads else engine
-            ).begin() as connection:
-                return await connection.run_sync(prepared)
+            with translating():
+                if not self._schema.ready:
+                    await greenlet_spawn(self._schema.get_ready)
+                async with (
+                    engine.execution_options(semel_reads=True) if reads else engine
+                ).begin() as connection:
+                    return await connection.run_sync(prepared)
         except (DBAPIError, PoolTimeout) as error:
             raise unavailable(error, self.where) from error
 
@@ -214,7 +215,8 @@ class Database:
             await self._aside(self.create)
             return
         try:
-            await greenlet_spawn(self._schema.make)
+            with translating():
+                await greenlet_spawn(self._schema.make)
         except DBAPIError as error:
             raise unavailable(error, self.where) from error
 

@@ -22,6 +22,7 @@ from sqlalchemy.orm import sessionmaker
 from semel.errors import ConfigurationError, SemelError
 from semel.messaging.admitting import check_business_key
 from semel.messaging.bodies import HEADER, fetched
+from semel.messaging.failures import translating
 from semel.messaging.message import Message
 from semel.points import reach
 
@@ -82,6 +83,8 @@ class Handling:
             answer = partial(self._inbox._processing.one, business_key=key, own=True)  # noqa: SLF001 - our own
             if isinstance(session, AsyncSession):
                 async with session.begin():
+                    with translating():
+                        await session.connection()
                     done = bool(await answer(session, message, entry.handler))
                     reach("consumer.handled")
                 return done

@@ -18,7 +18,7 @@ from sqlalchemy.util import greenlet_spawn
 from semel.errors import ConfigurationError, SemelError
 from semel.messaging.belonging import Belonging, spoken
 from semel.messaging.engines import AnyEngine, sync_engine_of, take_write_lock
-from semel.messaging.failures import unavailable
+from semel.messaging.failures import translating, unavailable
 from semel.messaging.files import missing_file
 from semel.messaging.message import PARTS
 from semel.messaging.tables import VERSION, Tables, ddl, messaging_tables
@@ -99,7 +99,8 @@ class Schema:
             raise self._missing(f"this connection speaks to {port.dialect}")
         if isinstance(self._engine, AsyncEngine):
             try:
-                await greenlet_spawn(self.get_ready)
+                with translating():
+                    await greenlet_spawn(self.get_ready)
             except (DBAPIError, PoolTimeout) as error:
                 raise unavailable(error, self.where) from error
             return
