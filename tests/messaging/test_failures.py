@@ -92,3 +92,69 @@ def test_what_asyncpg_says_of_the_server_is_sorted_by_its_code() -> None:
         assert is_away(told.value) is away
     with pytest.raises(KeyError), translating():
         raise KeyError
+
+
+# -- codes before words ------------------------------------------------------------------------------------------------
+def _said(error: Exception, kind: type[OperationalError] | type[InterfaceError] = OperationalError) -> Any:
+    return kind("SELECT 1", None, error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pymysql.OperationalError(1644, "this account is closed"),
+        pymysql.OperationalError(1054, "Unknown column 'terminated_at' in 'SET'"),
+        psycopg.errors.lookup("55000")("the period is closed"),
+        psycopg.errors.lookup("57014")("canceling statement due to statement timeout"),
+    ],
+)
+def test_a_word_of_the_servers_is_no_outage(error: Exception) -> None:
+    assert not is_away(_said(error))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pymysql.OperationalError(2003, "Can't connect to MySQL server on 'db' ([Errno 113] No route to host)"),
+        pymysql.OperationalError(1040, "Too many connections"),
+        pymysql.OperationalError(1213, "Deadlock found when trying to get lock"),
+        psycopg.OperationalError("connection failed: FATAL:  sorry, too many clients already"),
+        psycopg.OperationalError("failed to resolve host 'db': [Errno -3] Temporary failure in name resolution"),
+        psycopg.OperationalError("the connection is closed"),
+        psycopg.errors.lookup("57P03")("das Datenbanksystem startet"),
+        psycopg.errors.lookup("40P01")("deadlock detected"),
+    ],
+)
+def test_an_outage_is_one_whatever_it_is_called(error: Exception) -> None:
+    assert is_away(_said(error))
+
+
+def test_a_mistake_of_a_handler_with_its_connection_is_no_outage() -> None:
+    mixed = Exception("cannot perform operation: another operation is in progress")  # asyncpg
+    assert not is_away(_said(mixed, InterfaceError))
+    assert is_away(_said(pymysql.InterfaceError(0, ""), InterfaceError))
+    assert is_away(_said(Exception("connection is closed"), InterfaceError))
+
+
+def test_a_locked_file_is_away(sqlite_home: Home) -> None:
+    sqlite_home.outbox().close()
+    file = str(sqlite_home.engine.url.database)
+    with sqlite3.connect(file) as first, sqlite3.connect(file, timeout=0) as second:
+        first.execute("BEGIN IMMEDIATE")
+        with pytest.raises(sqlite3.OperationalError) as locked:
+            second.execute("BEGIN IMMEDIATE")
+        assert is_away(_said(locked.value))
+
+
+@awaited
+async def test_a_handler_whose_table_is_missing_fails_whatever_the_table_is_called(sqlite_home: Home) -> None:
+    inbox = Inbox(sqlite_home.url, consumer="c", table=sqlite_home.table, hooks=())
+    inbox.create()
+
+    def handle(session: Session, message: Message) -> None:
+        session.execute(text("INSERT INTO closed_orders VALUES (1)"))
+
+    inbox.handler("t", max_attempts=2, backoff=(0.01, 0.01))(handle)
+    states, counts = await consumed(inbox, Message("t", 1))
+    assert (states, counts.failed, counts.dead) == (["ack"], 2, 1)
+    inbox.close()
