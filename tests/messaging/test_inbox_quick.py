@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
@@ -266,3 +267,20 @@ def test_another_encoding_of_the_connection_is_no_way(postgres_home: Home, inbox
     assert kept == ["müller"]
     assert done(inbox, engine, message) is False
     engine.dispose()
+
+
+def test_a_connection_that_cannot_be_rolled_back_is_told_in_the_ordinary_words(
+    inbox: Inbox, one: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert done(inbox, one, Message("t", 1, id="m1")) is True
+    with one.begin() as connection:
+        connection.execute(text("DEALLOCATE ALL"))
+
+    def lost(self: object) -> None:
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    with monkeypatch.context() as patched, pytest.raises(DBAPIError) as told:
+        patched.setattr(psycopg.Connection, "rollback", lost)
+        done(inbox, one, Message("t", 1, id="m2"))
+    assert is_away(told.value)
+    assert done(inbox, one, Message("t", 1, id="m2")) is True

@@ -136,4 +136,7 @@ def _leave(connection: Any) -> None:
     if raw.transaction_status == _ACTIVE:
         connection.close()
     elif raw.transaction_status != _IDLE:
-        connection.rollback()
+        try:
+            connection.rollback()
+        except Exception:  # noqa: BLE001 - as above: the ordinary way meets a closed connection
+            connection.close()
