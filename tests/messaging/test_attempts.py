@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -267,4 +268,42 @@ def test_what_is_no_message_is_refused_by_name(sqlite_home: Home) -> None:
             inbox.process(session, given, lambda message: None)
         with pytest.raises(ConfigurationError, match="takes a Message"):
             inbox.process(session, given, lambda message: None, own_transaction=True)
+    inbox.close()
+
+
+# -- what is the database's fault, and what only looks so ----------------------------------------------------------------
+@awaited
+async def test_a_statement_that_a_timeout_cuts_each_time_is_its_handlers_failure(postgres_home: Home) -> None:
+    """The database answers right afterwards: it is not away. One that is lost once costs no attempt."""
+    inbox, runs = inbox_of(postgres_home, timeout=0.2), list[int]()
+
+    def handle(session: Session, message: Message) -> None:
+        runs.append(message.body)
+        if message.body == 1 or runs.count(2) == 1:
+            session.execute(text("SELECT pg_sleep(0.4)"))
+
+    inbox.handler("t", max_attempts=2, backoff=(0.01, 0.01))(handle)
+    states, counts = await consumed(inbox, Message("t", 1, id="cut"), Message("t", 2, id="once"))
+    assert (states, counts.handled, counts.failed, counts.dead) == (["ack", "ack"], 1, 2, 1)
+    assert (runs.count(1), runs.count(2)) == (6, 2)
+    (letter,) = await inbox.dead_letters()
+    assert letter.id == "cut"
+    assert "pg_sleep" in letter.reason
+    inbox.close()
+
+
+@awaited
+async def test_a_copy_that_waits_for_one_that_takes_long_has_not_failed(postgres_home: Home) -> None:
+    """Its admission is cut each time, by the same timeout."""
+    inbox = inbox_of(postgres_home, timeout=0.1)
+    go = threading.Event()
+    inbox.handler("t", max_attempts=1)(lambda message: go.wait(30) and None)
+    tray = Tray([Message("t", 1, id="m1"), Message("t", 1, id="m1")])
+    consumer = inbox.consuming(tray)
+    running = asyncio.create_task(consumer.run())
+    await asyncio.sleep(3)
+    go.set()
+    await until(lambda: all(each.state for each in tray.all))
+    assert (consumer.counts.handled, consumer.counts.duplicates, consumer.counts.failed) == (1, 1, 0)
+    await ended(running)
     inbox.close()

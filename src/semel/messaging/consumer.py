@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
+from sqlalchemy import Connection, select
 from sqlalchemy.exc import DBAPIError
 
 from semel.errors import (
@@ -50,6 +51,7 @@ T = TypeVar("T")
 _RETRY_POLL: Final = 0.5
 _HOLD: Final = 10.0  # after so long others may try again what a consumer died over while it tried again
 _AWAY: Final = (0.2, 2.0)  # between attempts while the database is away
+_SPARED: Final = 3  # attempts in a row that may be lost with their connection before that counts as a failure
 _PURGE: Final = 60.0
 _LAST_LOOK: Final = 1.0  # seconds, for what looks after letters and admissions when the consumer ends
 _PURGED: Final = 5_000  # in one transaction
@@ -277,7 +279,7 @@ class Consumer(Closing):
         start = time.monotonic()
         while True:
             try:
-                admitted = await self._patiently(message, partial(self._attempt, message))
+                admitted = await self._patiently(message, partial(self._attempt, message), blames=True)
             except InProgress as error:
                 if await waited(self._stopping, error.retry_after or _RETRY_POLL):
                     return False
@@ -329,10 +331,14 @@ class Consumer(Closing):
         async with self._slots:  # not while it waits for its next attempt
             return await self._chain(message)
 
-    async def _patiently(self, message: Message, work: Callable[[], Awaitable[T]]) -> T:
+    async def _patiently(
+        self, message: Message, work: Callable[[], Awaitable[T]], *, blames: bool = False
+    ) -> T:
         """`work`, again and again while the database cannot be had: that is not the message's fault, and counts no attempt. The
-        rest of its key waits behind it: one that was handed back would come again after them. _Stopped when the consumer stops."""
-        misses = 0
+        rest of its key waits behind it: one that was handed back would come again after them. _Stopped when the consumer stops.
+        `blames`: a statement that is lost `_SPARED` times in a row, by a database that answers right afterwards, is its handler's
+        failure: a timeout cuts it each time, or the server cannot bear it."""
+        misses = spared = 0
         while True:
             try:
                 done = await work()
@@ -341,12 +347,32 @@ class Consumer(Closing):
             except Exception as error:
                 if not is_away(error):
                     raise
+                if blames and self._may_blame(error) and await self._answers():
+                    spared += 1
+                    if spared >= _SPARED:
+                        raise
                 misses += 1
                 if not self._away:  # one for all messages that meet it
                     self._away = True
                     self._emit(Alarm("database", f"message {message.id} waits: {error}"))
                 if await waited(self._stopping, delay(_AWAY, misses)):
                     raise _Stopped from error
+
+    def _may_blame(self, error: Exception) -> bool:
+        """Whether the handler's own statement may be why. Not while it connects: that a database takes nobody is no handler's fault,
+        whichever one it is. Nor the admission: it may wait for a copy that is being handled."""
+        if not isinstance(error, DBAPIError):
+            return False
+        statement = error.statement or ""
+        return f" {self.inbox.table}_inbox " not in statement and bool(statement or error.connection_invalidated)
+
+    async def _answers(self) -> bool:
+        """Whether the database can be had now; SQLite's write lock as well."""
+        try:
+            await self.inbox.database.run(_asked)
+        except (StoreUnavailable, DBAPIError):
+            return False
+        return True
 
     async def _failed(self, entry: Entry, message: Message, error: Exception, attempts: int) -> bool:
         """Count it where no rollback reaches; whether it is a dead letter now."""
@@ -444,6 +470,10 @@ class _Letter:
 
 class _Stopped(Exception):
     """The consumer stops before a message was done: it goes back."""
+
+
+def _asked(connection: Connection) -> None:
+    connection.execute(select(1))
 
 
 def _anew(message: Message) -> Callable[[], Message]:
