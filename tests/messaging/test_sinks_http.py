@@ -9,7 +9,7 @@ import hmac
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -372,3 +372,35 @@ async def test_credentials_of_whoever_made_a_message_stay_here(endpoint: Endpoin
     assert sent["x-mine"] == "z"
     assert not {"authorization", "cookie", "proxy-authorization"} & sent.keys()
     await sink.aclose()
+
+
+# -- endpoints that drip -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("says", [b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: "])
+@awaited
+async def test_an_endpoint_that_drips_is_not_listened_to_without_an_end(says: bytes) -> None:
+    """Each byte comes in time. Its status counts if it has come; the rest of the answer nobody needs."""
+
+    gone = asyncio.Event()
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(says)
+        with suppress(ConnectionError):
+            while True:
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+        writer.close()
+        gone.set()
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    sink = WebhookSink(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", timeout=0.3)
+    async with asyncio.timeout(10):
+        if says.endswith(b"\r\n\r\n"):
+            assert await sink.publish(0, 1, 1, rows(1)) is None
+        else:
+            with pytest.raises(SinkUnavailable, match=r"within 0\.3 s"):
+                await sink.publish(0, 1, 1, rows(1))
+        await gone.wait()
+    await sink.aclose()
+    server.close()

@@ -240,15 +240,23 @@ class WebhookSink(Closing):
     async def _answer(
         self, circuit: _Circuit, row: Row, lines: dict[str, str]
     ) -> httpx.Response | str | SinkUnavailable:
-        client = self._connected()
+        client, answer = self._connected(), None
+        # httpx bounds each step of its own: an endpoint that drips would be listened to for days.
+        bound = asyncio.timeout(self._timeout if self._given is None else None)
         try:
-            async with client.stream("POST", circuit.url, content=row.body, headers=lines) as answer:
+            async with bound, client.stream("POST", circuit.url, content=row.body, headers=lines) as answer:
+                bound.reschedule(asyncio.get_running_loop().time() + self._timeout)
                 read = 0
                 async for chunk in answer.aiter_raw():
                     read += len(chunk)
                     if read > _ANSWER:
                         break
                 return answer
+        except TimeoutError:
+            if answer is not None:  # it has said what became of the message; the rest nobody needs
+                return answer
+            circuit.missed()
+            return circuit.unavailable(f"did not answer within {self._timeout:g} s")
         except httpx.LocalProtocolError as error:
             return f"it cannot be sent: {error}"
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
