@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+from contextlib import suppress
 from typing import Any
 
+import aio_pika
 import pytest
+from nats.aio.client import Client
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from semel import StoreUnavailable
 from semel.messaging import Inbox, Message, Relay
 from semel.messaging.consumer import Consumer
+from semel.messaging.sources import Delivery, Source, open_source
 from semel.testing import services
 from tests.messaging.conftest import Home, awaited
 
@@ -123,3 +128,69 @@ async def _some(consumer: Consumer) -> list[Any]:
             found = list(await consumer.source.receive(5))
             if found:
                 return found
+
+
+async def _next(source: Source) -> Delivery:
+    async with asyncio.timeout(30):
+        while True:
+            with suppress(StoreUnavailable):
+                if found := await source.receive(1):
+                    return found[0]
+
+
+@pytest.mark.parametrize("ends", ["the channel", "the queue"])
+@awaited
+async def test_a_consumption_that_rabbitmq_ends_begins_anew(
+    rabbitmq_server: services.RabbitServer, ends: str
+) -> None:
+    """The connection stands: nobody would notice that nothing comes any more."""
+    name = f"q{secrets.token_hex(4)}"
+    other = await aio_pika.connect(rabbitmq_server.url)
+    channel = await other.channel()
+
+    async def put(identity: str) -> None:
+        await channel.declare_queue(name, durable=True)
+        sent = aio_pika.Message(b"{}", message_id=identity)
+        await channel.default_exchange.publish(sent, routing_key=name)
+
+    source = open_source(f"{rabbitmq_server.url}?queue={name}", group="c")
+    await put("m1")
+    first: Any = await _next(source)
+    if ends == "the channel":
+        await first._raw.channel.basic_ack(99)  # no such delivery: closed, as after consumer_timeout
+    else:
+        await first.ack()
+        await channel.queue_delete(name)
+    await asyncio.sleep(0.2)
+    await put("m2")
+    names = {(await _next(source)).message.id for _ in range(2 if ends == "the channel" else 1)}
+    assert names == ({"m1", "m2"} if ends == "the channel" else {"m2"})
+    await source.aclose()
+    await other.close()
+
+
+@pytest.mark.parametrize("ends", ["the consumer", "the stream"])
+@awaited
+async def test_a_durable_consumer_that_is_deleted_is_made_anew(
+    nats_server: services.NatsServer, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NATS tells nobody who fetches: nothing would come any more."""
+    monkeypatch.setattr("semel.messaging.sources.nats._LOOK", 0.0)
+    name = f"q{secrets.token_hex(4)}"
+    client = Client()
+    await client.connect(nats_server.url)
+    stream = client.jetstream()
+    await stream.add_stream(name=name, subjects=[f"{name}.>"])
+    source = open_source(f"{nats_server.url}?stream={name}", group="c")
+    await stream.publish(f"{name}.t", b"{}", headers={"Nats-Msg-Id": "m1"})
+    await (await _next(source)).ack()
+    if ends == "the consumer":
+        await stream.delete_consumer(name, "c")
+    else:
+        await stream.delete_stream(name)
+        await stream.add_stream(name=name, subjects=[f"{name}.>"])
+    await stream.publish(f"{name}.t", b"{}", headers={"Nats-Msg-Id": "m2"})
+    found = [(await _next(source)).message.id for _ in range(2 if ends == "the consumer" else 1)]
+    assert found[-1] == "m2"
+    await source.aclose()
+    await client.close()

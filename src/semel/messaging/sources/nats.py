@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from semel.errors import ConfigurationError, InvalidKey, StoreUnavailable
 from semel.messaging.message import Message
@@ -24,6 +24,8 @@ except ModuleNotFoundError as missing:  # pragma: no cover - needs an environmen
     raise needs("nats-py", "nats") from missing
 
 __all__ = ["NatsSource"]
+
+_LOOK: Final = 5.0  # seconds between two looks at a consumer that gives nothing
 
 
 class _Taken:
@@ -74,6 +76,7 @@ class NatsSource(Closing):
         self._timeout = timeout
         self._client: Client | None = None
         self._pull: Any = None
+        self._looked = float("-inf")
 
     @classmethod
     def from_url(cls, url: str, *, group: str) -> Self:
@@ -104,6 +107,7 @@ class NatsSource(Closing):
         try:
             found = await self._pull.fetch(limit, timeout=1)
         except (NatsTimeout, TimeoutError):
+            await self._look()
             return []
         except NotFoundError as error:
             await self.aclose()
@@ -118,6 +122,26 @@ class NatsSource(Closing):
             else:
                 taken.append(_Taken(raw, _message(raw)))
         return taken
+
+    async def _look(self) -> None:
+        """Now and then, while nothing comes: nobody tells who fetches that the durable consumer is gone, by itself or with its
+        stream. It is made anew, and what was handled before is found out as a duplicate."""
+        now = asyncio.get_running_loop().time()
+        if now - self._looked < _LOOK:
+            return
+        self._looked = now
+        try:
+            await self._pull.consumer_info()
+        except (NatsTimeout, TimeoutError):
+            return  # the next fetch shows whether it is away
+        except NotFoundError as error:
+            await self.aclose()
+            raise StoreUnavailable(
+                f"NATS has no consumer {self._group!r} of stream {self._stream!r} any more: it is made anew"
+            ) from error
+        except (Error, OSError) as error:
+            await self.aclose()
+            raise StoreUnavailable(f"NATS at {self._address.name} did not answer: {error!r}") from error
 
     async def _connected(self) -> None:
         if self._client is not None and self._client.is_connected:

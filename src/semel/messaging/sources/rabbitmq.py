@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
 
 from semel.errors import ConfigurationError, InvalidKey, StoreUnavailable
@@ -66,6 +66,7 @@ class RabbitSource(Closing):
         self._timeout = timeout
         self._url = url
         self._connection: AbstractConnection | None = None
+        self._is_consuming: Callable[[], bool] = lambda: True
         self._waiting: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
 
     @classmethod
@@ -82,6 +83,7 @@ class RabbitSource(Closing):
 
     async def receive(self, limit: int) -> Sequence[_Incoming]:
         """What the broker pushed, after at most a second."""
+        await self._check()
         try:
             await self._connected()
         except ChannelNotFoundEntity as error:
@@ -101,6 +103,17 @@ class RabbitSource(Closing):
         while len(found) < limit and not self._waiting.empty():
             found.append(self._waiting.get_nowait())
         return [_Incoming(raw, _message(raw, self._queue)) for raw in found]
+
+    async def _check(self) -> None:
+        """StoreUnavailable if the broker pushes nothing any more although the connection stands: it closes the channel of whoever
+        keeps a message for longer than its `consumer_timeout`, and ends the consumption of a queue that is deleted."""
+        if self._connection is None or self._connection.is_closed or self._is_consuming():
+            return
+        await self._forget()
+        raise StoreUnavailable(
+            f"RabbitMQ at {self._address.name} has ended the consumption of queue {self._queue!r}, which begins anew: was it deleted, "
+            "or a message kept for longer than the server's consumer_timeout?"
+        )
 
     async def _connected(self) -> None:
         if self._connection is not None and not self._connection.is_closed:
@@ -124,7 +137,9 @@ class RabbitSource(Closing):
             if self._create
             else await channel.get_queue(self._queue, ensure=True)
         )
-        await queue.consume(self._waiting.put)
+        below = await channel.get_underlay_channel()
+        tag = await queue.consume(self._waiting.put)
+        self._is_consuming = lambda: not channel.is_closed and tag in below.consumers
 
     async def _forget(self) -> None:
         connection, self._connection = self._connection, None
