@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import aio_pika
+import msgspec
 import nats
 import pytest
 from aio_pika import Exchange
@@ -364,3 +365,26 @@ async def test_a_relay_fills_both_brokers_once_and_a_second_one_goes_on(
         for key in range(7):
             mine = [message.id for message in found if message.key == f"k{key}"]
             assert mine == [f"{r}-{n}" for r in range(2) for n in range(100) if n % 7 == key]
+
+
+@awaited
+async def test_a_message_that_rabbitmq_closes_the_channel_for_stops_no_other(
+    rabbitmq_server: services.RabbitServer, queue_name: str
+) -> None:
+    """MW12: one that is too large, or has a header that RabbitMQ reads otherwise, is to blame; not the sink."""
+    await declare(rabbitmq_server, queue_name)
+    some = rows(4, keys=2)
+    bad = msgspec.structs.replace(rows(1, start=4, keys=0)[0], headers={"CC": "boss"})
+    async with RabbitQueueSink(rabbitmq_server.url, routing_key=queue_name) as sink:
+        for batch in (1, 2):
+            with pytest.raises(Rejected, match="unacceptable_type_in_header") as caught:
+                await sink.publish(0, 1, batch, [bad, *some])
+            assert set(caught.value.reasons) == caught.value.final == {bad.id}
+            assert caught.value.delivered == {row.id for row in some}
+        assert await sink.publish(0, 1, 3, some) is None
+    async with await aio_pika.connect(rabbitmq_server.url) as connection:
+        queue = await (await connection.channel()).get_queue(queue_name)
+        found: set[str | None] = set()
+        while (message := await queue.get(no_ack=True, fail=False)) is not None:
+            found.add(message.message_id)
+    assert found == {row.id for row in some}

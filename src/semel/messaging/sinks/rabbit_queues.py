@@ -26,7 +26,7 @@ try:
     import aio_pika
     from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, HeadersType
     from aio_pika.exceptions import AMQPError, AuthenticationError, DeliveryError, ProbableAuthenticationError
-    from aiormq.exceptions import ChannelNotFoundEntity
+    from aiormq.exceptions import ChannelNotFoundEntity, ChannelPreconditionFailed
 except ModuleNotFoundError as missing:  # pragma: no cover - needs an environment without it
     raise needs("aio-pika", "rabbitmq") from missing
 
@@ -70,19 +70,25 @@ class RabbitQueueSink(Closing):
         del part, epoch, batch  # the broker keeps no numbers
         delivered: set[str] = set()
         reasons: dict[str, str] = {}
-        final: frozenset[str] = frozenset()
+        final: set[str] = set()
         stopped: set[tuple[str, str]] = set()
         try:
             async with asyncio.timeout(self._timeout):
                 door = await self._connected()
                 reasons |= self._unfit(rows, stopped)
-                final = frozenset(reasons)
+                final.update(reasons)
                 for wave in waves(rows):
                     todo = [row for row in in_order(wave, stopped) if row.id not in reasons]
                     results = await asyncio.gather(
                         *(self._send(door, row) for row in todo), return_exceptions=True
                     )
-                    _note(todo, results, delivered, reasons, stopped)
+                    suspects = _suspects(todo, results)
+                    if suspects:
+                        await self._forget()
+                        final |= await self._one_by_one(suspects, delivered, reasons, stopped)
+                        door = await self._connected()
+                    else:
+                        _note(todo, results, delivered, reasons, stopped)
         except (AuthenticationError, ProbableAuthenticationError) as error:
             await self._forget()
             raise self._refused(error) from error
@@ -135,6 +141,40 @@ class RabbitQueueSink(Closing):
         )
         await door.publish(message, filled(self._routing_key, row), mandatory=True)
 
+    async def _one_by_one(
+        self,
+        suspects: Sequence[tuple[Row, Any]],
+        delivered: set[str],
+        reasons: dict[str, str],
+        stopped: set[tuple[str, str]],
+    ) -> set[str]:
+        """A message that RabbitMQ cannot read, or finds too large, closes the channel for all that are on it. Who is to blame shows
+        on a connection that nobody else has; returns those."""
+        guilty: set[str] = set()
+        connection, door = None, None
+        _note(*_decided(suspects), delivered, reasons, stopped)
+        try:
+            for row in (row for row, result in suspects if _is_broken(result)):
+                if connection is None or door is None:
+                    connection, door = await self._open()
+                try:
+                    await self._send(door, row)
+                except ChannelPreconditionFailed as error:
+                    guilty.add(row.id)
+                    reasons[row.id] = f"RabbitMQ cannot take it: {error}"
+                    if row.key is not None:
+                        stopped.add((row.tenant, row.key))
+                    await _shut(connection)
+                    connection = None
+                except DeliveryError as error:
+                    _note([row], [error], delivered, reasons, stopped)
+                else:
+                    delivered.add(row.id)
+        finally:
+            if connection is not None:
+                await _shut(connection)
+        return guilty
+
     # -------------------------------------------------------------------------------------- connection
     async def _connected(self) -> AbstractExchange:
         loop = asyncio.get_running_loop()
@@ -144,12 +184,12 @@ class RabbitQueueSink(Closing):
         async with self._opening:
             if self._door is None or self._connection is None or self._connection.is_closed:
                 await self._forget()
-                self._door = await self._open()
+                self._connection, self._door = await self._open()
         return self._door
 
-    async def _open(self) -> AbstractExchange:
+    async def _open(self) -> tuple[AbstractConnection, AbstractExchange]:
         address = self._address
-        self._connection = await aio_pika.connect(
+        connection = await aio_pika.connect(
             host=address.host,
             port=address.port,
             login=address.user or "guest",
@@ -161,18 +201,19 @@ class RabbitQueueSink(Closing):
             client_properties={"connection_name": "semel"},
         )
         try:
-            channel: AbstractChannel = await self._connection.channel(
-                publisher_confirms=True, on_return_raises=True
-            )
+            channel: AbstractChannel = await connection.channel(publisher_confirms=True, on_return_raises=True)
             if not self._exchange:
-                return channel.default_exchange
-            return await channel.get_exchange(self._exchange, ensure=True)
+                return connection, channel.default_exchange
+            return connection, await channel.get_exchange(self._exchange, ensure=True)
         except ChannelNotFoundEntity as error:
-            await self._forget()
+            await _shut(connection)
             raise ConfigurationError(
                 f"RabbitMQ at {address.name} has no exchange {self._exchange!r} on virtual host {address.path or '/'!r}: "
                 "declare it, or correct ?exchange="
             ) from error
+        except BaseException:
+            await _shut(connection)
+            raise
 
     def _refused(self, error: Exception) -> ConfigurationError:
         return ConfigurationError(
@@ -189,17 +230,39 @@ class RabbitQueueSink(Closing):
 
     async def _forget(self) -> None:
         connection, self._connection, self._door = self._connection, None, None
-        if connection is not None and not connection.is_closed:
-            try:
-                async with asyncio.timeout(1):
-                    await connection.close()
-            except (AMQPError, OSError, TimeoutError, RuntimeError):
-                return  # it was broken: that is why it is left
+        if connection is not None:
+            await _shut(connection)
 
     async def aclose(self) -> None:
         """Close the connection."""
         if self._loop is asyncio.get_running_loop():
             await self._forget()
+
+
+async def _shut(connection: AbstractConnection) -> None:
+    if connection.is_closed:
+        return
+    try:
+        async with asyncio.timeout(1):
+            await connection.close()
+    except (AMQPError, OSError, TimeoutError, RuntimeError):
+        return  # it was broken: that is why it is left
+
+
+def _is_broken(result: Any) -> bool:
+    return isinstance(result, _BROKEN) and not isinstance(result, DeliveryError)
+
+
+def _suspects(rows: Sequence[Row], results: Sequence[Any]) -> list[tuple[Row, Any]]:
+    """All of a wave, if the broker closed the channel over one of its messages."""
+    closed = any(isinstance(result, ChannelPreconditionFailed) for result in results)
+    return list(zip(rows, results, strict=True)) if closed else []
+
+
+def _decided(suspects: Sequence[tuple[Row, Any]]) -> tuple[list[Row], list[Any]]:
+    """What the broker had said of a wave before it closed the channel."""
+    known = [(row, result) for row, result in suspects if not _is_broken(result)]
+    return [row for row, _ in known], [result for _, result in known]
 
 
 def _note(
@@ -217,7 +280,7 @@ def _note(
             continue
         if isinstance(result, DeliveryError):
             reasons[row.id] = _why(result)
-        elif isinstance(result, _BROKEN) or not isinstance(result, Exception):
+        elif _is_broken(result) or not isinstance(result, Exception):
             broken = result
             continue
         else:
