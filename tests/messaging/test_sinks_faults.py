@@ -388,3 +388,24 @@ async def test_a_message_that_rabbitmq_closes_the_channel_for_stops_no_other(
         while (message := await queue.get(no_ack=True, fail=False)) is not None:
             found.add(message.message_id)
     assert found == {row.id for row in some}
+
+
+@pytest.mark.parametrize("header", ["Nats-Rollup: all", "Nats-Expected-Last-Sequence: 77", "nats-ttl: 1s"])
+@awaited
+async def test_a_header_that_is_an_order_to_nats_is_not_passed_on(
+    nats_server: services.NatsServer, header: str
+) -> None:
+    """One erases the stream, another one stops the sink for ever."""
+    name = f"orders{secrets.token_hex(4)}"
+    key, _, value = header.partition(": ")
+    bad = msgspec.structs.replace(rows(1, start=5)[0], headers={key: value, "x": "y"})
+    async with NatsSink(nats_server.url, name) as sink:
+        assert await sink.publish(0, 1, 1, rows(5)) == 0
+        assert await sink.publish(0, 1, 2, [bad]) == 1
+    client = await nats.connect(nats_server.url)
+    stream = client.jetstream()
+    assert (await stream.stream_info(name)).state.messages == 7  # and the marker
+    last = await stream.get_last_msg(name, f"{name}.orders")
+    assert last.headers is not None
+    assert (last.headers.get("x"), last.headers.get(key)) == ("y", None)
+    await client.close()

@@ -207,6 +207,8 @@ class NatsSink(Closing):
             if isinstance(lines, str):
                 refused[row.id] = lines
                 continue
+            # Those are orders to the server, not a message's to give: Nats-Rollup would erase the stream.
+            lines = {name: line for name, line in lines.items() if not name.lower().startswith("nats-")}
             subject = filled(self.subject, row, escape=_subject)
             lines[ID] = row.id
             lines["Nats-Msg-Id"] = f"{subject}:{row.tenant}:{row.id}"
