@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
@@ -79,6 +80,18 @@ async def test_a_large_message_is_rejected_each_time_and_the_rest_of_its_batch_g
             assert caught.value.delivered == {"m-000000"}
         assert await sink.publish(0, 1, 2, rows(1, start=3)) == 1
     assert sorted(message.id for message in read(cluster, "large", 2)) == ["m-000000", "m-000003"]
+
+
+@pytest.mark.parametrize(("part", "size", "header"), [(1, 999_990, 0), (2, 960_000, 60_000)])
+@awaited
+async def test_what_is_around_a_message_counts(cluster: str, part: int, size: int, header: int) -> None:
+    """MW12: librdkafka refuses it when it is written; as an outage of the sink it would stop all others for ever."""
+    large = msgspec.structs.replace(rows(1, size=size)[0], headers={"h": "x" * header})
+    async with KafkaSink(f"kafka://{cluster}", "nearly", create=False) as sink:
+        with pytest.raises(Rejected) as caught:
+            await sink.publish(part, 1, 1, [large, *rows(1, start=1, size=900_000)])
+        assert set(caught.value.reasons) == caught.value.final == {"m-000000"}
+        assert caught.value.delivered == {"m-000001"}
 
 
 @awaited

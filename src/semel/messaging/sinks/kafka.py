@@ -54,6 +54,7 @@ _REFUSED: Final = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
 _TOO_LARGE: Final = 1_000_000  # message.max.bytes of a client and, nearly, of a broker
+_AROUND: Final = 64  # bytes at most, around a message and around each of its headers
 _log = logging.getLogger("semel.messaging.kafka")
 
 
@@ -129,7 +130,7 @@ class KafkaSink(Closing):
 
         Rejected names those that are too large. Their number is used all the same, and raises again when it comes again.
         """
-        large, fit = _sorted_out(rows)
+        large, fit = _sorted_out(rows, int(self._settings.get("message.max.bytes", _TOO_LARGE)))
         topic = filled(self.topic, rows[0])
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -159,8 +160,7 @@ class KafkaSink(Closing):
         producer.begin_transaction()
         try:
             for row in rows:
-                headers = [(name, value.encode()) for name, value in {**to_headers(row), ID: row.id}.items()]
-                _produce(producer, topic, row.body, row.key, headers=headers)
+                _produce(producer, topic, row.body, row.key, headers=_headers(row))
             _produce(
                 producer, self._frontier, msgspec.json.encode(marker), self._name(part, topic), partition=0
             )
@@ -264,7 +264,17 @@ class KafkaSink(Closing):
             await asyncio.to_thread(owner.producer.flush, self._timeout)
 
 
-def _sorted_out(rows: Sequence[Row]) -> tuple[dict[str, str], list[Row]]:
+def _headers(row: Row) -> list[tuple[str, bytes]]:
+    return [(name, value.encode()) for name, value in {**to_headers(row), ID: row.id}.items()]
+
+
+def _size(row: Row) -> int:
+    """At most; what librdkafka finds too large when it is written would stop all others."""
+    headers = sum(len(name.encode()) + len(value) + _AROUND for name, value in _headers(row))
+    return len(row.body) + len((row.key or "").encode()) + headers + _AROUND
+
+
+def _sorted_out(rows: Sequence[Row], most: int) -> tuple[dict[str, str], list[Row]]:
     """What is too large and why, and what may go: nothing behind a large one of its own key."""
     large: dict[str, str] = {}
     stopped: set[tuple[str, str]] = set()
@@ -272,8 +282,8 @@ def _sorted_out(rows: Sequence[Row]) -> tuple[dict[str, str], list[Row]]:
     for row in rows:
         if row.key is not None and (row.tenant, row.key) in stopped:
             continue
-        if len(row.body) > _TOO_LARGE:
-            large[row.id] = f"{len(row.body)} bytes are more than a Kafka message has ({_TOO_LARGE})"
+        if (size := _size(row)) > most:
+            large[row.id] = f"{size} bytes, with its headers, are more than a Kafka message has ({most})"
             if row.key is not None:
                 stopped.add((row.tenant, row.key))
         else:
