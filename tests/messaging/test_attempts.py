@@ -239,6 +239,27 @@ def test_a_senders_own_header_does_not_make_its_message_a_problem() -> None:
     assert message.headers == {"mine": "z"}
 
 
+@awaited
+async def test_json_that_is_nested_too_deeply_ends_no_consumer(
+    sqlite_home: Home, redis_server: services.RedisServer
+) -> None:
+    """It stays bytes, for the handler to judge."""
+    client, stream, seen = redis.Redis.from_url(redis_server.url), f"s{uuid.uuid4().hex[:8]}", dict[str, object]()
+    deep = b"[" * 5000 + b"]" * 5000
+    client.xadd(stream, {"id": "deep", "topic": "t", "data": deep})
+    client.xadd(stream, {"id": "next", "topic": "t", "data": "1"})
+    inbox = inbox_of(sqlite_home)
+    inbox.handler("t")(lambda message: seen.update({message.id: message.body}))
+    consumer = inbox.consuming(f"{redis_server.url}?stream={stream}")
+    task = asyncio.create_task(consumer.run())
+    await until(lambda: consumer.counts.handled == 2 or task.done())
+    assert seen == {"deep": deep, "next": 1}
+    await ended(task)
+    await consumer.aclose()
+    client.close()
+    inbox.close()
+
+
 # -- what is given --------------------------------------------------------------------------------------------------
 def test_a_business_key_that_has_no_room_is_refused(home: Home) -> None:
     """MariaDB would cut it silently, PostgreSQL raise an error of its own."""
