@@ -244,7 +244,11 @@ async def test_json_that_is_nested_too_deeply_ends_no_consumer(
     sqlite_home: Home, redis_server: services.RedisServer
 ) -> None:
     """It stays bytes, for the handler to judge."""
-    client, stream, seen = redis.Redis.from_url(redis_server.url), f"s{uuid.uuid4().hex[:8]}", dict[str, object]()
+    client, stream, seen = (
+        redis.Redis.from_url(redis_server.url),
+        f"s{uuid.uuid4().hex[:8]}",
+        dict[str, object](),
+    )
     deep = b"[" * 5000 + b"]" * 5000
     client.xadd(stream, {"id": "deep", "topic": "t", "data": deep})
     client.xadd(stream, {"id": "next", "topic": "t", "data": "1"})

@@ -28,7 +28,9 @@ from tests.messaging.test_handlers import Tray, consumed
 
 # -- asyncpg, whose errors SQLAlchemy does not translate while it connects ---------------------------------------------
 @awaited
-async def test_a_relay_over_asyncpg_waits_for_a_database_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_relay_over_asyncpg_waits_for_a_database_that_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """At the start, and while it runs."""
     monkeypatch.setattr("semel.messaging.tidying._STARTING", (0.05, 0.1))
     told: list[RelayEvent] = []
@@ -44,7 +46,9 @@ async def test_a_relay_over_asyncpg_waits_for_a_database_that_is_away(monkeypatc
         await asyncio.to_thread(server.start)
         await until(lambda: bool(relay.parts))
         await asyncio.to_thread(server.stop)
-        await until(lambda: not relay.parts)  # a round met it; heartbeats and rounds try to connect from now on
+        await until(
+            lambda: not relay.parts
+        )  # a round met it; heartbeats and rounds try to connect from now on
         await asyncio.sleep(1)
         assert not running.done()
         await asyncio.to_thread(server.start)
@@ -72,7 +76,9 @@ async def test_a_consumer_over_asyncpg_waits_for_a_database_that_is_away() -> No
         await engine.dispose()  # from now on it has to connect
         tray.add(Message("t", 1, id="m1", key="k"), Message("t", 2, id="m2", key="k"))
         await asyncio.sleep(1)
-        assert [each.state for each in tray.all] == ["", ""], "handed back: others of its key would overtake it"
+        assert [each.state for each in tray.all] == ["", ""], (
+            "handed back: others of its key would overtake it"
+        )
         await asyncio.to_thread(server.start)
         await until(lambda: all(each.state == "ack" for each in tray.all))
         assert (consumer.counts.handled, consumer.counts.failed) == (2, 0)
@@ -95,7 +101,7 @@ def test_what_asyncpg_says_of_the_server_is_sorted_by_its_code() -> None:
 
 
 # -- codes before words ------------------------------------------------------------------------------------------------
-def _said(error: Exception, kind: type[OperationalError] | type[InterfaceError] = OperationalError) -> Any:
+def _said(error: Exception, kind: type[OperationalError | InterfaceError] = OperationalError) -> Any:
     return kind("SELECT 1", None, error)
 
 
@@ -115,11 +121,15 @@ def test_a_word_of_the_servers_is_no_outage(error: Exception) -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        pymysql.OperationalError(2003, "Can't connect to MySQL server on 'db' ([Errno 113] No route to host)"),
+        pymysql.OperationalError(
+            2003, "Can't connect to MySQL server on 'db' ([Errno 113] No route to host)"
+        ),
         pymysql.OperationalError(1040, "Too many connections"),
         pymysql.OperationalError(1213, "Deadlock found when trying to get lock"),
         psycopg.OperationalError("connection failed: FATAL:  sorry, too many clients already"),
-        psycopg.OperationalError("failed to resolve host 'db': [Errno -3] Temporary failure in name resolution"),
+        psycopg.OperationalError(
+            "failed to resolve host 'db': [Errno -3] Temporary failure in name resolution"
+        ),
         psycopg.OperationalError("the connection is closed"),
         psycopg.errors.lookup("57P03")("das Datenbanksystem startet"),
         psycopg.errors.lookup("40P01")("deadlock detected"),

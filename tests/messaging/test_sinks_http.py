@@ -375,7 +375,9 @@ async def test_credentials_of_whoever_made_a_message_stay_here(endpoint: Endpoin
 
 
 # -- endpoints that drip -----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("says", [b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: "])
+@pytest.mark.parametrize(
+    "says", [b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: "]
+)
 @awaited
 async def test_an_endpoint_that_drips_is_not_listened_to_without_an_end(says: bytes) -> None:
     """Each byte comes in time. Its status counts if it has come; the rest of the answer nobody needs."""

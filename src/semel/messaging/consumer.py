@@ -364,7 +364,9 @@ class Consumer(Closing):
         if not isinstance(error, DBAPIError):
             return False
         statement = error.statement or ""
-        return f" {self.inbox.table}_inbox " not in statement and bool(statement or error.connection_invalidated)
+        return f" {self.inbox.table}_inbox " not in statement and bool(
+            statement or error.connection_invalidated
+        )
 
     async def _answers(self) -> bool:
         """Whether the database can be had now; SQLite's write lock as well."""

@@ -201,7 +201,9 @@ class RabbitQueueSink(Closing):
             client_properties={"connection_name": "semel"},
         )
         try:
-            channel: AbstractChannel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+            channel: AbstractChannel = await connection.channel(
+                publisher_confirms=True, on_return_raises=True
+            )
             if not self._exchange:
                 return connection, channel.default_exchange
             return connection, await channel.get_exchange(self._exchange, ensure=True)

@@ -98,7 +98,10 @@ def message_of(
     if fields.get("content") != "raw":
         try:
             body = msgspec.json.decode(data)
-        except (msgspec.MsgspecError, RecursionError):  # nested too deeply: it would end whoever reads it next, too
+        except (
+            msgspec.MsgspecError,
+            RecursionError,
+        ):  # nested too deeply: it would end whoever reads it next, too
             body = data
     return Message(
         topic=topic,
