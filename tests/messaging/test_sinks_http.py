@@ -406,3 +406,16 @@ async def test_an_endpoint_that_drips_is_not_listened_to_without_an_end(says: by
         await gone.wait()
     await sink.aclose()
     server.close()
+
+
+@pytest.mark.parametrize("year", ["99999999999999999999", "10000", "0"])
+@awaited
+async def test_a_time_to_come_again_that_no_calendar_has_is_passed_over(
+    endpoint: Endpoint, year: str
+) -> None:
+    """As a failure of the sink itself it would hold up the endpoints of others."""
+    endpoint.answer = lambda *_: (503, {"retry-after": f"Wed, 21 Oct {year} 07:28:00 GMT"})
+    sink = WebhookSink(endpoint.url)
+    with pytest.raises(SinkUnavailable, match="503"):
+        await sink.publish(0, 1, 1, rows(1))
+    await sink.aclose()

@@ -366,7 +366,7 @@ def _retry_after(answer: httpx.Response) -> float | None:
         return min(float(text), _LONGEST)
     try:
         when = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     when = when if when.tzinfo else when.replace(tzinfo=UTC)
     return min(max((when - datetime.now(UTC)).total_seconds(), 0.0), _LONGEST)
