@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import MetaData, create_engine, event, select
+from sqlalchemy import MetaData, create_engine, event, inspect, select, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from semel import ConfigurationError, StoreUnavailable
 from semel.messaging import Fenced, Inbox, Message, Outbox, Rejected, Relay, Route, Row, care, owners
+from semel.messaging.database import Database
 from semel.messaging.events import Alarm, RelayEvent
 from semel.messaging.failures import is_away
 from semel.messaging.pages import Lane, State
@@ -396,3 +397,21 @@ def test_a_key_that_one_row_parked_is_not_let_go_by_another() -> None:
         error = Rejected({row.id: "no"}, final=final)
         part.rejected(Shipment(0, 1, lane, 1, [row], None), error, attempts=9, backoff=(1, 1), keeps=False)
     assert [(line.id, after) for line, after in part.taken().held] == [("m5", None)]
+
+
+def test_the_statements_that_are_printed_make_the_tables_that_create_makes(fresh_home: Home) -> None:
+    """MySQL knows no `CREATE INDEX IF NOT EXISTS`, which MariaDB does: there the indexes are in the tables."""
+    printed = Database(fresh_home.url, table=fresh_home.table).ddl()
+    assert ("CREATE INDEX" in printed) is not fresh_home.url.startswith("mysql")
+    for _ in range(2):
+        with fresh_home.engine.begin() as connection:
+            for statement in printed.split(";\n\n"):
+                connection.execute(text(statement.removesuffix(";")))
+    found = inspect(fresh_home.engine)
+    for table in messaging_tables(MetaData(), fresh_home.table):
+        names = {index["name"] for index in found.get_indexes(table.name)}
+        assert names >= {index.name for index in table.indexes}, table.name
+    with fresh_home.transaction() as session:
+        assert Inbox(fresh_home.url, table=fresh_home.table, consumer="c").process(
+            session, Message("t", 1), lambda message: None
+        )

@@ -294,12 +294,16 @@ def full_name(table: Table) -> str:
 
 
 def ddl(dialect: Dialect, tables: Tables) -> list[str]:
-    """The statements that make the tables."""
+    """The statements that make the tables. MySQL, which is no MariaDB, has an IF NOT EXISTS for a table and none for an index."""
     found: list[str] = []
     for table in tables:
-        found.append(str(CreateTable(table, if_not_exists=True).compile(dialect=dialect)).strip())
-        found += [
-            str(CreateIndex(index, if_not_exists=True).compile(dialect=dialect))
-            for index in sorted(table.indexes, key=lambda i: str(i.name))
-        ]
+        made = str(CreateTable(table, if_not_exists=True).compile(dialect=dialect)).strip()
+        ordered = sorted(table.indexes, key=lambda i: str(i.name))
+        indexes = [CreateIndex(index, if_not_exists=dialect.name != "mysql") for index in ordered]
+        said = [str(index.compile(dialect=dialect)) for index in indexes]
+        if dialect.name == "mysql":
+            head, end, tail = made.rpartition("\n)")
+            lines = [re.sub(r"^CREATE INDEX (\S+) ON \S+ ", r"INDEX \1 ", text) for text in said]
+            made, said = "".join([head.rstrip(), *(f",\n\t{line}" for line in lines), end, tail]), []
+        found += [made, *said]
     return found
