@@ -20,7 +20,7 @@ from semel.errors import (
 from semel.flow import Engine
 from semel.guarantees import Guarantee
 from semel.keys import scope_hash
-from semel.model import Answer, Event, Kind, Record, Settle, State
+from semel.model import Answer, Event, Kind, Policy, Record, Settle, State
 from semel.options import count
 from semel.records import NOBODY
 from semel.seals import has_sealed_steps, is_sealed
@@ -150,6 +150,8 @@ async def resolve(engine: Engine, call: Call, word: Word, actor: str, reason: st
         result=data,
         marker=marker,
         error=None if word.error is None else failure_of(word.error),
+        # Nothing is lost any more: the next caller's own policy counts, with steps as without.
+        policy=Policy.RETRY if word.kind is Kind.RELEASED else None,
         steps=known,
         noted=None if record is None or known is None else record.noted,
         new_nonce=engine.runtime.entropy(16),

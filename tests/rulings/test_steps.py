@@ -57,6 +57,32 @@ async def test_R26_the_probe_of_a_call_is_not_asked_about_its_steps(lab: Lab) ->
     assert (await lab.do(once.execute("k", _stepping(lab, "charge", lab.effect("paid"))))).value == "paid"
 
 
+async def test_R9_a_run_that_a_person_released_is_again_under_the_policy_of_its_callers(lab: Lab) -> None:
+    """A step that is not known to have happened holds its run. That is over when a person has decided."""
+    once = lab.face()
+    ends: list[Any] = [lab.raising(SystemExit()), lab.effect("never"), lab.raising(ConnectionError())]
+
+    def plain() -> None:
+        run = current_run()
+        run.step("reserve", lab.effect("reserved"))
+        run.step("charge", ends.pop(0), on_unknown="hold")
+
+    async def coroutine() -> None:
+        run: Any = current_run()
+        await run.step("reserve", lab.effect("reserved"))
+        await run.step("charge", ends.pop(0), on_unknown="hold")
+
+    work = plain if lab.colour == "sync" else coroutine
+    for error in (SystemExit, OutcomeUnknown):
+        with pytest.raises(error):
+            await lab.do(once.execute("k", work))
+    await lab.do(once.resolve("k", release=True, actor="ann"))
+    with pytest.raises(ConnectionError):
+        await lab.do(once.execute("k", _stepping(lab, "mail", ends.pop())))
+    assert (await lab.do(once.peek("k"))).state == "released"
+    assert (await lab.do(once.execute("k", lab.effect("sent")))).value == "sent"
+
+
 async def test_R26_a_steps_own_probe_is_asked_whatever_its_call_has(light_lab: Lab) -> None:
     lab = light_lab
     once = lab.face(on_unknown=lab.fn(lambda: NOT_FOUND))
