@@ -137,6 +137,30 @@ async def test_R11_what_a_probe_finds_settles_a_step_that_was_held(light_lab: La
     assert outcome.value == "at the bank"
 
 
+async def test_R26_what_a_probe_of_a_step_finds_is_bounded_as_what_a_step_gives(light_lab: Lab) -> None:
+    lab = light_lab
+    once = lab.face()
+    found = lab.fn(lambda: Found(b"x" * (2 << 20)))
+    charge = _stepping(lab, "charge", lab.raising(SystemExit()), on_unknown=found)
+    for error in (SystemExit, ConfigurationError, CodecError):  # lost, found, and done without its result
+        with pytest.raises(error):
+            await lab.do(once.execute("k", charge))
+    record = await lab.do(once.peek("k"))
+    assert len(record.steps) < 1024
+    assert (await lab.do(once.execute("k", _stepping(lab, "mail", lab.effect("sent"))))).value == "sent"
+
+
+async def test_R11_a_step_whose_probe_finds_what_cannot_be_stored_stays_unknown(light_lab: Lab) -> None:
+    lab = light_lab
+    once = lab.face()
+    answers: list[Any] = [Found(object()), Found("at the bank")]
+    charge = _stepping(lab, "charge", lab.raising(SystemExit()), on_unknown=lab.fn(lambda: answers.pop(0)))
+    for error in (SystemExit, CodecError):
+        with pytest.raises(error):
+            await lab.do(once.execute("k", charge))
+    assert (await lab.do(once.execute("k", charge))).value == "at the bank"
+
+
 @pytest.mark.parametrize("on_error", [None, "replay"])
 async def test_R11_a_step_whose_probe_could_not_tell_stays_unknown(light_lab: Lab, on_error: Any) -> None:
     lab = light_lab
