@@ -51,7 +51,7 @@ class _Debt(msgspec.Struct):
 
     @property
     def large(self) -> bool:
-        return len(self.end.result) > LARGE
+        return len(self.end.result or self.end.steps or b"") > LARGE  # of what `shrink` would leave out
 
     def put_off(self, now: float) -> None:
         self.pause = min(self.pause * 2, _LONGEST)
@@ -73,7 +73,8 @@ class Debts:
         self._timeout = timeout
         self._losses = losses_of(store)
         self.bare: WeakSet[Run] = WeakSet()
-        """Runs whose records were lost and claimed again, without the steps and ids that their owners know."""
+        """Runs whose records do not have the steps and ids that their owners know: they were lost and claimed again, or a step
+        was made whose note had no answer."""
         self._owed: dict[bytes, _Debt] = {}
         self.strays: dict[bytes, None] = {}
         """Nonces of calls under way of which a copy may still reach the store, the oldest first (see `semel.losses`)."""
@@ -198,7 +199,7 @@ class Debts:
         return may_be_ours
 
     def whole(self, run: Run, end: Settle) -> Settle:
-        """The same end, with the steps that a record which was claimed again does not have: they outlive a release (R26)."""
+        """The same end, with the steps that the record does not have: they outlive a release (R26)."""
         if end.steps is not None or run not in self.bare:
             return end
         return msgspec.structs.replace(end, steps=run.all_steps())
@@ -234,7 +235,7 @@ class Debts:
         same run at the same time, again and again, nothing else is left; and whoever closes has no more time to find out.
         A store that says at once that it has no room will have some again: that result is not given up.
         """
-        if refuses_the_value(problem) and (debt.end.result or debt.end.ref):
+        if refuses_the_value(problem) and (debt.end.result or debt.end.steps or debt.end.ref):
             debt.shrink()
         elif debt.run is not None and debt.large and silent and await self._answers(debt.run):
             debt.strikes += 1

@@ -21,7 +21,9 @@ def refuses_the_value(answer: object) -> bool:
 
 
 def shrunk(end: Settle) -> Settle:
-    """The same outcome without its result; one that has none, without its ref."""
+    """The same outcome without its result; one that has none, without the steps that it brings along, and then its ref."""
     if end.result:
         return msgspec.structs.replace(end, result=b"", marker=TOO_LARGE)
+    if end.steps:
+        return msgspec.structs.replace(end, steps=None)
     return msgspec.structs.replace(end, ref=None)

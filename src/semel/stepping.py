@@ -114,6 +114,8 @@ class Stepper:
                 if known is not None and wanted and known.fingerprint and wanted != known.fingerprint:
                     raise KeyMismatch(f"step {name!r} of {name_of(run.call)} was made with another request")
                 if known is not None and known.phase == "done":
+                    if run in self._debts.bare:
+                        await self._keep(run, known)  # it was made here, and the store has not heard of it
                     return self._remembered(run, known, codec)
                 policy = _inherited(run) if on_unknown is None else on_unknown
                 asked = _Asked(run, turn, name, fn, args, kwargs, codec, wanted, policy)
@@ -227,7 +229,8 @@ class Stepper:
     async def _keep(self, run: Run, done: steps.Step) -> CodecError | None:
         """Offer the note of an effect until the store takes it, or `settle_timeout` is over.
 
-        A result that the store refuses is left out, and the refusal returned: the effect is never made again.
+        A result that the store refuses is left out, and the refusal returned: the effect is never made again. Nor is one whose
+        note had no answer: the run knows of it, and its next note or its end brings it along.
         """
         until = self._runtime.now() + self._settle_timeout
         pause = 0.02
@@ -237,6 +240,8 @@ class Stepper:
                 await self._note(run, done)
             except StoreUnavailable:
                 if self._runtime.now() >= until:
+                    steps.add(run.steps, done)
+                    self._debts.bare.add(run)
                     raise
             except CodecError as error:
                 if not done.value:

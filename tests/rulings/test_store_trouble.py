@@ -46,6 +46,41 @@ async def test_R9_a_store_that_does_not_answer_a_step_is_no_failure_of_the_funct
     await light_lab.do(once.close())
 
 
+@pytest.mark.parametrize("policy", ["retry", "hold"])
+@pytest.mark.parametrize("asks_again", [True, False], ids=["in the same run", "in the next run"])
+async def test_R26_a_step_that_was_made_is_not_made_again_though_its_note_had_no_answer(
+    light_lab: Lab, policy: str, asks_again: bool
+) -> None:
+    """Whoever made it lives, and knows: he tells the store with his next note, or with the end of the run."""
+    lab = light_lab
+    store = Deaf(MemoryStore())
+    store.deaf = False
+    once = _face(lab, store, settle_timeout=0.05)
+
+    def charge() -> Any:
+        store.deaf = True
+        lab.effects.append("charge")
+        return "paid"
+
+    def work() -> Any:
+        run = current_run()
+        run.step("reserve", lambda: None)
+        try:
+            return run.step("charge", charge, on_unknown=policy)
+        except StoreUnavailable:
+            store.deaf = False
+            if not asks_again:
+                raise
+            return run.step("charge", charge, on_unknown=policy)
+
+    if not asks_again:
+        with pytest.raises(StoreUnavailable):
+            await lab.do(once.execute("k", work))
+    assert (await lab.do(once.execute("k", work))).value == "paid"
+    assert lab.effects == ["charge"]
+    await lab.do(once.close())
+
+
 async def test_R9_under_hold_a_step_whose_note_is_lost_leaves_the_key_unknown_not_failed(
     light_lab: Lab,
 ) -> None:
