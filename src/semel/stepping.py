@@ -26,7 +26,7 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.keys import check_name, fingerprint
-from semel.model import Answer, Note
+from semel.model import Answer, Note, Policy
 from semel.options import NOT_FOUND, Found, check_probe, checked_policy
 from semel.points import reach
 from semel.results import codec_for
@@ -380,7 +380,9 @@ class Stepper:
         return await self._store.note(Note(run.scope, run.ask.nonce, steps.encode(step)))
 
 
-def _inherited(run: Run) -> Any:
-    """The policy of a step that names none. The call's probe is about the call: what it says of a step is no answer."""
-    policy = run.call.options.on_unknown
-    return "hold" if callable(policy) else policy
+def _inherited(run: Run) -> str:
+    """The policy of a step that names none: its run's, the stricter of what was stored and what this caller asks for (R10).
+
+    The call's probe is about the call: what it says of a step is no answer.
+    """
+    return "retry" if run.policy is Policy.RETRY else "hold"

@@ -83,6 +83,35 @@ async def test_R9_a_run_that_a_person_released_is_again_under_the_policy_of_its_
     assert (await lab.do(once.execute("k", lab.effect("sent")))).value == "sent"
 
 
+async def test_R10_a_step_is_under_the_policy_of_its_run_not_of_its_last_caller(light_lab: Lab) -> None:
+    """The first caller's probe is stored: a caller without one goes on under it, and so do his steps."""
+    lab = light_lab
+    once = lab.face()
+    probed = {"on_unknown": lab.fn(lambda: NOT_FOUND)}
+    with pytest.raises(LookupError):
+        await lab.do(once.execute("k", _failing_after(lab, "reserve"), on_error="release", **probed))
+    with pytest.raises(SystemExit):
+        await lab.do(once.execute("k", _stepping(lab, "charge", lab.raising(SystemExit()))))
+    lab.effects.clear()
+    with pytest.raises(OutcomeUnknown, match="step 'charge'"):
+        await lab.do(once.execute("k", _stepping(lab, "charge", lab.effect()), **probed))
+    assert lab.effects == []
+
+
+def _failing_after(lab: Lab, name: str) -> Callable[..., Any]:
+    made = _stepping(lab, name, lab.effect())
+
+    def plain() -> None:
+        made()
+        raise LookupError
+
+    async def coroutine() -> None:
+        await made()
+        raise LookupError
+
+    return plain if lab.colour == "sync" else coroutine
+
+
 async def test_R26_a_steps_own_probe_is_asked_whatever_its_call_has(light_lab: Lab) -> None:
     lab = light_lab
     once = lab.face(on_unknown=lab.fn(lambda: NOT_FOUND))
