@@ -88,6 +88,7 @@ class AsyncDecorator(Protocol):
 _OF_A_CALL: Final = frozenset({"labels", "fields", "readable"})
 _PICKED: Final = ("key", "request", "tenant")
 _OWN: Final = ("key", "request", "method")
+_NULL: Final = fingerprint(None)
 
 
 def decorate(face: Semel | AsyncSemel, misplaced: tuple[object, ...], options: dict[str, Any]) -> Any:
@@ -260,7 +261,11 @@ class _Once:
         bound.apply_defaults()
         options = dict(self._options)
         if self._request is not None:
-            options["request"] = self._request(owner, bound)
+            options["request"] = request = self._request(owner, bound)
+            if request is None and "fields" not in options:
+                options["fingerprint"] = (
+                    _NULL  # it was asked for: another one under the same key is another request (R22)
+                )
         if self._tenant is not None:
             options["tenant"] = _text(self._tenant(owner, bound))
         options["kwargs"] = kwargs

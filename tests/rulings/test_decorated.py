@@ -122,6 +122,20 @@ def test_a_method_with_arguments_and_no_key_keeps_its_object_out_of_the_key() ->
         assert (one.taken, other.taken) == (5, 0)
 
 
+@pytest.mark.parametrize("settings", [{}, {"fingerprints": "required"}], ids=["optional", "required"])
+def test_R22_a_request_that_is_none_is_another_one_than_any_other(settings: dict[str, Any]) -> None:
+    with Semel("memory://", **settings) as once:
+
+        @once(operation="pay", key="order", request="note")
+        def pay(order: str, note: str | None = None) -> str:
+            return f"{order}: {note}"
+
+        assert [pay("1"), pay("2", "urgent"), pay("1"), pay("2", "urgent")] == ["1: None", "2: urgent"] * 2
+        for order, note in (("1", "urgent"), ("2", None)):
+            with pytest.raises(KeyMismatch):
+                pay(order, note)
+
+
 def test_a_tenant_may_be_a_path_or_a_callable() -> None:
     with Semel("memory://") as once:
 
