@@ -146,11 +146,13 @@ async def _tried(engine: Engine, face: Semel | AsyncSemel, record: Record, recov
     scope = record.scope
     if scope is None:
         return "left"
-    # Whoever runs a key at this moment needs no recovery: nobody waits for him, whatever the face does.
+    # Whoever runs a key at this moment needs no recovery: nobody waits for him, whatever the face does. Nor does its default
+    # policy count: that of the calls is stored (R10).
     given: dict[str, Any] = {
         "tenant": scope.tenant,
         "operation": scope.operation,
         "wait": 0,
+        "on_unknown": "retry",
         **recovery.options,
     }
     if recovery.probe is not None:

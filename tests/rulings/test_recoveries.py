@@ -57,6 +57,28 @@ async def test_R18_what_a_reconcile_resumes_is_kept_as_its_recovery_says(lab: La
     await _is_kept_long(lab, once, "k", operation="charge")
 
 
+async def test_R10_a_run_is_resumed_under_the_policy_it_was_claimed_with_whatever_the_face_s_is(
+    lab: Lab,
+) -> None:
+    dead, once = lab.face(lease=30), lab.face(on_unknown="hold")
+    claim = dead.claim("k", operation="mail")
+    await lab.do(claim.__enter__() if lab.colour == "sync" else claim.__aenter__())
+    _stop_heart(dead, lab)
+    let_pass(once, 31)
+    once.recovery("mail", resume=lab.fn(lambda _: "sent"), tenant=lab.tenant)
+    assert (await lab.do(once.reconcile())).resumed == 1
+    assert (await lab.do(once.execute("k", lab.effect(), operation="mail"))).value == "sent"
+    assert lab.effects == []
+
+
+async def test_R10_a_run_that_was_claimed_under_hold_is_not_resumed(lab: Lab) -> None:
+    once = lab.face()
+    await _lose(lab, once, "k", operation="charge", on_unknown="hold")
+    once.recovery("charge", resume=lab.effect(), tenant=lab.tenant)
+    assert "k" in (await lab.do(once.reconcile())).left  # other labs' of the same store, too
+    assert (lab.effects, (await lab.do(once.peek("k", operation="charge"))).state) == ([], "unknown")
+
+
 async def test_R9_a_resumed_run_that_fails_ends_as_its_recovery_says(light_lab: Lab) -> None:
     lab = light_lab
     dead, once = lab.face(lease=30), lab.face()
