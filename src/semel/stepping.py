@@ -210,7 +210,10 @@ class Stepper:
             raise
         except BaseException:
             # Cancelled in the middle of the write: the effect has happened. A note that is sent twice is harmless.
-            await self._runtime.protect(self._keep(run, done))
+            with suppress(
+                SemelError
+            ):  # the cancellation is what counts: taken for an error it might be handled
+                await self._runtime.protect(self._keep(run, done))
             raise
         reach("step.stored")
         if problem is not None:

@@ -6,11 +6,12 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from semel import AsyncSemel, NotRecorded, Semel, StoreUnavailable, current_run, points
+from semel import AsyncSemel, NotRecorded, Semel, StoreUnavailable, current_async_run, current_run, points
 from semel.layers import Layer
 from semel.model import Answer
 from semel.runtime import run_sync
@@ -72,6 +73,33 @@ def test_R26_a_cancelled_caller_still_stores_the_note_of_a_step_whose_effect_has
         await once.aclose()
 
     asyncio.run(main())
+
+
+async def test_R26_a_cancellation_while_a_step_cannot_be_noted_is_not_taken_for_an_error() -> None:
+    """The store is away, and the function handles that: it must not go on all the same."""
+    asked = asyncio.Event()
+
+    class Away(Layer):
+        async def note(self, note: Any) -> Answer:
+            asked.set()
+            await asyncio.sleep(0.01)
+            raise StoreUnavailable("away")
+
+    async def work() -> None:
+        with suppress(StoreUnavailable):
+            await current_async_run().step("charge", charge)
+        went_on.append(1)
+
+    async def charge() -> None: ...
+
+    went_on: list[int] = []
+    async with AsyncSemel(Away(MemoryStore()), settle_timeout=0.1) as once:
+        task = asyncio.create_task(once.execute("k", work))
+        await asyncio.wait_for(asked.wait(), 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert went_on == []
 
 
 class Flaky(Layer):
