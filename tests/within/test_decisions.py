@@ -202,6 +202,24 @@ async def test_R27_step_and_new_id_raise(few: Lab) -> None:
     assert (lab.orders("after"), lab.records("k1")) == (1, [])
 
 
+async def test_R27_step_and_new_id_raise_in_a_plain_function_which_awaits_nothing(few: Lab) -> None:
+    lab = few
+    once, tx = await lab.ready()
+
+    def steps() -> str:
+        current_run().step("a", print)
+        return "made"
+
+    def ids() -> str:
+        return f"made {current_run().new_id('ord')}"
+
+    for body in (steps, ids):
+        with pytest.raises(ConfigurationError, match="within"):
+            await wait(once.within(tx.target).execute("k1", body))
+    await tx.commit()
+    assert lab.records("k1") == []
+
+
 async def test_R27_consume_decorator_and_peek(few: Lab) -> None:
     lab = few
     once, tx = await lab.ready()

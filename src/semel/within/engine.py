@@ -327,12 +327,15 @@ class _TxBench(Bench):
 
 
 class _NoSteps(Stepper):
-    """A step or an id must be durable when it returns, and nothing is before the caller's commit."""
+    """A step or an id must be durable when it returns, and nothing is before the caller's commit.
+
+    Refused at once: a plain function, which runs in the loop here, would never await what says so.
+    """
 
     def __init__(self) -> None:
         """It refuses, so it needs nothing."""
 
-    async def step(
+    def step(
         self,
         run: Run,
         name: str,
@@ -346,7 +349,7 @@ class _NoSteps(Stepper):
         del run, name, fn, args, kwargs, request, result_type, on_unknown
         raise _no_steps("run.step")
 
-    async def new_id(self, run: Run, kind: str, name: str) -> NoReturn:
+    def new_id(self, run: Run, kind: str, name: str) -> NoReturn:
         del run, kind, name
         raise _no_steps("run.new_id")
 
