@@ -9,7 +9,7 @@ from asyncio import current_task
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
-from inspect import CO_COROUTINE, isawaitable
+from inspect import CO_COROUTINE, CORO_CREATED, getcoroutinestate, isawaitable
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -157,6 +157,8 @@ class LoopRuntime:
         self.now: Callable[[], float] = clock_of(loop)
         self._pool = pool
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._asked: list[Coroutine[Any, Any, Any]] | None = None
+        """What the plain function that runs in the loop at this moment has asked of its run."""
 
     entropy = staticmethod(os.urandom)
 
@@ -224,11 +226,33 @@ class LoopRuntime:
     async def _call_plain(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inline: bool
     ) -> Any:
-        value = fn(*args, **kwargs) if inline else await self.raw(fn, args, kwargs)
+        value = self._called_here(fn, args, kwargs) if inline else await self.raw(fn, args, kwargs)
         if not isawaitable(value):
             return value
         self._arm(fn)
         return await value
+
+    def _called_here(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a plain function gives that runs in the loop. It awaits nothing: what it asks of its run and does not give back to
+        be awaited would never run, and it must not be done without that."""
+        asked: list[Coroutine[Any, Any, Any]] = []
+        self._asked = asked
+        try:
+            value = fn(*args, **kwargs)
+        finally:
+            self._asked = None
+        forgotten = (
+            [] if isawaitable(value) else [each for each in asked if getcoroutinestate(each) == CORO_CREATED]
+        )
+        for each in forgotten:
+            each.close()
+        if forgotten:
+            raise ConfigurationError(
+                f"{getattr(fn, '__qualname__', fn)!r} is a plain function that runs in the loop (inline=True, or a pipeline of "
+                "within), where nothing waits for what it asks of its run (a step, an id): nothing of that has run. Write it as "
+                "`async def` and await it"
+            )
+        return value
 
     def _arm(self, fn: Callable[..., Any]) -> None:
         """A plain function gave a coroutine (`lambda: work()`): from here on a lost lease can cancel it, and does (R17)."""
@@ -268,7 +292,11 @@ class LoopRuntime:
             inside = asyncio.get_running_loop() is self.loop
         except RuntimeError:
             inside = False
-        return coroutine if inside else self._waited_for(coroutine)
+        if not inside:
+            return self._waited_for(coroutine)
+        if self._asked is not None:
+            self._asked.append(coroutine)
+        return coroutine
 
     def _waited_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Its value, from another thread. Refused when the loop does not run any more: nobody would ever answer."""

@@ -163,6 +163,27 @@ def test_R4_inline_opts_out_of_the_thread() -> None:
     assert asyncio.run(main()) == threading.get_ident()
 
 
+async def test_R4_a_plain_function_in_the_loop_is_not_done_without_a_step_that_it_could_not_wait_for() -> (
+    None
+):
+    made: list[str] = []
+
+    def forgets() -> str:
+        current_run().step("charge", made.append, "charge")
+        return "paid"
+
+    def gives_back() -> Any:
+        return current_run().step("charge", made.append, "charge")
+
+    async with AsyncSemel("memory://") as once:
+        with pytest.raises(ConfigurationError, match=r"forgets.*nothing of that has run.*async def"):
+            await once.execute("k", forgets, inline=True)
+        assert made == []
+        await once.execute("k", gives_back, inline=True)
+        await once.execute("other", forgets)
+    assert made == ["charge", "charge"]
+
+
 async def test_R5_the_decorator_works_on_functions_methods_and_handler_classes(lab: Lab) -> None:
     once = lab.face()
     seen: list[Any] = []
