@@ -1,7 +1,7 @@
-"""Durable steps as bytes: an append-only list of entries in the record; the last entry of a name counts.
+"""Durable steps as bytes: an append-only list of entries in the record; the last entry of a name counts, and done stays done.
 
 Appending keeps `note` one small atomic write in every store. A note that was sent twice is harmless: same name,
-same content.
+same content, whenever the copy arrives.
 """
 
 from __future__ import annotations
@@ -79,7 +79,13 @@ def decode(data: bytes) -> dict[str, Step]:
 
 
 def add(steps: dict[str, Step], step: Step) -> None:
-    """The last entry of a name counts; one that takes a mark back leaves none."""
+    """The last entry of a name counts; one that takes a mark back leaves none.
+
+    But what is done stays done: a mark that comes after it is a late copy of one whose answer was lost.
+    """
+    known = steps.get(step.name)
+    if known is not None and known.phase == "done" and step.phase == "started":
+        return
     if step.is_taken_back:
         steps.pop(step.name, None)
     else:

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from semel import UNDECIDED, AsyncSemel, OutcomeUnknown, PreviousFailure, Semel, StoreUnavailable, current_run
+from semel import (
+    NOT_FOUND,
+    UNDECIDED,
+    AsyncSemel,
+    OutcomeUnknown,
+    PreviousFailure,
+    Semel,
+    StoreUnavailable,
+    current_run,
+)
 from semel.layers import Layer
 from semel.model import Answer
 from semel.stores.memory import MemoryStore
@@ -143,6 +152,49 @@ async def test_R9_the_function_s_own_failure_after_a_lost_note_is_replayed(light
         with pytest.raises(expected):
             await light_lab.do(once.execute("k", light_lab.fn(work), on_error="replay"))
     await light_lab.do(once.close())
+
+
+class Late(Layer):
+    """A copy of the first note arrives once more, when another one was taken."""
+
+    first: Any = None
+
+    async def note(self, note: Any) -> Answer:
+        answer = await self.inner.note(note)
+        if self.first is None:
+            self.first = note
+        else:
+            await self.inner.note(self.first)
+        return answer
+
+
+@pytest.mark.parametrize("on_unknown", ["hold", lambda: NOT_FOUND], ids=["hold", "probe"])
+async def test_R26_a_step_that_is_done_stays_done_when_a_copy_of_its_mark_arrives_late(
+    light_lab: Lab, on_unknown: Any
+) -> None:
+    lab = light_lab
+    once = _face(lab, Late(MemoryStore()))
+    ends: list[Any] = [ConnectionError(), None]
+
+    def work() -> Any:
+        paid = current_run().step("charge", lab.effect("paid"), on_unknown=on_unknown)
+        return _ended(paid, ends.pop(0)) if lab.colour == "sync" else _ended_later(paid, ends.pop(0))
+
+    with pytest.raises(ConnectionError):
+        await lab.do(once.execute("k", lab.fn(work)))
+    assert (await lab.do(once.execute("k", lab.fn(work)))).value == "paid"
+    assert len(lab.effects) == 1
+    await lab.do(once.close())
+
+
+def _ended(value: Any, error: Exception | None) -> Any:
+    if error is not None:
+        raise error
+    return value
+
+
+async def _ended_later(step: Any, error: Exception | None) -> Any:
+    return _ended(await step, error)
 
 
 class Slow(Layer):
