@@ -132,7 +132,7 @@ def _state(given: Any) -> State:
 
 
 async def resolve(engine: Engine, call: Call, word: Word, actor: str, reason: str) -> None:
-    record, now, broken = await _look(engine, call)
+    record, nonce, now, broken = await _look(engine, call)
     if record is not None:
         _refuse_to_break_seals(call, record, word.kind)
     if word.correct and not broken:
@@ -143,7 +143,7 @@ async def resolve(engine: Engine, call: Call, word: Word, actor: str, reason: st
     known = _steps_of(record, word.kind)
     end = Settle(
         scope=call.scope,
-        nonce=b"" if record is None else record.nonce,
+        nonce=nonce,
         kind=word.kind,
         retention=call.options.retention,
         tombstone=call.options.tombstone,
@@ -197,14 +197,15 @@ def _steps_of(record: Record | None, kind: Kind) -> bytes | None:
         return None if is_sealed(record) else b""
 
 
-async def _look(engine: Engine, call: Call) -> tuple[Record | None, float, bool]:
-    """The record, the store's time, and whether it is unreadable (then resolve repairs it)."""
+async def _look(engine: Engine, call: Call) -> tuple[Record | None, bytes, float, bool]:
+    """The record, the nonce that a word on it is fenced by, the store's time, and whether it is unreadable (then resolve
+    repairs it, and nothing that was made since)."""
     try:
         record, now = await engine.store.peek(call.scope)
-    except OutcomeUnknown:
-        return None, 0.0, True
+    except OutcomeUnknown as error:
+        return None, error.nonce or NOBODY, 0.0, True
     if record is None:
-        return record, now, False
+        return record, NOBODY, now, False
     seen, broken = model.view(record, now), False
     if seen is State.DONE and record.result:
         try:
@@ -213,7 +214,7 @@ async def _look(engine: Engine, call: Call) -> tuple[Record | None, float, bool]
             broken = True
     elif seen is State.RELEASED and not is_sealed(record):
         broken = not steps.are_readable(record.steps)
-    return record, now, broken
+    return record, record.nonce, now, broken
 
 
 def _read(call: Call, result: bytes) -> None:

@@ -12,6 +12,7 @@ from semel.calls import nothing_to_run
 from semel.cli.records import lines
 from semel.codec import preview
 from semel.errors import CodecError, ConfigurationError
+from semel.layers import Layer
 from semel.layers.encrypt import Encrypt, Ring
 from semel.stores.memory import MemoryStore
 
@@ -157,3 +158,22 @@ def test_the_layer_takes_a_ring_or_the_keys_of_one() -> None:
     with pytest.raises(ConfigurationError, match="at least one key"):
         Encrypt(MemoryStore(), {})
     assert Encrypt(MemoryStore(), RING)._ring.name == next(iter(RING))
+
+
+def test_R15_a_repair_meets_the_record_that_could_not_be_read_and_none_that_was_made_since() -> None:
+    memory = MemoryStore()
+    owner = Semel(memory, encrypt=RING)
+    owner.execute("k", lambda: "first")
+
+    class Meanwhile(Layer):
+        async def settle(self, ends: Any) -> Any:
+            owner.forget("k")
+            owner.execute("k", lambda: "made anew")
+            return await self.inner.settle(ends)
+
+    person = Semel(Meanwhile(memory), encrypt=OTHER)
+    with pytest.raises(ConfigurationError, match="in the meantime"):
+        person.resolve("k", value="told", actor="ann")
+    assert owner.execute("k", lambda: "twice").value == "made anew"
+    for face in (owner, person):
+        face.close()
