@@ -84,7 +84,7 @@ class Handling:
             if isinstance(session, AsyncSession):
                 async with session.begin():
                     with translating():
-                        await session.connection()
+                        _ = await session.connection()  # the handler's errors are its own
                     done = bool(await answer(session, message, entry.handler))
                     reach("consumer.handled")
                 return done

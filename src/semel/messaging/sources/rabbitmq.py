@@ -137,7 +137,7 @@ class RabbitSource(Closing):
             if self._create
             else await channel.get_queue(self._queue, ensure=True)
         )
-        below = await channel.get_underlay_channel()
+        below: Any = await channel.get_underlay_channel()
         tag = await queue.consume(self._waiting.put)
         self._is_consuming = lambda: not channel.is_closed and tag in below.consumers
 
