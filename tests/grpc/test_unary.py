@@ -215,6 +215,30 @@ def test_g10_a_passing_status_frees_the_key(lab: Lab) -> None:
         assert again.replayed == "false"
 
 
+def test_g10_a_passing_status_beside_no_message_frees_the_key(light: Lab) -> None:
+    """`set_code` and a bare `return` are how many handlers refuse: None cannot be serialized, and need not be."""
+
+    def act(request: object, say: grpc.ServicerContext) -> object:
+        if len(light.calls) == 1:
+            say.set_code(Code.UNAVAILABLE)
+            say.set_details("not now")
+            return None
+        return shop.Made(id="done")
+
+    light.act = act
+    light.serve()
+    first, again = light.call(key="k-1"), light.call(key="k-1")
+    assert (first.code, first.details) == (Code.UNAVAILABLE, "not now")
+    assert (again.message.id, again.replayed) == ("done", "false")
+
+
+def test_g09_a_final_status_beside_no_message_is_stored(light: Lab) -> None:
+    light.act = lambda request, say: say.set_code(Code.NOT_FOUND)
+    light.serve()
+    assert [light.call(key="k-1").code for _ in range(2)] == [Code.NOT_FOUND] * 2
+    assert len(light.calls) == 1
+
+
 def test_g10_an_exception_is_grpcs_unknown_and_frees_the_key(lab: Lab) -> None:
     def act(request: object, say: object) -> object:
         if len(lab.calls) == 1:

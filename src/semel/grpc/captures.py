@@ -38,7 +38,7 @@ class Capture:
         self._initial: Metadata | None = None
         self._trailing: Metadata = ()
         self._messages: list[bytes] = []
-        self.broken = False
+        self._broken = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
@@ -48,12 +48,17 @@ class Capture:
         try:
             self._messages.append(message if self._serialize is None else self._serialize(message))
         except Exception:  # noqa: BLE001 - whatever a serializer raises: gRPC says INTERNAL
-            self.broken = True
+            self._broken = True
+
+    @property
+    def broken(self) -> bool:
+        """OK was meant, and its message cannot be sent. Beside any other status gRPC does not look at what was returned."""
+        return self._broken and self._code in (None, grpc.StatusCode.OK)
 
     def answer(self) -> Answer:
         """Everything that was said, as gRPC would send it."""
         code = self._code or grpc.StatusCode.OK
-        if self.broken and code is grpc.StatusCode.OK:
+        if self.broken:
             # The effect has happened, and would fail in the same way again: this is its outcome.
             return Answer(grpc.StatusCode.INTERNAL.value[0], "Failed to serialize response!")
         return Answer(code.value[0], self._details, self._messages, self._initial or (), self._trailing)
