@@ -63,7 +63,8 @@ class ScopeRequest:
         self._scope = scope
         self._receive = receive
         self._first: dict[bytes, bytes] | None = None
-        self.method: str = scope["method"]
+        # Browsers send "patch" as it was written; Django and Quart run it as PATCH.
+        self.method: str = scope["method"].upper()
         self.path: str = scope["path"]
         self.routed = self.path
         if root := scope.get("root_path"):

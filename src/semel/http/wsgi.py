@@ -69,7 +69,8 @@ class EnvironRequest:
 
     def __init__(self, environ: Environ) -> None:
         self._environ = environ
-        self.method: str = environ["REQUEST_METHOD"]
+        # Browsers send "patch" as it was written; Flask and Bottle run it as PATCH.
+        self.method: str = environ["REQUEST_METHOD"].upper()
         raw = environ.get("PATH_INFO", "").encode("latin-1")
         self.routed: str = raw.decode("utf-8", "surrogateescape")
         root = environ.get("SCRIPT_NAME", "").encode("latin-1")
