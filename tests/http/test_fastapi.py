@@ -517,6 +517,41 @@ def test_decorators_in_the_wrong_order_are_refused_when_the_app_starts(client: C
     assert act
 
 
+async def counted(request: Request) -> int:
+    return sum([len(piece) async for piece in request.stream()])
+
+
+def test_h05_a_body_that_a_dependency_has_read_away_is_told_at_once(client: Client) -> None:
+    """A server's receive() answers next when the client leaves: the request would hang until then."""
+
+    @client.app.post("/orders")
+    @guarded
+    async def create(user: Someone, size: Annotated[int, Depends(counted)]) -> int:
+        calls.append("run")
+        return size
+
+    pieces = [b"abc"]
+
+    async def receive() -> Any:
+        if pieces:
+            return {"type": "http.request", "body": pieces.pop(), "more_body": False}
+        return await asyncio.Event().wait()
+
+    async def ask() -> None:
+        sent = {"idempotency-key": client.key, "x-user": "ada", "content-length": "3"}
+        raw = [(name.encode(), value.encode()) for name, value in sent.items()]
+        scope = {"type": "http", "method": "POST", "path": "/orders", "query_string": b"", "headers": raw}
+        async with asyncio.timeout(10):
+            await client.app(scope, receive, ignored)
+
+    async def ignored(message: Any) -> None:
+        del message
+
+    with pytest.raises(ConfigurationError, match=r"await request\.body\(\)"):
+        client.runner.run(ask())
+    assert "run" not in calls
+
+
 def test_install_answers_the_cores_errors_as_problems(client: Client) -> None:
     install(client.app)
 

@@ -10,7 +10,6 @@ install(app)   # problem responses for semel's errors, and what the routes promi
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import inspect
 import logging
 import typing
@@ -22,7 +21,6 @@ from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 from semel.errors import ConfigurationError, InvalidKey
-from semel.http.body import Body, TooLarge, feed_parts
 from semel.http.capture import Capture, looked_at
 from semel.http.config import Plan, configure
 from semel.http.guard import Admitted, Guard
@@ -32,7 +30,6 @@ from semel.http.options import FastAPIOptions
 from semel.http.order import check_order, guards
 from semel.http.problem import ANSWERED, DEFAULT_BASE, Problem, of_error
 from semel.http.reply import Reply, problem_reply
-from semel.http.scope import ClientLeft, ScopeRequest
 from semel.keys import FieldPath
 from semel.once import AsyncSemel
 from semel.run import Run, _current
@@ -41,10 +38,10 @@ try:
     from anyio import CancelScope
     from fastapi import FastAPI, Request, Response, routing
     from starlette.concurrency import run_in_threadpool
-    from starlette.requests import ClientDisconnect
     from starlette.types import Receive, Scope, Send
 
     from semel.http.rendering import ANSWER, handled, raw, rendered, unhandled
+    from semel.http.uploads import FastRequest
 except ModuleNotFoundError as missing:
     raise ConfigurationError(
         f"semel.http.fastapi needs {missing.name!r}: pip install 'semel[fastapi]'"
@@ -173,7 +170,7 @@ class _Route:
         draft: Response = values[self._response] if self._response else values.pop(_RESPONSE)
         token = _arguments.set(values)
         try:
-            entered = await enter(self._plan, _FastRequest(request))
+            entered = await enter(self._plan, FastRequest(request))
         finally:
             _arguments.reset(token)
         if isinstance(entered, Reply):
@@ -347,30 +344,6 @@ class _Attempt:
         self._request.scope[ANSWER] = (error, answer)
 
 
-class _FastRequest(ScopeRequest):
-    __slots__ = ("_request",)
-
-    def __init__(self, request: Request) -> None:
-        super().__init__(request.scope, request.receive)
-        self._request = request
-
-    def request(self) -> Any:
-        return self._request
-
-    async def read(self, limit: int) -> Body | Problem:
-        given: Any = self._request
-        if hasattr(given, "_body") or getattr(given, "_form", None) is not None:
-            return await _body_of(limit, given)
-        # The function has no parameter for it, so nobody has read it: here it goes no further than to the limit (H25).
-        try:
-            body = await super().read(limit)
-        except ClientLeft:
-            raise ClientDisconnect from None
-        if isinstance(body, Body):
-            given._body = body.whole if body.whole is not None else bytes(body.view())  # noqa: SLF001 - as it does
-        return body
-
-
 class _Recorded(Response):
     """A response whose outcome is recorded before it is sent, or while it is if it is a stream."""
 
@@ -408,36 +381,6 @@ class _Unrendered(Response):
         problem = await _uninterrupted(attempt.guard.replaced(attempt.run, 0))
         if problem is not None and problem.kind.name == "in-progress":
             raise self._error  # another owner has the key: dependencies roll back
-
-
-# -------------------------------------------------------------------------------------------------------- bodies
-
-
-async def _body_of(limit: int, request: Request) -> Body | Problem:
-    """The body that FastAPI has read by now; a form in the order of its fields, files by their content."""
-    body = Body(limit)
-    try:
-        form = getattr(request, "_form", None)
-        if form is not None and not hasattr(request, "_body"):
-            for name, value in form.multi_items():
-                await _feed(body, name, value)
-        else:
-            body.feed(await request.body())  # which it keeps
-    except TooLarge:
-        return Problem.of("body-too-large", limit=limit)
-    return body
-
-
-async def _feed(body: Body, name: str, value: Any) -> None:
-    if isinstance(value, str):
-        feed_parts(body, name, value)
-        return
-    content = hashlib.sha256()
-    await value.seek(0)
-    while chunk := await value.read(1 << 16):
-        content.update(chunk)
-    await value.seek(0)
-    feed_parts(body, name, value.filename or "", value.content_type or "", content.hexdigest())
 
 
 # ----------------------------------------------------------------------------------------------------------- app
