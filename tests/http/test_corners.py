@@ -93,6 +93,16 @@ def test_flask_a_form_that_was_read_before_still_counts(once: Semel) -> None:
     assert [answer.status_code for answer in answers] == [200, 200, 422]
 
 
+@pytest.mark.parametrize("read", [lambda: request.stream.read(), lambda: request.get_data(cache=False)])
+def test_h05_flask_a_body_that_was_read_away_is_told(once: Semel, read: Callable[[], bytes]) -> None:
+    """What is left of it is the same for every request: another one would get this one's response."""
+    app = flask_app(lambda: "x", once)
+    app.testing = True
+    app.before_request(lambda: setattr(g, "raw", read()))
+    with pytest.raises(ConfigurationError, match=r"request\.get_data\(\)"):
+        app.test_client().post("/", data=b"pay 1", headers=HEADERS)
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_flask_decorators_in_the_wrong_order_are_refused(once: Semel, is_late: bool) -> None:
     app = Flask("shop")

@@ -213,6 +213,7 @@ def _read(limit: int, given: Any) -> Body | Problem:
     """Into memory, where Flask keeps it, but no further than to the limit (H25)."""
     body = Body(limit)
     known = vars(given).get("_cached_data")  # somebody has read it
+    is_touched = "stream" in vars(given)
     if known is None and (given.content_length or 0) > limit:
         return Problem.of("body-too-large", limit=limit)
     try:
@@ -223,11 +224,24 @@ def _read(limit: int, given: Any) -> Body | Problem:
                 body.feed(chunk)
     except TooLarge:
         return Problem.of("body-too-large", limit=limit)
+    if known is None and body.size < (given.content_length or 0):
+        return _incomplete(body, is_touched=is_touched)
     if known is None:
         known = body.whole if body.whole is not None else bytes(body.view())
         vars(given)["_cached_data"] = known
     vars(given)["stream"] = io.BytesIO(known)  # read anew
     return body
+
+
+def _incomplete(body: Body, *, is_touched: bool) -> Problem:
+    """Without all of it two requests would look the same (H05)."""
+    body.close()
+    if is_touched:
+        raise ConfigurationError(
+            "somebody has read the body from request.stream, or with get_data(cache=False), which keeps nothing: what the key "
+            "stands for cannot be compared. Read it with request.get_data()"
+        )
+    return Problem.of("body-incomplete")
 
 
 def _parsed(limit: int, given: Request) -> Body | Problem:
