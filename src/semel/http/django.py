@@ -313,8 +313,10 @@ def _body_of(limit: int, request: HttpRequest) -> Body | Problem:
             return _form_of(limit, request)
         body = Body(limit)
         body.feed(request.body)
-    except (TooLarge, RequestDataTooBig):
+    except TooLarge:
         return Problem.of("body-too-large", limit=limit)
+    except RequestDataTooBig:
+        return Problem.of("body-too-large", limit=settings.DATA_UPLOAD_MAX_MEMORY_SIZE)
     return _whole(request, body)
 
 
