@@ -298,7 +298,7 @@ def _first_sent(rules: Rules, incoming: Incoming) -> Problem | None:
     lines = incoming.lines(b"repeatability-first-sent")
     try:
         sent = parsedate_to_datetime(lines[0].decode("latin-1")).timestamp()
-    except (IndexError, ValueError, TypeError):
+    except (IndexError, ValueError, TypeError, OverflowError):
         return Problem.of("key-malformed", reason="Repeatability-First-Sent must be an HTTP date")
     now = time.time()
     if sent + rules.retention + rules.grace < now or sent > now + rules.grace:
