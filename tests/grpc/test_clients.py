@@ -153,6 +153,15 @@ def test_g17_streams_of_one_side_get_a_key(light: Lab) -> None:
     assert light.call("Upload", [shop.Order()], channel=channel).replayed == "false"
 
 
+def test_g17_a_stream_is_chosen_by_its_name(light: Lab) -> None:
+    """A server records its messages, and wants to be told so; a client only adds a key."""
+    light.act = lambda request, say: [shop.Made(id="1")]
+    light.serve(methods=STREAMS)
+    chosen = ClientIdempotencyInterceptor(methods=[f"{SERVICE}/Watch", f"{SERVICE}/Create"])
+    assert light.call("Watch", channel=light.connect(None, chosen)).replayed == "false"
+    AsyncClientIdempotencyInterceptor(methods=[f"{SERVICE}/Upload"])
+
+
 def test_g06_the_retries_of_the_transport_obey_the_pushback(lab: Lab) -> None:
     """The second caller is told ABORTED until the first one has ended; it sees nothing but the outcome."""
     go = threading.Event()

@@ -407,7 +407,11 @@ def test_profile_oasis_uses_its_own_headers(shop: Edge) -> None:
     assert [send(now).headers["repeatability-result"] for _ in "ab"] == ["accepted", "accepted"]
     assert shop.count("orders") == 1
     assert send(formatdate(time.time() - 90_000, usegmt=True)).status_code == 412
-    for no_date in ("yesterday", "Fri, 31 Dec 99999999999999999999 23:59:59 GMT", now[:-3] + "+99999999999999"):
+    for no_date in (
+        "yesterday",
+        "Fri, 31 Dec 99999999999999999999 23:59:59 GMT",
+        now[:-3] + "+99999999999999",
+    ):
         assert send(no_date).status_code == 400
 
 

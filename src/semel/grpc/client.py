@@ -18,7 +18,7 @@ import grpc.aio
 from semel.errors import ConfigurationError, InvalidKey
 from semel.grpc.methods import Methods
 from semel.grpc.requests import own_key
-from semel.grpc.rules import DEFAULT_FIELDS, DEFAULT_NAME, checked_fields, checked_names
+from semel.grpc.rules import DEFAULT_FIELDS, DEFAULT_NAME, Method, checked_fields, checked_names
 from semel.http.keys import read_key
 from semel.http.problem import Problem
 
@@ -87,6 +87,13 @@ def _new_key() -> str:
 _DEFAULT: Final = _new_key
 
 
+def _streaming(methods: Iterable[str] | None) -> Any:
+    """A client records nothing, so a stream needs no second word here: to name it is enough."""
+    if methods is None or isinstance(methods, str):
+        return methods
+    return {name: Method(stream=not str(name).endswith("/*")) for name in methods}
+
+
 class _Keys:
     """Which calls get a key, and which one."""
 
@@ -98,7 +105,7 @@ class _Keys:
         request_id: str | Iterable[str] | None,
         mint: Callable[[], str] | None,
     ) -> None:
-        self._methods = Methods(methods, exclude)
+        self._methods = Methods(_streaming(methods), exclude)
         (self.name,) = checked_names("metadata", metadata)
         self._fields = checked_fields(request_id)
         self._mint = mint
