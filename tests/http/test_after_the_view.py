@@ -7,6 +7,7 @@ import gc
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
 from django.core.exceptions import SynchronousOnlyOperation
 from django.http import HttpResponse
@@ -22,6 +23,7 @@ from semel import AsyncSemel, CodecError, ConfigurationError, Semel
 from semel.http.django import idempotent as django_idempotent
 from semel.http.guard import Admitted, Guard, Keyed
 from semel.http.snapshot import Snapshot
+from semel.http.wsgi import IdempotencyMiddleware as Wsgi
 from tests.http.conftest import Edge
 from tests.http.frames import plain_user
 from tests.http.test_corners import HEADERS, ask, django_site, flask_app, marks, once
@@ -345,6 +347,21 @@ def test_h15_a_failure_that_is_kept_names_its_error(shop: Edge) -> None:
     assert (first.status_code, first.headers["idempotency-replayed"]) == (500, "false")
     assert (again.content, again.headers["idempotency-replayed"]) == (first.content, "true")
     assert [str(event.error) for event in seen if type(event).__name__ == "Failed"] == ["no stock"]
+
+
+def test_h11_h15_a_generator_that_fails_before_its_first_piece_is_told_as_its_repetition(once: Semel) -> None:
+    """A plain WSGI application may be a generator: nothing of it has run when it is called."""
+
+    def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        raise ArithmeticError("no stock")
+        yield b""
+
+    guarded = Wsgi(app, once=once, principal=plain_user, authenticated_outside=True, effects="opaque")
+    with httpx.Client(transport=httpx.WSGITransport(guarded), base_url="http://shop") as client:
+        first, again = [client.post("/", headers=HEADERS) for _ in range(2)]
+    assert (first.status_code, first.headers["idempotency-replayed"]) == (500, "false")
+    assert (again.content, again.headers["idempotency-replayed"]) == (first.content, "true")
 
 
 def test_h15_flask_an_opaque_view_whose_result_is_no_response_is_not_run_again(once: Semel) -> None:

@@ -247,14 +247,20 @@ class _First:
                         yield from self._problem(start_response, refused)
                         return
                 yield last
-            sent = self._settle(kept.whole)
+            sent: Headers | Problem | Reply = self._settle(kept.whole)
         except BaseException as error:
-            self._failed(error)
-            raise
+            reply = self._failed(error)
+            if reply is None or begun:
+                raise
+            _log.error("a keyed handler failed, and its failure is kept", exc_info=error)
+            sent = reply
         finally:
             _close(result)
             if self._settled:
                 self._body.close()
+        if isinstance(sent, Reply):
+            yield from _answer(start_response, sent)
+            return
         if isinstance(sent, Problem):
             if begun:
                 raise StoreUnavailable(
