@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -515,6 +516,39 @@ def test_decorators_in_the_wrong_order_are_refused_when_the_app_starts(client: C
         with pytest.raises(ConfigurationError, match="put it below"):
             client.runner.run(ask())
     assert act
+
+
+def logged(fn: Any) -> Any:
+    """A plain function around a coroutine function, as many decorators are: FastAPI awaits what it returns."""
+
+    @functools.wraps(fn)
+    def wrapper(**given: Any) -> Any:
+        return fn(**given)
+
+    return wrapper
+
+
+class Create:
+    async def __call__(self) -> str:
+        calls.append("run")
+        return "made"
+
+
+@pytest.mark.parametrize("create", [logged(Create().__call__), Create()], ids=["wrapped", "object"])
+def test_h11_whatever_fastapi_awaits_is_awaited(client: Client, create: Any) -> None:
+    """Else it is recorded as done, and has never run."""
+    client.app.post("/orders")(idempotent(once=once, principal=lambda request: "ada")(create))
+    answers = [client.post("/orders", key=key) for key in ("", "", None)]
+    assert [(answer.status_code, answer.json()) for answer in answers] == [(200, "made")] * 3
+    assert calls.count("run") == 2, "once for the key, once without"
+
+
+def test_a_function_that_yields_is_refused_behind_a_wrapper_too() -> None:
+    async def pieces(user: Someone) -> AsyncIterator[str]:
+        yield "made"
+
+    with pytest.raises(ConfigurationError, match="yields its response"):
+        guarded(logged(pieces))
 
 
 async def counted(request: Request) -> int:

@@ -110,11 +110,17 @@ class _Path:
             return None
 
 
+def _is(kind: Callable[[Any], bool], fn: Callable[..., Any]) -> bool:
+    """As FastAPI looks: through wrappers, and into objects that are called."""
+    bare = inspect.unwrap(fn)
+    return kind(bare) or kind(getattr(bare, "__call__", None))  # noqa: B004 - the method itself is looked at
+
+
 class _Route:
     """One decorated function."""
 
     def __init__(self, fn: Callable[..., Any], plan: Plan) -> None:
-        if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        if _is(inspect.isgeneratorfunction, fn) or _is(inspect.isasyncgenfunction, fn):
             raise ConfigurationError(
                 f"{fn.__qualname__} yields its response, and idempotent() needs to see one returned: give the generator "
                 "to a StreamingResponse and return that, or use semel.http.asgi.IdempotencyMiddleware"
@@ -186,7 +192,9 @@ class _Route:
     async def _run(self, values: dict[str, Any]) -> Any:
         if self._async:
             return await self._fn(**values)
-        return await run_in_threadpool(self._fn, **values)
+        result = await run_in_threadpool(self._fn, **values)
+        # A plain function around a coroutine function, or an object that is called: FastAPI awaits what it returns.
+        return await result if inspect.isawaitable(result) else result
 
     async def _first(
         self, guard: Guard, admitted: Admitted, request: Request, draft: Response, values: dict[str, Any]
