@@ -543,6 +543,19 @@ def test_h11_whatever_fastapi_awaits_is_awaited(client: Client, create: Any) -> 
     assert calls.count("run") == 2, "once for the key, once without"
 
 
+def test_annotations_behind_a_wrapper_of_another_module_are_read(client: Client) -> None:
+    """As text, which they are here, they mean something in the function's own module only."""
+
+    async def create(order: Order, user: Someone) -> str:
+        return order.item
+
+    elsewhere: dict[str, Any] = {"functools": functools}
+    exec("def logged(fn): return functools.wraps(fn)(lambda **given: fn(**given))", elsewhere)
+    client.app.post("/orders")(guarded(elsewhere["logged"](create)))
+    answers = [client.post("/orders", json={"item": "book"}) for _ in range(2)]
+    assert [(answer.status_code, answer.text) for answer in answers] == [(200, '"book"')] * 2
+
+
 def test_a_function_that_yields_is_refused_behind_a_wrapper_too() -> None:
     async def pieces(user: Someone) -> AsyncIterator[str]:
         yield "made"

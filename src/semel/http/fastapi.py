@@ -148,10 +148,9 @@ class _Route:
     def _hint(self, name: str, hint: Any) -> Any:
         """An annotation as FastAPI would read it; one that exists for type checkers only stays text."""
         holder = type("holder", (), {"__annotations__": {name: hint}})
+        bare = inspect.unwrap(self._fn)  # the names around a wrapper are those of its own module
         try:
-            known = typing.get_type_hints(holder, getattr(self._fn, "__globals__", {}), include_extras=True)[
-                name
-            ]
+            known = typing.get_type_hints(holder, getattr(bare, "__globals__", {}), include_extras=True)[name]
         except (NameError, TypeError):
             return hint
         return None if known is type(None) else known
