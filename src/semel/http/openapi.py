@@ -36,7 +36,7 @@ def _operation(operation: dict[str, Any], rules: Rules) -> None:
     for source in rules.sources:
         kind, _, name = source.partition(":")
         if kind in ("header", "query"):
-            parameters.append(_parameter(kind, titled(name) if kind == "header" else name, rules))
+            _add_parameter(parameters, _parameter(kind, titled(name) if kind == "header" else name, rules))
     if rules.repeatability:
         parameters.append(_first_sent())
     responses = operation.setdefault("responses", {})
@@ -51,6 +51,21 @@ def _operation(operation: dict[str, Any], rules: Rules) -> None:
         "required": rules.required,
         "scope": rules.scope,
     }
+
+
+def _add_parameter(parameters: list[dict[str, Any]], added: dict[str, Any]) -> None:
+    """One that the function declares too is told once: what it says of it stays, and what a key looks like comes from here."""
+
+    def name_of(one: dict[str, Any]) -> tuple[str, str]:
+        kind, name = one.get("in", ""), one.get("name", "")
+        return kind, name.lower() if kind == "header" else name
+
+    known = next((one for one in parameters if name_of(one) == name_of(added)), None)
+    if known is None:
+        parameters.append(added)
+    else:
+        required = bool(known.get("required")) or added["required"]
+        known.update({**added, **known, "schema": added["schema"], "required": required})
 
 
 def _parameter(kind: str, name: str, rules: Rules) -> dict[str, Any]:
