@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gzip
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import httpx
 import pytest
 from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, Header, HTTPException, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, StreamingResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
 
 from semel import AsyncSemel, ConfigurationError, InProgress, current_run
@@ -430,6 +432,21 @@ def test_routers_with_a_prefix_and_h42_openapi(client: Client) -> None:
     assert "x-idempotency" not in document["paths"]["/api/v1/orders/{number}"]["get"]
 
 
+def test_h42_a_key_that_the_function_asks_for_too_is_told_once(client: Client) -> None:
+    @client.app.post("/orders")
+    @idempotent(once=once, principal="user.id", required=True)
+    async def create(
+        user: Someone, idempotency_key: Annotated[str | None, Header(description="The till's own.")] = None
+    ) -> str | None:
+        return idempotency_key
+
+    install(client.app)
+    told = client.app.openapi()["paths"]["/orders"]["post"]["parameters"]
+    (key,) = [one for one in told if one["name"].lower() == "idempotency-key"]
+    assert (key["description"], key["required"]) == ("The till's own.", True)
+    assert key["schema"]["maxLength"] == 255
+
+
 def test_h42_a_route_that_keeps_failures_says_so(client: Client) -> None:
     for path, options in {"/plain": {}, "/kept": {"effects": "opaque", "max_waiters": 3}}.items():
 
@@ -562,6 +579,38 @@ def test_a_function_that_yields_is_refused_behind_a_wrapper_too() -> None:
 
     with pytest.raises(ConfigurationError, match="yields its response"):
         guarded(logged(pieces))
+
+
+class Unpacked(Request):
+    """As FastAPI's documentation has it, for a route class of one's own."""
+
+    async def body(self) -> bytes:
+        if not hasattr(self, "_body"):
+            self._body = gzip.decompress(await super().body())
+        return self._body
+
+
+class UnpackedRoute(APIRoute):
+    def get_route_handler(self) -> Any:
+        handler = super().get_route_handler()
+
+        async def unpacked(request: Request) -> Response:
+            return await handler(Unpacked(request.scope, request.receive))
+
+        return unpacked
+
+
+def test_h05_a_function_sees_the_body_of_its_own_route_class(client: Client) -> None:
+    router = APIRouter(route_class=UnpackedRoute)
+
+    @router.post("/orders")
+    @guarded
+    async def create(user: Someone, request: Request) -> str:
+        return (await request.body()).decode()
+
+    client.app.include_router(router)
+    texts = [client.post("/orders", key=key, content=gzip.compress(b"book")).json() for key in (None, "", "")]
+    assert texts == ["book"] * 3
 
 
 async def counted(request: Request) -> int:

@@ -32,6 +32,8 @@ class FastRequest(ScopeRequest):
         given: Any = self._request
         if hasattr(given, "_body") or getattr(given, "_form", None) is not None:
             return await _body_of(limit, given)
+        if type(given).body is not Request.body:  # a route class has its own, to unpack it, say
+            return await _body_of(limit, given)
         if given._stream_consumed:  # noqa: SLF001 - it tells that nowhere else
             raise ConfigurationError(
                 "a dependency has read the body with request.stream(), which keeps nothing: what the key stands for cannot be "
