@@ -252,6 +252,35 @@ def test_django_a_form_that_was_read_before_still_counts(django_site: Any, once:
     assert answers[0].text == "1one"
 
 
+@pytest.mark.parametrize(
+    "also", [[], ["tests.http.test_corners.reads_the_form"]], ids=["read", "and looked at"]
+)
+def test_h05_django_a_form_that_was_read_away_is_told(
+    django_site: Any, once: Semel, also: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Django's form is empty then, whatever was sent: another one would get this one's response."""
+    app = django_site(
+        lambda request: HttpResponse("x"),
+        SEMEL={"once": once, "principal": plain_user, "authenticated_outside": True},
+        MIDDLEWARE=[
+            "tests.http.test_corners.reads_it_away",
+            *also,
+            "semel.http.django.IdempotencyMiddleware",
+        ],
+    )
+    answers = ask(app, *({"data": {"a": value}, "files": {"f": ("x.txt", b"x")}} for value in "12"))
+    assert [answer.status_code for answer in answers] == [500, 500]
+    assert "Read request.body, or request.POST" in caplog.text
+
+
+def reads_it_away(get_response: Any) -> Any:
+    def middleware(request: Any) -> Any:
+        request.read()
+        return get_response(request)
+
+    return middleware
+
+
 def reads_the_form(get_response: Any) -> Any:
     def middleware(request: Any) -> Any:
         assert request.POST is not None

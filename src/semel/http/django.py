@@ -337,6 +337,11 @@ def _form_of(limit: int, request: HttpRequest) -> Body | Problem:
         return _whole(request, body)
     if state._read_started:  # noqa: SLF001 - Django tells it nowhere else
         _feed_form(body, request)
+        if not body.size and isinstance(state._upload_handlers, list):  # noqa: SLF001 - those of a form that was parsed are fixed
+            raise ConfigurationError(
+                "somebody has read the body with request.read(), which keeps nothing: what the key stands for cannot be "
+                "compared. Read request.body, or request.POST and request.FILES"
+            )
         return body
     while chunk := state._stream.read(1 << 16):  # noqa: SLF001 - `read` would say that it was read
         body.feed(chunk)
