@@ -11,6 +11,7 @@ import httpx
 import pytest
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from semel import AsyncSemel
@@ -200,3 +201,48 @@ def test_h15_a_commit_that_fails_after_such_a_function_frees_the_key() -> None:
     _unfit(shop, {"n": 1}, response_model=Receipt, dependencies=[Depends(session, scope="function")])
     first, again = shop.post()
     assert (first.status_code, again.status_code, shop.ran) == (500, 500, 2)
+
+
+class Enveloped(APIRoute):
+    """A route class that makes a response of its own out of every other one."""
+
+    def get_route_handler(self) -> Any:
+        handler = super().get_route_handler()
+
+        async def enveloped(request: Request) -> Response:
+            response = await handler(request)
+            return JSONResponse({"data": bytes(response.body).decode()}, response.status_code)
+
+        return enveloped
+
+
+def _stored(status: int) -> bool:
+    raise ArithmeticError(status)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "options", "runs"),
+    [
+        (503, {}, {}, 2),
+        (429, {}, {}, 2),
+        (503, {"idempotency-control": "store"}, {}, 1),
+        (503, {}, {"effects": "opaque"}, 1),
+        (503, {}, {"stored": _stored}, 1),
+        (200, {}, {}, 1),
+    ],
+)
+def test_h14_h15_a_response_that_was_replaced_means_for_its_key_what_it_said(
+    status: int, headers: dict[str, str], options: dict[str, Any], runs: int
+) -> None:
+    shop = Shop(**options)
+    shop.app.router.route_class = Enveloped
+
+    @shop.app.post("/pay")
+    @idempotent(once=shop.once, principal=lambda _: "ada", **options)
+    async def pay() -> Response:
+        shop.ran += 1
+        return PlainTextResponse("no", status, headers)
+
+    first, again = shop.post()
+    assert first.status_code == status
+    assert (again.status_code, shop.ran) == (status if runs == 2 else 422, runs)

@@ -272,6 +272,7 @@ class _Attempt:
         self.run = run
         self.settled = False
         self.status = 200
+        self.headers: list[tuple[bytes, bytes]] | None = None
         self.unrendered: Exception | None = None
         self._request = request
         self._raised: BaseException | None = None
@@ -301,7 +302,7 @@ class _Attempt:
                 ending = self._swallowed(self._raised)
             else:
                 # Somebody sent another response in place of ours: what was done is not done again.
-                ending = self.guard.replaced(self.run, self.status)
+                ending = self.guard.replaced(self.run, self.status, self.headers)
             await _uninterrupted(ending)
         elif self.unrendered is not None and error is None:
             raise self.unrendered
@@ -361,7 +362,7 @@ class _Recorded(Response):
         self.body = getattr(inner, "body", b"")
         self._inner = inner
         self._attempt = attempt
-        attempt.status = inner.status_code
+        attempt.status, attempt.headers = inner.status_code, list(inner.raw_headers)
         self.background = None  # FastAPI puts the function's tasks here
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

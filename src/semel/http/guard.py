@@ -230,15 +230,24 @@ class Guard:
             return self.replies.problem(problem)
         return Reply(said.status, self.replies.first("replay", said.headers), said.body)
 
-    async def replaced(self, run: Run, status: int) -> Problem | None:
+    async def replaced(self, run: Run, status: int, headers: Headers | None = None) -> Problem | None:
         """Another response was sent in place of the handler's: what happened is kept, what was said is not.
 
         Also where a handler has returned and we could not read or record its response: its key must not be freed.
+        `headers`: those of a response that could be read; one that frees its key does so here too (H14, H15).
         A problem: the store has not taken it.
         """
         if run.settling:
             return None
-        return await self._recorded(run, Snapshot(status, kept=False), "store")
+        frees = headers is not None and self._frees(status, headers)
+        return await self._recorded(run, Snapshot(status, kept=False), "release" if frees else "store")
+
+    def _frees(self, status: int, headers: Headers) -> bool:
+        try:
+            return read_head(self.rules, status, headers).word == "release"
+        except Exception:  # noqa: BLE001 - of stored=: what the handler did is not done again
+            _log.warning("what a response of status %d means for its key is not known", status, exc_info=True)
+            return False
 
     async def lose(self, run: Run, error: BaseException) -> Problem | None:
         """Cancelled or interrupted: nobody knows how far the handler came. A problem: because another owner has the key."""
