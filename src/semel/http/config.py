@@ -38,6 +38,8 @@ _PLAN: Final = frozenset(
     {"principal", "tenant", "authorize", "authenticated_outside", "key", "routes", "events"}
 )
 _NO_PARTS: Final[Mapping[str, str]] = {}
+_PARTS: Final = re.compile(r"(\{[^\W\d]\w*\}|\*)")
+_FOREIGN: Final = re.compile(r"[{}<>]")
 Resolver = Callable[[Any], Any]
 
 
@@ -329,9 +331,16 @@ def _check_path(rules: Rules, path: str) -> None:
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    parts = re.split(r"(\{\w+\}|\*)", path)
+    parts = _PARTS.split(path)
+    names = [part for part in parts[1::2] if part != "*"]
+    if len(names) != len(set(names)) or any(_FOREIGN.search(part) for part in parts[::2]):
+        # Taken as it is written it would match nothing, and its requests would pass without a guard.
+        raise ConfigurationError(
+            f"the route {path!r} is none: a part of a path is written {{name}}, each name once, and * stands for anything; "
+            "{id:int}, {rest:path} and <id> are written otherwise here"
+        )
     text = "".join(
-        ".*" if part == "*" else f"(?P<{part[1:-1]}>[^/]+)" if part.startswith("{") else re.escape(part)
+        ".*" if part == "*" else f"(?P<{part[1:-1]}>[^/]+)" if part in names else re.escape(part)
         for part in parts
     )
     return re.compile(text, re.DOTALL)  # also a path with a line break in it
