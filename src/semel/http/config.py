@@ -315,6 +315,10 @@ def _route(once: Face, defaults: Rules, name: str, options: Any) -> Route:
         if method:
             given.setdefault("methods", (_method(method),))
         rules = _rules(defaults, given)
+        if method and method.upper() not in rules.methods:
+            raise ConfigurationError(
+                f"the route {name!r} is for {method.upper()}, and its methods= do not hold it: leave one of them out"
+            )
         _check_secret(once, rules)
         _check_path(rules, path)
         guard = Guard(once, rules)
