@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from semel import AsyncSemel, Semel, current_run
+from semel import AsyncSemel, ConfigurationError, Semel, current_run
 from semel.http import rules
 from semel.http.digests import told_sha256
 from semel.http.flask import idempotent as flask_idempotent
@@ -308,6 +308,11 @@ def test_h43_a_page_may_send_the_key_and_read_the_answer(profile: str) -> None:
     assert told <= set(shown)
     edge.runner.run(once.aclose())
     edge.close()
+
+
+def test_h43_a_profile_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="stripe-v1"):
+        rules.cors(profile="stripe")
 
 
 # ----------------------------------------------------------------------------------------------- runs and streams

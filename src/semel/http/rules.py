@@ -273,6 +273,8 @@ def cors(*, profile: str = "ietf", header: str | Sequence[str] = ()) -> Cors:
     `app.add_middleware(CORSMiddleware, allow_origins=[…], allow_methods=[…], **cors())`, outside of the idempotency
     middleware: its own answers must carry the headers of CORS too, or a page cannot read them.
     """
+    if profile not in PROFILES:
+        raise ConfigurationError(f"profile={profile!r} is not known: choose one of {', '.join(PROFILES)}")
     rules = Rules(**PROFILES[profile])
     named = [header] if isinstance(header, str) else list(header)
     sent = named or [
