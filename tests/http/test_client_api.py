@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import requests
 
 from semel.http import client as clients
 from semel.http.client import (
@@ -94,6 +96,17 @@ def test_threads_share_a_transport_and_one_action(server: Rogue, tmp_path: Path)
 
         assert set(pool.map(post, [f"order {number % 4}" for number in range(24)])) == {201}
     assert len(server.effects) == len(set(server.keys)) == 4
+
+
+def test_a_copied_session_of_requests_sends_under_the_same_keys(server: Rogue, tmp_path: Path) -> None:
+    """In the way in which a pool of processes gets one, too."""
+    session = requests.Session()
+    session.mount("http://", clients.IdempotentAdapter(keys=f"sqlite:///{tmp_path / 'keys.db'}", attempts=3))
+    server.script = ["lose", "lose"]
+    for one in (session, copy.deepcopy(session)):
+        with one, clients.sending(action="order 7"):
+            assert one.post(server.url, timeout=30).status_code == 201
+    assert len(server.effects) == len(set(server.keys)) == 1
 
 
 def test_a_cancelled_request_stops_trying_and_its_action_goes_on_later(server: Rogue, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any, Final, Unpack
 
@@ -46,6 +47,7 @@ class IdempotentAdapter(HTTPAdapter):
         **options: Unpack[ClientOptions],
     ) -> None:
         self._settings = settings_from(options)
+        self._given: dict[str, Any] = {"keys": keys, "pool": pool, **options}
         if pool is not None and pool.get("max_retries"):
             raise ConfigurationError("max_retries would repeat requests below their keys: use attempts=")
         self._owned, self._book = opened(keys, "sync")
@@ -62,6 +64,10 @@ class IdempotentAdapter(HTTPAdapter):
 
         wire = _Wire(attempt, request, stream=stream, timeout=timeout, last=self._last)
         return run_sync(carry(wire, self._settings, self._book))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A session may be copied, also for another process: there it is made anew, of the same options."""
+        return partial(type(self), **self._given), ()
 
     def close(self) -> None:
         super().close()
