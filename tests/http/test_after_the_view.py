@@ -352,10 +352,12 @@ def test_h15_a_failure_that_is_kept_names_its_error(shop: Edge) -> None:
 def test_h11_h15_a_generator_that_fails_before_its_first_piece_is_told_as_its_repetition(once: Semel) -> None:
     """A plain WSGI application may be a generator: nothing of it has run when it is called."""
 
+    def piece() -> bytes:
+        raise ArithmeticError("no stock")
+
     def app(environ: Any, start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [("Content-Type", "text/plain")])
-        raise ArithmeticError("no stock")
-        yield b""
+        yield piece()
 
     guarded = Wsgi(app, once=once, principal=plain_user, authenticated_outside=True, effects="opaque")
     with httpx.Client(transport=httpx.WSGITransport(guarded), base_url="http://shop") as client:
