@@ -573,6 +573,19 @@ def test_annotations_behind_a_wrapper_of_another_module_are_read(client: Client)
     assert [(answer.status_code, answer.text) for answer in answers] == [(200, '"book"')] * 2
 
 
+def test_a_guarded_function_that_is_called_without_a_request_says_what_to_call(
+    runner: asyncio.Runner,
+) -> None:
+    @guarded
+    async def pay(user: User, order: Order) -> str:
+        return "never"
+
+    given: dict[str, Any] = {"user": User(id="a"), "order": Order(item="x")}
+    for args, named in ((tuple(given.values()), {}), ((), given)):
+        with pytest.raises(ConfigurationError, match=r"pay is guarded .* called without one"):
+            runner.run(pay(*args, **named))
+
+
 def test_a_function_that_yields_is_refused_behind_a_wrapper_too() -> None:
     async def pieces(user: Someone) -> AsyncIterator[str]:
         yield "made"

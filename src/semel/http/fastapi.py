@@ -132,7 +132,12 @@ class _Route:
         self._request = self._declared(Request)
         self._response = self._declared(Response)
 
-        async def endpoint(**values: Any) -> Any:
+        async def endpoint(*args: Any, **values: Any) -> Any:
+            if args or (self._request or _REQUEST) not in values:
+                raise ConfigurationError(
+                    f"{fn.__qualname__} is guarded by idempotent(), which reads the key from a request, and was called without one: "
+                    "ask the application (a test client does), or give the plain function a name of its own and call that"
+                )
             return await self._call(values)
 
         self.endpoint = endpoint
