@@ -38,6 +38,9 @@ _MYSQL: Final = frozenset(
 _SQLITE: Final = frozenset({5, 6})  # busy, locked
 # What drivers say without a code, in words of their own or of the system's.
 _GONE: Final = (
+    "database is locked",
+    "deadlock",
+    "lock wait timeout",
     "closed",
     "terminat",
     "lost",
