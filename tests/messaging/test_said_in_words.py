@@ -211,9 +211,11 @@ def test_an_event_is_logged_in_words_with_its_fields_and_without_its_key(
 ) -> None:
     log_event(Parked("acme", "customer-4711", "orders", "m1", 10, "no such address"))
     log_event(SinkPaused("orders", 0.5, "it did not answer"))
+    log_event(SinkPaused("orders", 0.5, "no \ud800\nERROR all is lost"))
     assert caplog.messages == [
         "Parked tenant=acme key=cu…11 topic=orders message=m1 attempts=10 reason=no such address",
         "SinkPaused name=orders seconds=0.5 reason=it did not answer",
+        r"SinkPaused name=orders seconds=0.5 reason='no \ud800\nERROR all is lost'",
     ]
     told = caplog.records[0].__dict__
     assert (told["semel_message"], told["semel_key"]) == ("m1", "cu…11")

@@ -218,9 +218,14 @@ def log_event(event: RelayEvent) -> None:
     said = {each.name: getattr(event, each.name) for each in fields(event)}
     if said.get("key"):
         said["key"] = mask(said["key"])
-    text = " ".join(f"{name}={value}" for name, value in said.items() if value is not None)
+    text = " ".join(f"{name}={_shown(value)}" for name, value in said.items() if value is not None)
     extra = {f"semel_{name}": value for name, value in said.items()}
     _log.log(level, "%s %s", type(event).__name__, text, extra=extra)
+
+
+def _shown(value: object) -> object:
+    """One line, which every handler can write: a reason may be another program's text."""
+    return value if not isinstance(value, str) or value.isprintable() else repr(value)
 
 
 def teller(hooks: Collection[Emit]) -> Emit:
