@@ -75,8 +75,6 @@ class Debts:
         self.bare: WeakSet[Run] = WeakSet()
         """Runs whose records do not have the steps and ids that their owners know: they were lost and claimed again, or a step
         was made whose note had no answer."""
-        self.unbegun: WeakSet[Run] = WeakSet()
-        """Runs whose records may have the mark of a step of which nothing has run: it would be held for a person to look."""
         self._owed: dict[bytes, _Debt] = {}
         self.strays: dict[bytes, None] = {}
         """Nonces of calls under way of which a copy may still reach the store, the oldest first (see `semel.losses`)."""
@@ -201,8 +199,8 @@ class Debts:
         return may_be_ours
 
     def whole(self, run: Run, end: Settle) -> Settle:
-        """The same end, with the steps that its owner knows where the record has others: they outlive a release (R26)."""
-        if end.steps is not None or (run not in self.bare and run not in self.unbegun):
+        """The same end, with the steps that the record does not have: they outlive a release (R26)."""
+        if end.steps is not None or run not in self.bare:
             return end
         return msgspec.structs.replace(end, steps=run.all_steps())
 

@@ -146,13 +146,7 @@ class Stepper:
         self._check_owner(run, name)
         if known is None and policy != "retry":
             marker = steps.PROBE if callable(policy) else steps.HOLD
-            try:
-                await self._note(run, steps.Step(name, "started", run.clock(), b"", asked.wanted, marker))
-            except BaseException:
-                self._debts.unbegun.add(
-                    run
-                )  # cancelled, or without an answer: the mark may be there all the same
-                raise
+            await self._note(run, steps.Step(name, "started", run.clock(), b"", asked.wanted, marker))
             await self._check_still_owner(asked)
         reach("step.started")
         if not self._runtime.detaches(asked.fn, run.call.options.inline):

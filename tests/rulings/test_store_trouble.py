@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from semel import (
     NOT_FOUND,
-    UNDECIDED,
     AsyncSemel,
     OutcomeUnknown,
     PreviousFailure,
@@ -88,43 +86,6 @@ async def test_R26_a_step_that_was_made_is_not_made_again_though_its_note_had_no
             await lab.do(once.execute("k", work))
     assert (await lab.do(once.execute("k", work))).value == "paid"
     assert lab.effects == ["charge"]
-    await lab.do(once.close())
-
-
-class Mute(Layer):
-    """Takes notes, and answers none while it is mute: whoever asks is cancelled, or told that nobody answers."""
-
-    def __init__(self, inner: MemoryStore, problem: BaseException) -> None:
-        super().__init__(inner)
-        self._problem = problem
-        self.mute = True
-
-    async def note(self, note: Any) -> Answer:
-        answer = await self.inner.note(note)
-        if self.mute:
-            raise self._problem
-        return answer
-
-
-@pytest.mark.parametrize(
-    "problem", [StoreUnavailable("no answer"), asyncio.CancelledError()], ids=["silent", "cancelled"]
-)
-@pytest.mark.parametrize("on_unknown", ["hold", lambda: UNDECIDED], ids=["hold", "probe"])
-async def test_R26_a_step_that_never_began_is_not_held_because_its_mark_may_be_there(
-    light_lab: Lab, problem: BaseException, on_unknown: Any
-) -> None:
-    lab = light_lab
-    store = Mute(MemoryStore(), problem)
-    once = _face(lab, store, settle_timeout=0.05)
-
-    def work() -> Any:
-        return current_run().step("charge", lab.effect("paid"), on_unknown=on_unknown)
-
-    with pytest.raises(type(problem)):
-        await lab.do(once.execute("k", lab.fn(work)))
-    assert lab.effects == []
-    store.mute = False
-    assert (await lab.do(once.execute("k", lab.fn(work)))).value == "paid"
     await lab.do(once.close())
 
 
