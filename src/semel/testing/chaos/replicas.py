@@ -113,6 +113,7 @@ class _Cluster:
         self.cluster = services.redis_cluster()
         self.url = self.cluster.url
         self._deaf: RedisServer | None = None
+        self._still: RedisServer | None = None
 
     def near(self, other: str, key: str) -> str:
         return near(self.cluster, other, key)
@@ -124,10 +125,12 @@ class _Cluster:
         master.command("CLIENT", "KILL", "TYPE", "replica")
 
     def held(self, key: str) -> AbstractContextManager[object]:
-        return self.cluster.replica_of(node_of(self.cluster, key)).paused()
+        self._still = self.cluster.replica_of(node_of(self.cluster, key))
+        return self._still.paused()
 
     def link(self) -> str:
-        return str([node.info("replication") for node in self.cluster.nodes if node is not self._deaf])
+        asleep = (self._deaf, self._still)  # they would not answer
+        return str([node.info("replication") for node in self.cluster.nodes if node not in asleep])
 
     def fail_over(self, key: str) -> str:
         master: RedisServer = node_of(self.cluster, key)
