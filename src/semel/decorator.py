@@ -263,9 +263,8 @@ class _Once:
         if self._request is not None:
             options["request"] = request = self._request(owner, bound)
             if request is None and "fields" not in options:
-                options["fingerprint"] = (
-                    _NULL  # it was asked for: another one under the same key is another request (R22)
-                )
+                # It was asked for: another one under the same key is another request (R22).
+                options["fingerprint"] = _NULL
         if self._tenant is not None:
             options["tenant"] = _text(self._tenant(owner, bound))
         options["kwargs"] = kwargs

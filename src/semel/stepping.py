@@ -204,9 +204,8 @@ class Stepper:
             raise
         except BaseException:
             # Cancelled in the middle of the write: the effect has happened. A note that is sent twice is harmless.
-            with suppress(
-                SemelError
-            ):  # the cancellation is what counts: taken for an error it might be handled
+            # What is raised is the cancellation: an error of the store in its place might be handled, and the function go on.
+            with suppress(SemelError):
                 await self._runtime.protect(self._keep(run, done))
             raise
         reach("step.stored")

@@ -27,11 +27,10 @@ _MEANING: Final = {
 }
 _VANISHED: Final = "The worker was lost in the middle: the effect may have happened or not."
 _RAISED: Final = "The function raised, and whether its effect happened is not known."
-_UNKNOWN: Final = {
-    Policy.RETRY: "Callers get OutcomeUnknown; nothing runs.",
-    Policy.PROBE: "The next caller asks its probe whether the effect happened; one without a probe gets OutcomeUnknown.",
-    Policy.HOLD: "Callers get OutcomeUnknown; nothing runs.",
-}
+_HELD: Final = "Callers get OutcomeUnknown; nothing runs."
+_PROBED: Final = (
+    "The next caller asks its probe whether the effect happened; one without a probe gets OutcomeUnknown."
+)
 _DELAYED: Final = "An attempt ended without an outcome, and the key is free in {left}. Until then callers wait, or get InProgress."
 _LIVE: Final = "A worker has it and renews its lease. Callers wait, or get InProgress."
 _LOST: Final = {
@@ -161,7 +160,8 @@ def explained(record: Record | None) -> str:
 
 def _meaning(record: Record) -> str:
     if record.state is State.UNKNOWN:
-        return f"{_VANISHED if record.error is None else _RAISED} {_UNKNOWN[record.policy]}"
+        next_caller = _PROBED if record.policy is Policy.PROBE else _HELD
+        return f"{_VANISHED if record.error is None else _RAISED} {next_caller}"
     if record.state is State.RELEASED and (left := record.not_before - time.time()) > 0:
         return _DELAYED.format(left=span(left))
     return _MEANING[record.state]

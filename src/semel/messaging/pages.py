@@ -16,6 +16,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
+from semel.calls import clean
 from semel.errors import StoreUnavailable
 from semel.messaging.scopes import Neighbour
 from semel.messaging.sink import Row
@@ -79,7 +80,7 @@ class Line(msgspec.Struct):
 
 def told(reason: str) -> str:
     """A reason that every database takes: no surrogates, no NUL, not too long."""
-    return reason[:2000].encode("utf-8", "replace").decode().replace("\0", "�")
+    return clean(reason[:2000])
 
 
 def line_of(tenant: str, key: str | None, seq: int) -> str:
