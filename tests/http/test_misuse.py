@@ -85,6 +85,7 @@ def _environ(path: str) -> dict[str, Any]:
         ({"routes": {"/orders/<int:id>": False}}, "written otherwise here"),
         ({"routes": {"/orders/{id}/lines/{id}": True}}, "each name once"),
         ({"routes": {"/orders/{1}": True}}, "is none"),
+        ({"routes": {"/orders/:id": True}}, ":id are written otherwise"),
         ({"routes": {"POST /orders": {"methods": ["PUT"]}}}, "do not hold it"),
         ({"routes": {"/o": {"principal": len}}}, "unknown option"),
         ({"replay_headers": ["set-cookie"]}, "set-cookie"),

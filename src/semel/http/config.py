@@ -39,7 +39,7 @@ _PLAN: Final = frozenset(
 )
 _NO_PARTS: Final[Mapping[str, str]] = {}
 _PARTS: Final = re.compile(r"(\{[^\W\d]\w*\}|\*)")
-_FOREIGN: Final = re.compile(r"[{}<>]")
+_FOREIGN: Final = re.compile(r"[{}<>]|/:[^\W\d]")
 Resolver = Callable[[Any], Any]
 
 
@@ -341,7 +341,7 @@ def _pattern(path: str) -> re.Pattern[str]:
         # Taken as it is written it would match nothing, and its requests would pass without a guard.
         raise ConfigurationError(
             f"the route {path!r} is none: a part of a path is written {{name}}, each name once, and * stands for anything; "
-            "{id:int}, {rest:path} and <id> are written otherwise here"
+            "{id:int}, {rest:path}, <id> and :id are written otherwise here"
         )
     text = "".join(
         ".*" if part == "*" else f"(?P<{part[1:-1]}>[^/]+)" if part in names else re.escape(part)
