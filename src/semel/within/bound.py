@@ -166,10 +166,12 @@ class Bound:
             raise _no_transaction() from error
         if is_failed_transaction(error, dialect):
             raise error  # the caller's, before us: the savepoint itself was refused
-        await self._runtime.protect(self._leave_after(place, error))
+        left = await self._runtime.protect(self._leave_after(place, error))
         if is_missing_table(error, dialect):
             raise MissingTables(self.port, self.table) from error
-        if is_locked(error, dialect):
+        # InnoDB may end the whole transaction with a lock that it did not get (innodb_rollback_on_timeout): InProgress would
+        # say that the caller's rows are still there, and a second try would run without them.
+        if left and is_locked(error, dialect):
             return _LOCKED
         raise error
 
@@ -200,13 +202,18 @@ class Bound:
         if place.began:
             await self.port.run("ROLLBACK")
 
-    async def _leave_after(self, place: Place, error: BaseException) -> None:
-        """After an error. The database may have ended the whole transaction with it (a deadlock, a lost connection)."""
+    async def _leave_after(self, place: Place, error: BaseException) -> bool:
+        """After an error. False: the database has ended the whole transaction with it (a deadlock, a lost connection)."""
         try:
             await self._leave(place)
         except Exception as second:  # noqa: BLE001 - the first error is the one that tells
             if not is_retryable(error, self.port.dialect):
-                add_note(error, f"the savepoint could not be rolled back either ({second})")
+                add_note(
+                    error,
+                    f"the savepoint could not be rolled back either ({second}): roll the whole transaction back",
+                )
+            return False
+        return True
 
     async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
         return [await self.settle_one(end) for end in ends]

@@ -16,13 +16,15 @@ _VENDORS: Final[dict[str, Dialect]] = {"postgresql": "postgresql", "mysql": "mys
 class _Atomic:
     """A nested `atomic()`, so that Django's own bookkeeping (on_commit hooks, needs_rollback) stays right."""
 
-    __slots__ = ("_atomic",)
+    __slots__ = ("_atomic", "_ended", "_wrapper")
     alive = True
     buffers = False
     counted = True
 
-    def __init__(self, atomic: Any) -> None:
+    def __init__(self, atomic: Any, wrapper: Any) -> None:
         self._atomic = atomic
+        self._wrapper = wrapper
+        self._ended = False
         atomic.__enter__()
 
     async def flush(self) -> None:
@@ -32,8 +34,14 @@ class _Atomic:
         self._atomic.__exit__(None, None, None)
 
     async def rollback(self) -> None:
-        error = _Undo()
-        self._atomic.__exit__(_Undo, error, None)
+        if not self._ended:  # a second end would be that of the caller's own block
+            self._ended = True
+            self._atomic.__exit__(_Undo, _Undo(), None)
+        if self._wrapper.needs_rollback:
+            # Django says nothing here, and rolls the caller's block back at its end, as silently.
+            from django.db import DatabaseError
+
+            raise DatabaseError("the database has no such savepoint any more")
 
 
 class _Undo(Exception):
@@ -85,7 +93,7 @@ class DjangoPort:
         del name  # Django numbers its own
         from django.db import transaction
 
-        return _Atomic(transaction.atomic(using=self._wrapper.alias))
+        return _Atomic(transaction.atomic(using=self._wrapper.alias), self._wrapper)
 
     def after_end(self, callback: Callable[[], None]) -> bool:
         # Django tells of a commit only; a rollback would be missed.
