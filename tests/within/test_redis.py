@@ -412,6 +412,41 @@ def test_R28_refusals(lab: RedisLab, redis_server: Any) -> None:
     run(lab, body())
 
 
+def test_R28_a_pipeline_that_watches_is_refused(lab: RedisLab) -> None:
+    """From WATCH on redis-py sends every command at once: a function that failed left its commands behind, and an optimistic
+    lock of the caller was dropped, so that another one's write was lost."""
+
+    async def body() -> None:
+        once, pipe, x = lab.face(), lab.pipe(), lab.name("x")
+
+        async def fails() -> None:
+            await wait(pipe.set(x, 1))
+            raise ValueError
+
+        await wait(pipe.watch(x))
+        with pytest.raises(ConfigurationError, match="would not hold"):
+            await wait(once.within(pipe).execute("k1", lab.fn(fails)))
+        await wait(pipe.reset())
+
+        async def watches() -> None:
+            await wait(pipe.watch(x))
+
+        with pytest.raises(ConfigurationError, match="would not hold"):
+            await wait(once.within(pipe).execute("k1", lab.fn(watches)))
+        claim = once.within(pipe).claim("k1")
+        await wait(claim.__enter__() if lab.colour == "sync" else claim.__aenter__())
+        with pytest.raises(ConfigurationError, match="would not hold"):
+            await wait(pipe.watch(x))
+        pipe.set(x, 2)
+        await wait(claim.complete())
+        assert lab.plain.get(x) == "2"
+        await wait(pipe.watch(x))  # the pipeline is the caller's again
+        assert await wait(pipe.get(x)) == b"2"
+        await wait(pipe.reset())
+
+    run(lab, body())
+
+
 def _first_node(url: str) -> str:
     return url.replace("redis+cluster", "redis").partition(",")[0]
 

@@ -23,6 +23,7 @@ class Queue:
         self._pipe = pipe
         self._cluster = cluster
         self._shut = False
+        self._guarded = False
 
     def __len__(self) -> int:
         return len(self._pipe)
@@ -54,6 +55,18 @@ class Queue:
                 f"the pipeline's Redis Cluster cannot be reached ({error}); nothing was run. Call again later"
             ) from error
 
+    def check(self) -> None:
+        """From WATCH on redis-py sends every command at once, outside of the transaction."""
+        strategy = getattr(self._pipe, "_execution_strategy", None)  # of a cluster's pipeline
+        if getattr(self._pipe, "watching", False) or getattr(strategy, "_watching", False):
+            raise _no_watch()
+
+    def guard(self) -> None:
+        """A run has begun: nobody may WATCH until it ends."""
+        with suppress(AttributeError):
+            self._pipe.watch = _refused_watch
+            self._guarded = True
+
     def shut(self) -> None:
         """The function is to queue only: executing is refused meanwhile (where the pipeline lets itself be changed)."""
         with suppress(AttributeError):
@@ -72,8 +85,13 @@ class Queue:
         return [args for args, _ in self._pipe.command_stack]
 
     def take(self) -> tuple[list[tuple[Any, Any]], set[Any]]:
-        """What was queued, as arguments and options, and the scripts that redis-py loads before; the pipeline is empty."""
+        """What was queued, as arguments and options, and the scripts that redis-py loads before; the pipeline is empty.
+
+        The run ends with it, and the guard goes."""
         pipe = self._pipe
+        if self._guarded:
+            del pipe.watch
+            self._guarded = False
         if self._cluster:
             # redis-py shows the commands of a cluster's pipeline nowhere else.
             queue = pipe._execution_strategy._command_queue  # noqa: SLF001 - redis-py tells it nowhere else
@@ -174,6 +192,18 @@ class Capture(Layer):
 async def waited(thing: Any) -> Any:
     # A pipeline is awaitable itself (asyncio's initialises): only coroutines are meant.
     return await thing if isawaitable(thing) and not hasattr(thing, "command_stack") else thing
+
+
+def _refused_watch(*_: Any, **__: Any) -> Any:
+    raise _no_watch()
+
+
+def _no_watch() -> ConfigurationError:
+    return ConfigurationError(
+        "a WATCH on the pipeline that within() was given would not hold: semel sends what was queued in a MULTI/EXEC of its own, "
+        "and from WATCH on redis-py sends every command at once, outside of it. Give within() a pipeline that watches nothing; "
+        "read before, on the client, and put what must be compared into a script that is queued"
+    )
 
 
 def _refused(*_: Any, **__: Any) -> Any:

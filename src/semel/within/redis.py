@@ -22,10 +22,10 @@ from semel.calls import LAZY, Call, add_note, failure_of, name_of, not_run
 from semel.errors import ConfigurationError, LeaseLost, SemelError, StoreUnavailable
 from semel.flow import Engine, done_of
 from semel.hooks import Executed, Unrecorded
-from semel.model import Answer, Ask, Kind, Policy, Settle, State, Verdict
+from semel.model import Answer, Ask, Kind, Policy, Record, Settle, State, Verdict
 from semel.points import reach
 from semel.run import Outcome, Run, _current
-from semel.runtime import own
+from semel.runtime import Interrupt, own
 from semel.store import Store
 from semel.within.pipelines import Capture, Queue, told, waited, watched
 
@@ -69,8 +69,13 @@ class PipelineEngine(Engine):
         return await self._perform(self.begin(call, ask, verdict.record))
 
     async def ask_once(self, call: Call) -> tuple[Ask, Verdict]:
+        self._queue.check()
         await self._queue.ready()
         return await super().ask_once(call)
+
+    def begin(self, call: Call, ask: Ask, record: Record, interrupt: Interrupt | None = None) -> Run:
+        self._queue.guard()
+        return super().begin(call, ask, record, interrupt)
 
     async def _perform(self, run: Run) -> Outcome[Any]:
         call = run.call
