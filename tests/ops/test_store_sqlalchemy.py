@@ -172,6 +172,21 @@ def test_tables_in_a_schema_of_their_own(postgres_server: services.PostgresServe
     made.dispose()
 
 
+def test_a_schema_of_the_metadata_counts_for_the_tables_too(postgres_server: services.PostgresServer) -> None:
+    """`create_all` made them in the connection's own schema, and what was declared was not there."""
+    made = create_engine(postgres_server.database(driver="psycopg"))
+    own = MetaData(schema="app")
+    found = tables(own)
+    assert tables(own) == found == tables(own, "app.semel")
+    with made.begin() as connection:
+        connection.execute(text("create schema app"))
+        own.create_all(connection)
+    fill(store_of(made, Settings(table="app.semel", create=False)))
+    with made.connect() as connection:
+        assert connection.execute(select(func.count()).select_from(found.records)).scalar_one() == 3
+    made.dispose()
+
+
 def test_a_naive_time_is_refused() -> None:
     dialect = create_engine("sqlite://").dialect
     with pytest.raises(ValueError, match="aware"):

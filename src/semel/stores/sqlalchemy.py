@@ -114,10 +114,12 @@ class Tables(NamedTuple):
 def tables(metadata: MetaData, table: str = "semel") -> Tables:
     """Declare the tables in `metadata` (again: the ones declared before).
 
-    `create_all` then makes them just as the store would, with indexes and whatever else the database needs.
+    `create_all` then makes them just as the store would, with indexes and whatever else the database needs. A schema that
+    `metadata` has for all its tables counts for these too: then the face is told `table="schema.semel"`.
     """
     schema, _, name = table.rpartition(".")
-    home = schema or None
+    schema = schema or metadata.schema or ""
+    home, table = schema or None, f"{schema}.{name}" if schema else name
     found = [metadata.tables.get(f"{schema}.{part}" if schema else part) for part in _names(name)]
     if found[0] is not None and found[1] is not None and found[2] is not None:
         return Tables(found[0], found[1], found[2])
