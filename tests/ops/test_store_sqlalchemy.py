@@ -15,6 +15,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool, StaticPool
+from sqlalchemy.schema import CreateTable
 
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.model import Answer, Kind, Policy, Replay, Won
@@ -184,6 +185,21 @@ def test_a_schema_of_the_metadata_counts_for_the_tables_too(postgres_server: ser
     fill(store_of(made, Settings(table="app.semel", create=False)))
     with made.connect() as connection:
         assert connection.execute(select(func.count()).select_from(found.records)).scalar_one() == 3
+    made.dispose()
+
+
+def test_bare_tables_that_a_migration_made_from_the_declarations_are_told(
+    postgres_server: services.PostgresServer,
+) -> None:
+    """As Alembic's autogenerate writes them. "Version None: upgrade semel" was no help."""
+    made = create_engine(postgres_server.database(driver="psycopg"))
+    own = MetaData()
+    tables(own)
+    with made.begin() as connection:
+        for table in own.sorted_tables:
+            connection.execute(CreateTable(table))
+    with pytest.raises(ConfigurationError, match=r"no schema version: .*semel schema sql"):
+        fill(store_of(made))
     made.dispose()
 
 
