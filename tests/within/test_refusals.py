@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import sqlite3
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from semel import AsyncSemel, ConfigurationError, Semel
+from semel.runtime import run_sync
 from tests.within.lab import Lab, wait
 
 # ------------------------------------------------------------------------------------------ autocommit
@@ -427,3 +430,43 @@ def test_R27_a_transaction_in_another_sqlite_file_is_refused_for_replays_too(
         assert once.within(here).execute("k", lambda: "there").value == "here"
         here.close()
     engine.dispose()
+
+
+@pytest.mark.parametrize(
+    "driver", ["session-pysqlite", "session-psycopg", "session-aiosqlite", "session-asyncpg"]
+)
+async def test_R27_a_flush_that_failed_and_was_caught_is_told_as_that(
+    make_coloured: Any, driver: str
+) -> None:
+    """It was told as "the function ended the transaction", with advice for a key that reads as unknown."""
+
+    async def body(lab: Lab) -> None:
+        once, tx = await lab.ready()
+        await tx.insert("before")
+
+        async def work() -> str:
+            from tests.within.alchemy_lab import Order
+
+            tx.target.add(Order(id=None, k=None))
+            with contextlib.suppress(IntegrityError):
+                await wait(tx.target.flush())
+            return "went on"
+
+        fn = work if lab.colour == "async" else lambda: run_sync(work())
+        with pytest.raises(ConfigurationError, match=r"a flush failed .*begin_nested") as told:
+            await wait(once.within(tx.target).execute("k1", fn))
+        assert isinstance(told.value.__cause__, IntegrityError)
+        await tx.insert("after")
+        await tx.commit()
+        assert (lab.orders("before"), lab.orders("after"), lab.records("k1")) == (1, 1, [])
+
+        async def rolls_back() -> str:
+            await work()
+            await wait(tx.target.rollback())
+            return "went on"
+
+        fn = rolls_back if lab.colour == "async" else lambda: run_sync(rolls_back())
+        with pytest.raises(ConfigurationError, match="the function ended the transaction"):
+            await wait(once.within(tx.target).execute("k2", fn))
+
+    await make_coloured(driver, body)

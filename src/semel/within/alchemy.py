@@ -44,6 +44,16 @@ class _Nested:
     def alive(self) -> bool:
         return bool((self._around if self._released else self._transaction).is_active)
 
+    @property
+    def spoilt(self) -> BaseException | None:
+        """Of a session: a flush failed, its error was caught, and nobody has ended this since."""
+        transaction = getattr(self._transaction, "sync_transaction", self._transaction)
+        session = getattr(transaction, "session", None)
+        if session is None or session.get_nested_transaction() is not transaction:
+            return None
+        error: BaseException | None = getattr(transaction, "_rollback_exception", None)  # told nowhere else
+        return error
+
     async def flush(self) -> None:
         await self._port.flush()
 

@@ -275,6 +275,8 @@ class Bound:
             raise _undone()
         point = place.point
         if not point.alive:
+            if (error := point.spoilt) is not None:
+                raise _spoilt() from error
             raise ended()
         return point.flush() if point.buffers else None
 
@@ -369,6 +371,13 @@ def ended() -> ConfigurationError:
         "the function ended the transaction that within() was bound to (commit, rollback or close): the record and your "
         "rows are no longer one unit. If it committed, the key now reads as running, then as unknown: look the effect up and "
         "call resolve(...). Let the caller of execute() commit"
+    )
+
+
+def _spoilt() -> ConfigurationError:
+    return ConfigurationError(
+        "a flush failed in the function, which caught the error and went on: SQLAlchemy has rolled back everything that the "
+        "function did. Put what may fail into `with session.begin_nested():` and catch its error outside of that; or let it pass"
     )
 
 

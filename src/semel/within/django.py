@@ -20,6 +20,7 @@ class _Atomic:
     alive = True
     buffers = False
     counted = True
+    spoilt = None
 
     def __init__(self, atomic: Any, wrapper: Any) -> None:
         self._atomic = atomic

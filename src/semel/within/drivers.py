@@ -111,6 +111,7 @@ class _WholeTransaction:
     __slots__ = ("_port",)
     buffers = False
     counted = False
+    spoilt = None
 
     def __init__(self, port: PsycopgPort | PsycopgAsyncPort) -> None:
         self._port = port

@@ -46,6 +46,11 @@ class Savepoint(Protocol):
         """False when it is known that somebody else ended it, or the transaction around it."""
         ...
 
+    @property
+    def spoilt(self) -> BaseException | None:
+        """The error for which an ORM has given it up, if it is not alive for that reason."""
+        ...
+
     async def flush(self) -> None:
         """Send what an ORM still keeps to itself, so that its errors show before the savepoint is released."""
         ...
@@ -121,6 +126,7 @@ class SqlSavepoint:
     __slots__ = ("_port", "name")
     buffers = False
     counted = False
+    spoilt = None
 
     def __init__(self, port: SqlPort, name: str) -> None:
         self._port = port
