@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from redis.exceptions import ResponseError, WatchError
+from redis.exceptions import NoPermissionError, ResponseError, WatchError
 from sqlalchemy.orm import Session
 
 from semel import AsyncSemel, ConfigurationError, KeyMismatch, Semel, StoreUnavailable, current_run
@@ -456,6 +456,29 @@ async def test_within_a_conflict_leaves_the_key_free_and_nothing_applied(colour:
         assert place.client.get(balance) is None
         assert (await wait(once.within(pipe).execute("k", colour.fn(work), 1))).value == 1
     assert (place.count(), place.client.get(balance)) == (1, b"1")
+    outbox.close()
+
+
+@pytest.mark.filterwarnings("ignore:Semel blocks the running event loop")
+@awaited
+async def test_within_a_server_that_refuses_the_look_at_the_ids_is_a_known_failure(colour: Colour) -> None:
+    """R28: the key waited for its lease, and under `hold` for a person, although nothing was applied."""
+    place = colour.place
+    outbox = place.outbox()
+    outbox.create()
+    user = f"narrow-{place.table}"
+    server: Any = place.client
+    server.execute_command("ACL", "SETUSER", user, "on", ">pw", "~*", "&*", "+@all", "-mget")
+    async with colour.face(lease=60) as once, colour.pipe(username=user, password="pw") as pipe:
+
+        async def work() -> None:
+            outbox.add(current_run(), Message("paid", 1, id="m"))
+
+        with pytest.raises(NoPermissionError):
+            await wait(once.within(pipe).execute("k", colour.fn(work)))
+        assert (await wait(once.peek("k"))).state == "released"
+    server.execute_command("ACL", "DELUSER", user)
+    assert place.count() == 0
     outbox.close()
 
 

@@ -129,6 +129,30 @@ def test_R28_an_answer_that_the_network_loses_is_looked_up(
     run(lab, body())
 
 
+@pytest.mark.parametrize("retries", [True, False])
+def test_R28_a_guard_whose_connection_breaks_is_set_up_again(
+    lab: RedisLab, proxy: Proxy, redis_server: Any, *, retries: bool
+) -> None:
+    """redis-py tells it as a WatchError, which was taken for a refusal: the outcome of the key for good, under `replay`."""
+
+    async def body() -> None:
+        once = lab.face()
+        direct, lab.url = lab.url, through(lab, proxy, redis_server)
+        pipe = lab.pipe(**({} if retries else {"retry": None}))
+        lab.url = direct
+        lost = proxy.swallow_reply(match=lambda request: b"EXISTS" in request)
+
+        async def work() -> str:
+            pipe.incr(lab.name("n"))
+            return "made"
+
+        outcome = await wait(once.within(pipe).execute("k1", lab.fn(work), on_error="replay"))
+        assert lost.fired.is_set()
+        assert (outcome.value, lab.plain.get(lab.name("n"))) == ("made", "1")
+
+    run(lab, body())
+
+
 def test_R28_what_is_recorded_stays_so_when_the_store_is_gone_right_after_it(
     lab: RedisLab, proxy: Proxy, redis_server: Any
 ) -> None:

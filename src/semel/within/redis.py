@@ -178,18 +178,15 @@ class PipelineEngine(Engine):
         try:
             await waited(pipe.watch(keys[0]))
             there = await waited(pipe.exists(keys[0]))
+            if await self._is_done(run, there=bool(there)):
+                return True
+            commands = await self._watched(pipe, queued[0], self._queue.slot(keys[0]))
+        except WatchError:  # so redis-py tells of a connection that broke while it watches
+            return False
         except (Lost, Late):
             raise
         except RedisError as error:  # an ACL of the pipeline's user, say
             raise _NothingApplied(_as_told(error, self._queue.slot(keys[0]))) from error
-        if await self._is_done(run, there=bool(there)):
-            return True
-        try:
-            commands = await watched(pipe, queued[0], self._queue.slot(keys[0]))
-        except SemelError as error:
-            if isinstance(error, StoreUnavailable):
-                raise
-            raise _NothingApplied(error) from error
         pipe.multi()
         pipe.command_stack, pipe.scripts = list(commands), set(queued[1])
         pipe.execute_command("EVAL", _LETTER_ONLY % _source(), len(keys), *keys, *self._raw.settle_args(end))
@@ -206,6 +203,14 @@ class PipelineEngine(Engine):
         told(commands)
         await self._check(run, end, replies)
         return True
+
+    async def _watched(self, pipe: Any, commands: list[Any], slot: int | None) -> list[Any]:
+        try:
+            return await watched(pipe, commands, slot)
+        except SemelError as error:
+            if isinstance(error, StoreUnavailable):
+                raise
+            raise _NothingApplied(error) from error
 
     async def _is_done(self, run: Run, *, there: bool) -> bool:
         """Read after WATCH, on a connection of our own: what changes from here on aborts the EXEC."""
