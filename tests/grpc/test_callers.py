@@ -53,3 +53,14 @@ def test_g04_an_id_may_be_a_uuid_and_is_the_same_one_as_its_text(light: Lab) -> 
     assert [light.call(key="k-1").replayed for _ in range(2)] == ["false", "true"]
     assert light.do(light.once.peek(core_key("k-1", str(ann)), operation="http")) is not None
     assert len(light.calls) == 1
+
+
+@pytest.mark.parametrize("option", ["principal", "tenant"])
+def test_g18_an_id_may_be_a_number_as_over_http(light: Lab, option: str) -> None:
+    """Most tables have such ids; over gRPC they were nobody's."""
+    options: dict[str, Any] = {option: lambda context: 7}
+    light.serve(**options)
+    assert [light.call(key="k-1").replayed for _ in range(2)] == ["false", "true"]
+    who = {"principal": "ann", "tenant": None, option: "7"}
+    key, tenant = core_key("k-1", who["principal"] or ""), {"tenant": who["tenant"]} if who["tenant"] else {}
+    assert light.do(light.once.peek(key, operation="http", **tenant)) is not None

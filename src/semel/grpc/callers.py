@@ -22,13 +22,14 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 def principal_of(value: Any) -> str:
-    """An id as text; "" for what is none. An object's own text may be its address, another one at every call."""
-    return str(value) if isinstance(value, str | UUID) else ""
+    """An id as text, as over HTTP; "" for what is none. An object's own text may be its address, another one at every call."""
+    is_id = isinstance(value, str | int | UUID) and not isinstance(value, bool)
+    return str(value) if is_id else ""
 
 
 def tenant_of(value: object) -> str:
     """The tenant. Raises Refusal for what is none."""
     try:
-        return check_tenant(value)
+        return check_tenant(principal_of(value))
     except InvalidKey as error:
         raise Refusal("NOT_AUTHENTICATED") from error
