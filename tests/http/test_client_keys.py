@@ -348,6 +348,22 @@ def test_keys_may_live_in_a_face_of_the_callers(server: Rogue, store: str) -> No
     assert len(set(server.keys)) == 1
 
 
+def test_a_face_that_asks_for_fingerprints_keeps_all_that_is_known_of_an_action(
+    server: Rogue, store: str
+) -> None:
+    """The retention that the server said was not: after a restart the action could be sent when its key was forgotten."""
+    server.retention = "3600"
+    with (
+        Semel(store, fingerprints="required") as once,
+        httpx.Client(transport=IdempotentTransport(keys=once)) as client,
+    ):
+        client.post(server.url, extensions={"semel": ACTION})
+        state = DurableKeys(once).look(ACTION["action"])
+        assert state is not None
+        assert state.status == 201
+        assert once.peek(ACTION["action"], operation="http.client.retention") is not None
+
+
 @pytest.mark.parametrize("name", ["redis", "postgres"])
 def test_keys_may_live_on_a_server(request: pytest.FixtureRequest, server: Rogue, name: str) -> None:
     place = request.getfixturevalue(f"{name}_server")

@@ -110,7 +110,8 @@ class Book:
     async def _note(self, part: str, action: str, value: float) -> None:
         """An answer is here: a store that is away now must not take it from the caller. The note is lost, loudly."""
         try:
-            await self._write(part, action, lambda: value)
+            # One request for every value, because the first word counts; a face may ask for a fingerprint of each call.
+            await self._write(part, action, lambda: value, request=part)
         except SemelError as error:
             _log.warning(
                 "of the action %r it could not be noted that %s is %s: %s",
