@@ -435,6 +435,47 @@ def test_a_redirect_that_keeps_the_method_keeps_the_key(library: Library, server
     once(server)
 
 
+@pytest.mark.parametrize("word", ["redirect", "challenge"])
+def test_a_stream_is_whole_where_a_redirect_leads_to_and_after_a_challenge(
+    library: Library, server: Rogue, word: str
+) -> None:
+    """requests sent what was left of it, which is nothing, and the server acted on an empty request."""
+    challenge = Say(401, {"WWW-Authenticate": 'Digest realm="r", nonce="n", qop="auth", algorithm=MD5'})
+    server.script = [
+        Say(307, {"Location": f"{server.url}/there"}) if word == "redirect" else challenge,
+        "lose",
+    ]
+    auth = requests.auth.HTTPDigestAuth("a", "b") if library == "requests" else httpx.DigestAuth("a", "b")
+    reply = Caller(library).post(f"{server.url}/here", content=parts(), follow_redirects=True, auth=auth)
+    assert reply.status == 201
+    assert [one.body for one in server.seen] == [b"part 0;part 1;part 2;"] * 3
+    once(server)
+
+
+def test_a_file_is_sent_again_after_a_challenge(server: Rogue, tmp_path: Path) -> None:
+    """requests goes back to the file's beginning; the length was told, and nothing sent, until the time was over."""
+    server.script = [Say(401, {"WWW-Authenticate": 'Digest realm="r", nonce="n", qop="auth", algorithm=MD5'})]
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    with path.open("rb") as file:
+        auth = requests.auth.HTTPDigestAuth("a", "b")
+        assert Caller("requests").post(server.url, content=file, auth=auth).status == 201
+    assert [one.body for one in server.seen] == [b"content"] * 2
+    once(server)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_body": 10}])
+def test_a_long_stream_is_not_sent_empty_where_a_redirect_leads_to(
+    library: Library, server: Rogue, options: dict[str, Any]
+) -> None:
+    server.script = [Say(307, {"Location": f"{server.url}/there"})]
+    with pytest.raises((BodyNotRepeatable, httpx.StreamConsumed), match="stream"):
+        Caller(library, **options).post(
+            f"{server.url}/here", content=(b"x" * 400_000 for _ in range(4)), follow_redirects=True
+        )
+    assert [one.path for one in server.seen] == ["/here"]
+
+
 def test_the_server_that_a_redirect_leads_to_must_show_again_that_the_key_counts(
     library: Library, server: Rogue
 ) -> None:

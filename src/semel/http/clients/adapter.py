@@ -13,7 +13,7 @@ from semel.errors import ConfigurationError
 from semel.http.clients.answers import MAX_PROBLEM, Answer, is_problem, lower, read_problem
 from semel.http.clients.bodies import Parcel, Steps, pack
 from semel.http.clients.delivery import Delivered, Delivery, Loss, carry, marked
-from semel.http.clients.errors import is_about_certificate
+from semel.http.clients.errors import BodyNotRepeatable, is_about_certificate
 from semel.http.clients.keys import DurableKeys, opened
 from semel.http.clients.options import ClientOptions, settings_from
 from semel.once import Semel
@@ -120,7 +120,12 @@ class _Wire:
         if isinstance(body, str):
             return Parcel(raw=body.encode())
         self._rest = _chunks(body)
-        return await pack(Steps(self._rest), most)
+        parcel = await pack(Steps(self._rest), most)
+        if not hasattr(body, "seek"):
+            # It is spent, and requests would send what is left of it after a redirect or a challenge: nothing.
+            kept = parcel.in_memory
+            self.native.body = _Spent() if kept is None else kept
+        return parcel
 
     async def pass_on(self) -> Any:
         return self._send(self.native, self._timeout)
@@ -152,6 +157,7 @@ class _Wire:
 
     def hand(self, response: Any, delivered: Delivered) -> Any:
         response.semel = delivered
+        response.request = self.native  # not the copy of one attempt: requests answers challenges with it
         return response
 
     def loss(self, error: Exception) -> Loss | None:
@@ -167,6 +173,16 @@ class _Wire:
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - the blocking colour
+
+
+class _Spent:
+    """In place of a long stream that was sent."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        raise BodyNotRepeatable(
+            "the server asked for the request at another place or with credentials, and its body was a stream that is spent: "
+            "pass bytes or an open file"
+        )
 
 
 def _chunks(body: Any) -> Iterator[bytes]:

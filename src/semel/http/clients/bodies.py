@@ -32,6 +32,11 @@ class Parcel:
         if self.over is not None:
             yield self.over
 
+    @property
+    def in_memory(self) -> bytes | None:
+        """All of what was a stream, where it is short."""
+        return self.body.whole if self.body is not None and self.repeatable else None
+
     def whole(self) -> Body:
         """To be compared with another one."""
         return wrap(self.raw or b"") if self.body is None else self.body

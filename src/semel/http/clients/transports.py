@@ -215,7 +215,12 @@ class _Wire(ABC):
         if isinstance(stream, httpx.ByteStream):
             return Parcel(raw=b"".join(stream))
         self._rest = self._pieces(stream)
-        return await pack(self._rest, most)
+        parcel = await pack(self._rest, most)
+        if (kept := parcel.in_memory) is not None:
+            self.native.stream = httpx.ByteStream(
+                kept
+            )  # httpx sends it again after a redirect or a challenge
+        return parcel
 
     async def pass_on(self) -> httpx.Response:
         return await self._post(self._attempt(None))
