@@ -62,6 +62,13 @@ def test_a_known_name_with_another_status_is_somebody_elses() -> None:
     assert not verdict.honoured
 
 
+@pytest.mark.parametrize("name, status", [("key-reused", 400), ("key-expired", 412)])
+def test_a_problem_of_the_key_leaves_its_action_open_under_every_profile(name: str, status: int) -> None:
+    """stripe-v1 and oasis give them other statuses: the action was noted as done, and nobody knows what became of it."""
+    verdict = judged(status, problem={"type": f"urn:semel:problem:{name}", "retryable": False})
+    assert (verdict.again, verdict.done, verdict.honoured) == (False, False, True)
+
+
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 520])
 def test_a_bare_5xx_is_repeated_only_where_the_key_counts(status: int) -> None:
     assert not judged(status).again

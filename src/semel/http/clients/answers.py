@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from semel.http.problem import PROBLEMS
+from semel.http.rules import PROFILES
 
 __all__ = [
     "MAX_PROBLEM",
@@ -38,6 +39,12 @@ _MOVED: Final = frozenset({307, 308})
 _AGES: Final = 10**9
 _OUTCOMES: Final = frozenset({"previous-failure", "response-not-stored"})
 _PERMANENT: Final = frozenset({501, 505, 511})
+# Of each problem; some profiles of the server give it another one.
+_STATUSES: Final = {
+    name: {kind.status}
+    | {profile.get("statuses", {}).get(name, kind.status) for profile in PROFILES.values()}
+    for name, kind in PROBLEMS.items()
+}
 
 
 class ProblemSeen(msgspec.Struct, frozen=True):
@@ -68,9 +75,7 @@ class Answer(msgspec.Struct, frozen=True):
     def known(self) -> str | None:
         """The type of a problem that the idempotency layer itself answers with."""
         name = None if self.problem is None else self.problem.name
-        if name is None or name not in PROBLEMS or PROBLEMS[name].status != self.status:
-            return None
-        return name
+        return name if name is not None and self.status in _STATUSES.get(name, ()) else None
 
     @property
     def retention(self) -> float | None:
