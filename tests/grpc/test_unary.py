@@ -480,7 +480,7 @@ def test_authorize_is_asked_before_a_replay_too(light: Lab, answer: object) -> N
     assert len(light.calls) == 1
 
 
-@pytest.mark.parametrize("principal", [None, "", 7])
+@pytest.mark.parametrize("principal", [None, "", True, 7.0, object()])
 def test_a_caller_without_identity_is_refused(light: Lab, principal: object) -> None:
     light.serve(principal=lambda context: principal)
     assert light.call(key="k-1").reason == "NOT_AUTHENTICATED"
