@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from semel.grpc import Method
-from tests.grpc.lab import KEY, SERVICE, Lab, Loop, Stop, reply_of, shop
+from tests.grpc.lab import KEY, SERVICE, Lab, Loop, Stop, reply_of, shop, shop_grpc
 
 Code = grpc.StatusCode
 STREAMS = {
@@ -104,6 +104,34 @@ def test_g05_a_client_stream_is_one_request(lab: Lab) -> None:
     for other in ([*reversed(orders)], orders[:1], [*orders, shop.Order()], []):
         assert lab.call("Upload", other, key="k-1").reason == "KEY_REUSED", other
     assert len(lab.calls) == 1
+
+
+def test_g05_a_client_who_leaves_in_the_middle_of_his_stream_has_asked_for_nothing(light: Lab) -> None:
+    """gRPC ends such a stream as it ends a whole one: its part was run and recorded, and the whole one refused ever after."""
+    light.act = lambda requests, say: shop.Made(id=" ".join(one.item for one in requests))
+    light.serve(methods=STREAMS)
+    stub = shop_grpc.ShopStub(light.channel)
+    orders = [shop.Order(item="book"), shop.Order(item="pen")]
+
+    def leave(key: str) -> None:
+        sent, left = threading.Event(), threading.Event()
+
+        def part() -> Iterator[Any]:
+            yield orders[0]
+            sent.set()
+            left.wait(20)
+
+        call = stub.Upload.future(part(), metadata=((KEY, key),), timeout=20)
+        assert sent.wait(20)
+        call.cancel()
+        left.set()
+
+    keys = [f"k-{number}" for number in range(30)]
+    for key in keys:
+        leave(key)
+    for key in keys:
+        assert light.call("Upload", orders, key=key).message.id == "book pen"
+    assert [len(requests) for requests in light.calls] == [2] * len(keys)
 
 
 def test_g01_a_client_stream_takes_its_key_from_metadata_only(light: Lab) -> None:

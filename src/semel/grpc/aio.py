@@ -21,6 +21,7 @@ from semel.grpc.handlers import Wire, behaviour_of, handler_like
 from semel.grpc.policy import Options, Policy, Route, Ticket, Unstored, marker, refused
 from semel.grpc.refusals import Refusal
 from semel.grpc.requests import Received
+from semel.grpc.rules import CUT_WITHIN
 from semel.http.keys import operation_of
 from semel.loop import is_async
 
@@ -141,6 +142,7 @@ class _Call:
             size += len(one.raw)
             if size > self._route.rules.max_request:
                 raise Refusal("BODY_TOO_LARGE")
+        await asyncio.sleep(CUT_WITHIN)  # cancelled here: it was cut, and a part of a request is none
         return asked
 
     async def _key(self, request: Any, context: Any) -> str | None:

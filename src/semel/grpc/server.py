@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from threading import Event
 from typing import Any, Final, NoReturn, Unpack
 
 import grpc
@@ -16,6 +17,7 @@ from semel.grpc.handlers import Wire, behaviour_of, handler_like
 from semel.grpc.policy import Options, Policy, Route, Ticket, Unstored, marker, refused
 from semel.grpc.refusals import Refusal
 from semel.grpc.requests import Received
+from semel.grpc.rules import CUT_WITHIN
 from semel.http.keys import operation_of
 from semel.http.resolving import plain
 from semel.loop import is_async
@@ -104,7 +106,7 @@ class _Call:
 
     # --------------------------------------------------------------------------------------- the request
 
-    def _asked(self, request: Any) -> list[Received]:
+    def _asked(self, request: Any, context: grpc.ServicerContext) -> list[Received]:
         """The request's messages; a client stream is read to its end first, because all of it is the request."""
         if not self._handler.request_streaming:
             return [request]
@@ -114,6 +116,10 @@ class _Call:
             size += len(one.raw)
             if size > self._route.rules.max_request:
                 raise Refusal("BODY_TOO_LARGE")
+        left = Event()
+        if not context.add_callback(left.set) or left.wait(CUT_WITHIN):
+            # A part of a request is none. Nobody hears this.
+            context.abort(grpc.StatusCode.CANCELLED, "the client left before its stream was whole")
         return asked
 
     def _argument(self, asked: list[Received]) -> Any:
@@ -134,7 +140,7 @@ class _Call:
         """The answer to send, its initial metadata sent already."""
         try:
             caller = self._caller(context)  # before anything is read for it
-            asked = self._asked(request)
+            asked = self._asked(request, context)
             ticket = self._policy.ticket(self._route, key, caller, asked, context.time_remaining())
             answer, replayed = self._executed(ticket, asked, context)
         except Unstored as unstored:
