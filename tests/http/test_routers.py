@@ -165,6 +165,33 @@ def test_h13_what_litestars_router_says_uses_no_key_up(path: str, status: int) -
     edge.close()
 
 
+@pytest.mark.parametrize("name", ["POST /pay", "/pay/"])
+def test_a_slash_at_the_end_leads_around_no_guard(name: str) -> None:
+    """Litestar runs both as one route: requests with the other spelling had no guard, though their key is required."""
+    runs: list[int] = []
+
+    def pay() -> str:
+        runs.append(1)
+        return "paid"
+
+    edge = Edge("async", "memory://").open(
+        app=Litestar([litestar_post("/pay", sync_to_thread=False)(pay)]), routes={name: {"required": True}}
+    )
+    for number, path in enumerate(("/pay", "/pay/", "/pay//")):
+        assert edge.send(path, None).status_code == 400
+        assert marks([edge.send(path, f"key-{number}") for _ in "ab"]) == ["false", "true"]
+    assert len(runs) == 3
+    edge.close()
+
+
+def test_what_is_said_of_a_route_with_a_slash_counts_before_the_one_without() -> None:
+    app = Litestar([litestar_post("/pay/{id:str}", sync_to_thread=False)(_paid)])
+    edge = Edge("async", "memory://").open(app=app, routes={"/pay/{id}": {}, "/pay/{id}/": False})
+    assert marks([edge.send("/pay/7") for _ in "ab"]) == ["false", "true"]
+    assert marks([edge.send("/pay/7/") for _ in "ab"]) == [None, None]
+    edge.close()
+
+
 def _paid() -> str:
     return "paid"
 

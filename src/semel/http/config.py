@@ -48,6 +48,8 @@ class Route(msgspec.Struct, frozen=True):
 
     method: str | None
     pattern: re.Pattern[str]
+    bare: re.Pattern[str]
+    """The same without a slash at its end."""
     guard: Guard | None
 
 
@@ -63,6 +65,8 @@ class Plan(msgspec.Struct, frozen=True):
     key: Resolver | None
     only_principal: Resolver | None = None
     """`principal`, where nobody else is asked about a sender."""
+    is_slashed: bool = False
+    """Some route ends with a slash."""
 
     def guard_for(self, method: str, path: str) -> tuple[Guard, Mapping[str, str]] | None:
         """The guard of a request and the named parts of its path; None: it passes untouched."""
@@ -70,10 +74,20 @@ class Plan(msgspec.Struct, frozen=True):
             if route.method is None or route.method == method:
                 found = route.pattern.fullmatch(path)
                 if found:
-                    guard = route.guard
-                    return (guard, found.groupdict()) if guard and method in guard.rules.methods else None
+                    return _guarded(route, method, found)
+        if self.routes and (self.is_slashed or path.endswith("/")):
+            # Litestar runs /orders/ as /orders, and others do if they are told to: it must not go around its guard.
+            bare = path.rstrip("/")
+            for route in self.routes:
+                if (route.method is None or route.method == method) and (found := route.bare.fullmatch(bare)):
+                    return _guarded(route, method, found)
         guard = self.fallback
         return (guard, _NO_PARTS) if guard is not None and method in guard.rules.methods else None
+
+
+def _guarded(route: Route, method: str, found: re.Match[str]) -> tuple[Guard, Mapping[str, str]] | None:
+    guard = route.guard
+    return (guard, found.groupdict()) if guard and method in guard.rules.methods else None
 
 
 def configure(
@@ -116,6 +130,7 @@ def configure(
         authorize=_callable("authorize", given),
         key=_callable("key", given),
         only_principal=_callable("principal", given) if asked == ["principal"] else None,
+        is_slashed=any(name.strip().endswith("/") for name in routes or ()),
     )
 
 
@@ -322,7 +337,7 @@ def _route(once: Face, defaults: Rules, name: str, options: Any) -> Route:
         _check_secret(once, rules)
         _check_path(rules, path)
         guard = Guard(once, rules)
-    return Route(method.upper() or None, _pattern(path), guard)
+    return Route(method.upper() or None, _pattern(path), _pattern(path.rstrip("/")), guard)
 
 
 def _check_path(rules: Rules, path: str) -> None:
