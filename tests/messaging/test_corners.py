@@ -178,6 +178,29 @@ async def test_topics_that_share_a_sink_keep_their_keys_in_order_through_an_outa
 
 
 @awaited
+async def test_what_one_sink_refused_is_not_overtaken_there_while_another_one_is_away(
+    sqlite_home: Home,
+) -> None:
+    """The first message is under way to the sink that is away, so it is not chosen again: what follows it must wait as well."""
+    outbox, post, away = sqlite_home.outbox(parts=1), Post(), Book()
+    post.bad["a"], away.away = "not now", True
+    both = Route(away, name="away", when=lambda message: message.body == 1)
+    relay = Relay(outbox, {"t": [Route(post, name="post"), both]}, backoff=(0.05, 0.05))
+    add(sqlite_home, outbox, Message("t", 1, id="a", key="k"))
+    await relay.drain()
+    post.bad.clear()
+    add(sqlite_home, outbox, Message("t", 2, id="b", key="k"), Message("t", 2, id="x", key="x"))
+    await relay.drain()
+    assert "b" not in post.ids
+    away.away = False
+    while (await relay.drain()).pending:
+        await asyncio.sleep(0.1)
+    assert [i for i in post.ids if i != "x"] == ["a", "b"]
+    assert away.ids == ["a"]
+    outbox.close()
+
+
+@awaited
 async def test_a_condition_that_fails_holds_what_follows(sqlite_home: Home) -> None:
     outbox, book = sqlite_home.outbox(parts=1), Book()
 

@@ -118,9 +118,11 @@ class Part:
         return unknown
 
     def _stuck(self, router: Router) -> set[str]:
-        """Lines with a row in a batch that no route of today can send: nothing of theirs may overtake it."""
+        """Lines with a row in a batch that no route of today can send, or one that a lane has refused while another one still has
+        it under way: it is not chosen again before that one ends. Nothing of theirs may overtake it."""
         lost = [lane for name, lane in self.state.lanes.items() if lane.open and router.by_lane(name) is None]
-        rows = [self.rows[seq] for lane in lost for seq in lane.open if seq in self.rows]
+        seqs = {seq for lane in lost for seq in lane.open} | self.state.owed.keys()
+        rows = [self.rows[seq] for seq in seqs if seq in self.rows]
         return {line_of(row.tenant, row.key, row.seq) for row in rows}
 
     def _assign(self, row: Row, lanes: Sequence[str]) -> None:
