@@ -422,6 +422,40 @@ def test_a_key_that_one_row_parked_is_not_let_go_by_another() -> None:
     assert [(line.id, after) for line, after in part.taken().held] == [("m5", None)]
 
 
+@awaited
+async def test_a_parked_key_is_not_let_go_by_a_slower_sink_that_rejects_what_follows(
+    sqlite_home: Home,
+) -> None:
+    outbox, asked = sqlite_home.outbox(parts=1), dict[str, int]()
+    slow = asyncio.Event()
+
+    def quick(message: Message) -> None:
+        asked[message.id] = asked.get(message.id, 0) + 1
+        raise ValueError
+
+    async def late(_: Message) -> None:
+        await slow.wait()
+        raise ValueError
+
+    routes = [
+        Route(quick, name="quick", when=lambda message: message.body == 1),
+        Route(late, name="late", when=lambda message: message.body == 2),
+    ]
+    relay = Relay(outbox, {"t": routes}, backoff=(0.05, 0.05), max_attempts=1)
+    add(sqlite_home, outbox, Message("t", 1, id="a", key="k"), Message("t", 2, id="b", key="k"))
+    running = asyncio.create_task(relay.run())
+    while not await relay.parked():
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.3)
+    slow.set()
+    await asyncio.sleep(0.7)
+    assert asked == {"a": 1}
+    assert [line.id for line in await relay.parked()] == ["a"]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    outbox.close()
+
+
 def test_the_statements_that_are_printed_make_the_tables_that_create_makes(fresh_home: Home) -> None:
     """MySQL knows no `CREATE INDEX IF NOT EXISTS`, which MariaDB does: there the indexes are in the tables."""
     printed = Database(fresh_home.url, table=fresh_home.table).ddl()

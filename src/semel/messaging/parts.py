@@ -212,6 +212,8 @@ class Part:
             # Of a key's bad rows the first one counts: the others wait behind it, as those before it do not.
             if row.id in error.reasons and name not in held:
                 held.add(name)
+                if self._waits_parked(name, row):
+                    continue
                 line = self._failed(row, error.reasons[row.id])
                 final = row.id in error.final or line.attempts >= attempts
                 if final:
@@ -237,6 +239,11 @@ class Part:
             del self.lines[name]
             self._attempts.pop(name, None)
             self.outcome.free.add(name)
+
+    def _waits_parked(self, name: str, row: Row) -> bool:
+        """Whether a row before it has parked its key already, as it is written: only a person lets that go."""
+        line = self.lines.get(name)
+        return line is not None and line.until is None and line.seq < row.seq
 
     def _is_parked(self, name: str) -> bool:
         return any(after is None and line.name == name for line, after in self.outcome.held)
