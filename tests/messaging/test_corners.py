@@ -17,7 +17,7 @@ from semel.messaging import Fenced, Inbox, Message, Outbox, Rejected, Relay, Rou
 from semel.messaging.database import Database
 from semel.messaging.events import Alarm, RelayEvent
 from semel.messaging.failures import is_away
-from semel.messaging.pages import Lane, State
+from semel.messaging.pages import Lane, State, Want
 from semel.messaging.parts import Part, Shipment
 from semel.messaging.tables import messaging_tables
 from tests.messaging.books import Book, Post
@@ -76,6 +76,24 @@ async def test_names_of_routes_are_not_taken_for_each_other(sqlite_home: Home) -
     add(sqlite_home, outbox, Message("orders", 1, id="a"), Message("orders/eu", 2, id="b"))
     await Relay(outbox, {"orders": first, "orders/eu": second}).drain()
     assert (first.ids, second.ids) == (["a"], ["b"])
+    outbox.close()
+
+
+@awaited
+async def test_messages_that_become_due_during_a_look_are_not_overtaken(postgres_home: Home) -> None:
+    outbox = postgres_home.outbox(parts=1)
+    add(postgres_home, outbox, *(Message("t", n, id=f"{n:04}", key="k", due=1000) for n in range(4000)))
+    want = Want(parts=[0], each=500, total=500)
+    ledger = outbox.home.ledger("relay")
+    soon = text(
+        f"UPDATE {postgres_home.table}_outbox SET due = extract(epoch from statement_timestamp()) + 0.3"
+    )
+    for _ in range(6):
+        with postgres_home.engine.begin() as connection:
+            connection.execute(soon)
+        while not (chosen := await ledger.read(lambda page: page.choose(want))):
+            pass
+        assert [row.id for row in chosen[0]] == [f"{n:04}" for n in range(500)]
     outbox.close()
 
 

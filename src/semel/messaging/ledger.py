@@ -32,6 +32,9 @@ __all__ = [
     "waiting",
 ]
 
+# One moment for all rows of a look: with a clock that goes on meanwhile, what becomes due during it would leave out the first rows of
+# a key and take those behind them.
+_MOMENT: Final = NOW | {"postgresql": "extract(epoch from statement_timestamp())::float8"}
 _LETTER: Final = "seq, id, tenant, topic, {key}, type, {schema}, headers, body, created, raw"
 _headers: Final = msgspec.json.Decoder(dict[str, str])
 
@@ -90,7 +93,7 @@ def _choose_of(
 
 def _conditions(t: Tables, team: str, want: Want, dialect: str) -> tuple[str, dict[str, Any]]:
     key = _quoted("key", dialect)
-    said = [f"(o.due IS NULL OR o.due <= {NOW[dialect]})"]
+    said = [f"(o.due IS NULL OR o.due <= {_MOMENT[dialect]})"]
     values: dict[str, Any] = {}
     for name, op, given in (
         ("topic", "NOT IN", want.topics),
@@ -109,7 +112,7 @@ def _conditions(t: Tables, team: str, want: Want, dialect: str) -> tuple[str, di
         values["team"] = team
         said.append(
             f"NOT EXISTS (SELECT 1 FROM {full_name(t.lines)} l WHERE l.team = :team AND l.part = o.part"
-            f" AND l.tenant = o.tenant AND (l.until IS NULL OR l.until > {NOW[dialect]})"
+            f" AND l.tenant = o.tenant AND (l.until IS NULL OR l.until > {_MOMENT[dialect]})"
             f" AND ((l.{key} = o.{key} AND l.seq <= o.seq) OR (o.{key} IS NULL AND l.seq = o.seq)))"
         )
     return " AND ".join(said), values
