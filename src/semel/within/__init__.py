@@ -20,6 +20,7 @@ from semel.within.ports import Port
 if TYPE_CHECKING:
     from semel.flow import Engine
     from semel.once import AsyncSemel, Semel
+    from semel.within.redis import PipelineEngine
 
 __all__ = ["AsyncWithin", "Within", "bind", "port_of"]
 
@@ -61,7 +62,8 @@ def bind(face: Semel | AsyncSemel, transaction: Any) -> Any:
         kind: type = type(transaction)
         names = _names(kind)
         if not _PIPELINES.isdisjoint(names):
-            return bound(face, _pipeline(face, engine, transaction, cluster=_CLUSTER in names))
+            guarded = _pipeline(face, engine, transaction, cluster=_CLUSTER in names)
+            return bound(face, guarded, None if face.enabled else guarded.unguarded())
         port_class = _port_class(kind)
     if port_class.colour != face._colour:  # noqa: SLF001 - our own face
         raise _wrong_face(face, transaction, port_class.colour)
@@ -112,7 +114,7 @@ def _names(kind: type) -> tuple[tuple[str, str], ...]:
     return tuple([(each.__module__.partition(".")[0], each.__name__) for each in kind.__mro__])
 
 
-def _pipeline(face: Any, engine: Engine, pipe: Any, *, cluster: bool) -> Engine:
+def _pipeline(face: Any, engine: Engine, pipe: Any, *, cluster: bool) -> PipelineEngine:
     from semel.within.pipelines import Capture, Queue
     from semel.within.redis import PipelineEngine
 

@@ -26,9 +26,10 @@ T = TypeVar("T")
 
 
 class _Bound:
-    def __init__(self, face: Any, engine: Engine) -> None:
+    def __init__(self, face: Any, engine: Engine, unguarded: Engine | None = None) -> None:
         self._face = face
         self._tx = engine
+        self._unguarded = unguarded
         self._colour = face._colour  # noqa: SLF001 - our own face
 
     def _options(self, given: dict[str, Any]) -> Options:
@@ -51,7 +52,7 @@ class _Bound:
         """Who claims by hand: this transaction, or nobody (R8)."""
         if self._face.enabled:
             return self._tx, call
-        return self._face._engine(), self._face._unprotected(call)  # noqa: SLF001 - our own face
+        return self._unguarded or self._face._engine(), self._face._unprotected(call)  # noqa: SLF001 - our own face
 
     def _run(self, call: Call) -> Coroutine[Any, Any, Outcome[Any]]:
         self._tx.door.check()

@@ -78,6 +78,10 @@ class Queue:
             del self._pipe.execute
             self._shut = False
 
+    def left_open(self) -> Queue:
+        """The same pipeline, of which `execute` is not refused."""
+        return _LeftOpen(self._pipe, cluster=self._cluster)
+
     def queued(self) -> list[Any]:
         """The arguments of what is queued, left where they are."""
         if self._cluster:
@@ -128,6 +132,11 @@ class Queue:
         await waited(sender.reset())
         if self._cluster and hasattr(sender, "aclose"):
             await sender.connection_pool.aclose()
+
+
+class _LeftOpen(Queue):
+    def shut(self) -> None:
+        """What is queued goes out by the pipeline's own `execute`, so an outbox must look after its messages there."""
 
 
 class Watched(Protocol):
