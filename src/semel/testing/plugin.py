@@ -19,6 +19,7 @@ from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from unittest import TestCase
 
 import msgspec
 import pytest
@@ -37,6 +38,7 @@ __all__ = [
     "pytest_configure",
     "pytest_pyfunc_call",
     "pytest_runtest_makereport",
+    "pytest_runtest_setup",
 ]
 
 # A failed assert shows both sides only in modules that were named before their import.
@@ -256,6 +258,7 @@ def _in_lanes(works: Sequence[Callable[[], list[Any]]]) -> list[Any]:
 
 # ------------------------------------------------------------------------------------------------- pytest
 _reports: pytest.StashKey[list[Report]] = pytest.StashKey()
+_handler: pytest.StashKey[Callable[..., Any]] = pytest.StashKey()
 
 
 @pytest.fixture
@@ -309,27 +312,49 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARK)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A marked test is a handler."""
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("exactly_once") is None or not isinstance(item, pytest.Function):
+        return
+    if item.cls is not None and issubclass(item.cls, TestCase):
+        raise ConfigurationError(
+            "@pytest.mark.exactly_once: unittest runs the methods of a TestCase itself, so that nothing would be proved: write the "
+            f"test as a function, def {item.name}(once_key), or as a method of a plain class"
+        )
+    # A plugin for async tests may put something of its own around it, just before the call.
+    item.stash[_handler] = item.obj
+
+
+@pytest.hookimpl(wrapper=True)  # before every plugin that would call an async test by itself
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """A marked test is a handler: to prove it takes the place of calling it."""
     marker = pyfuncitem.get_closest_marker("exactly_once")
     if marker is None:
-        return None
+        return (yield)
+    before = pyfuncitem.obj
+    pyfuncitem.obj = lambda **_: _prove_marked(pyfuncitem, marker)
+    try:
+        return (yield)
+    finally:
+        pyfuncitem.obj = before
+
+
+def _prove_marked(item: pytest.Function, marker: pytest.Mark) -> None:
     if "effects" not in marker.kwargs:
         raise ConfigurationError(
             "@pytest.mark.exactly_once needs effects=, a function that counts the effects of a key: "
             "@pytest.mark.exactly_once(effects=count)"
         )
     _check_options(marker.kwargs)
-    names = tuple(inspect.signature(pyfuncitem.obj).parameters)
+    handler = item.stash[_handler]
+    names = tuple(inspect.signature(handler).parameters)
     if "once_key" not in names and not {"arguments", "reset"} & marker.kwargs.keys():
         raise ConfigurationError(
-            f"@pytest.mark.exactly_once: a marked test must take once_key itself, def {pyfuncitem.originalname}(once_key, …): it is another "
+            f"@pytest.mark.exactly_once: a marked test must take once_key itself, def {item.originalname}(once_key, …): it is another "
             "one in every try, which a fixture, made once, cannot know"
         )
-    given = {name: pyfuncitem.funcargs[name] for name in names}
+    given = {name: item.funcargs[name] for name in names}
     report = prove(
-        pyfuncitem.obj,
+        handler,
         **{
             "arguments": lambda key: tuple(key if name == "once_key" else given[name] for name in names),
             **marker.kwargs,
@@ -337,4 +362,3 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     )
     if not report.holds:
         pytest.fail(str(report), pytrace=False)
-    return True
