@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -132,6 +133,7 @@ def _received(pipe: Any, seeds: range) -> Report:
 
 
 def _work(pipe: Any, seeds: range, setup: Callable[[], Any] | None, workload: str) -> None:
+    gc.disable()  # what a schedule leaves stays until this process ends, soon: to look through it again and again frees nothing
     if setup is not None:
         setup()
     report, known = Report(), workload_of(workload)
