@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -271,3 +273,43 @@ def test_a_module_is_named_by_itself_its_name_or_its_file(
     monkeypatch.chdir(path.parent)
     named = [frozenset(_files(book.write, [each])) for each in (json, "json", str(path), path.name)]
     assert set(named) == {frozenset({__file__, str(path)})}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"lease": 0}, "exactly_once: lease must be at least 0.05 seconds, not 0"),
+        ({"lease": "1 s"}, "exactly_once: lease must be seconds or a timedelta, not '1 s'"),
+        ({"patience": -1}, "exactly_once: patience must be at least 0.1 seconds, not -1"),
+        ({"expected": 0}, "exactly_once: expected must be a whole number, 1 or more, not 0"),
+        ({"lanes": 0}, "exactly_once: lanes must be a whole number, 1 or more, not 0"),
+    ],
+    ids=str,
+)
+def test_options_out_of_their_range_are_refused_by_name(book: Book, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        prove(book.write, arguments=lambda key: (key,), effects=book.count, **given)
+    assert book.total() == 0
+
+
+def test_a_store_that_every_process_has_for_itself_is_among_the_reasons(book: Book) -> None:
+    with Semel("memory://") as once:
+        report = book.prove(lambda key: once.execute(key, book.write, key))
+    assert report.verdict("called twice", "none") == "doubled"
+    assert "memory://, which each process has for itself" in str(report)
+
+
+def test_a_lease_may_be_a_timedelta(book: Book, tmp_path: Path) -> None:
+    with Semel(f"sqlite:///{tmp_path / 'semel.db'}") as once:
+
+        def handle(key: str) -> None:
+            once.execute(key, book.write, f"{key}.effect")
+
+        report = prove(
+            handle,
+            arguments=lambda key: (key,),
+            effects=lambda key: book.count(f"{key}.effect"),
+            faults=["kill"],
+            lease=timedelta(seconds=0.2),
+        )
+    assert report.verdict("claim.won", "kill") == "once"

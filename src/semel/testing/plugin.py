@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
+from datetime import timedelta
 from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +26,7 @@ import msgspec
 import pytest
 
 from semel.errors import ConfigurationError
+from semel.options import MIN_LEASE, count, seconds
 
 if TYPE_CHECKING:
     from semel.testing.plugin_report import Report
@@ -48,6 +50,7 @@ pytest.register_assert_rewrite("semel.testing.sinks")
 __tracebackhide__ = True
 
 _PASSES = 3  # how often one and the same line of a loop is struck
+_LEAST_PATIENCE = 0.1  # seconds: a process is forked in that time
 _AGAIN = 2  # how often a window that was missed is tried again, alone
 _MARK = "exactly_once(effects, **options): run this test as a handler through every crash window; see semel's docs"
 
@@ -60,9 +63,9 @@ def prove(
     reset: Callable[[], Any] | None = None,
     expected: int = 1,
     faults: Iterable[Fault] = ("kill", "zombie", "interrupt"),
-    lease: float | None = 0.3,
+    lease: float | timedelta | None = 0.3,
     also: Iterable[ModuleType | str] = (),
-    patience: float = 30.0,
+    patience: float | timedelta = 30.0,
     lanes: int = 4,
 ) -> Report:
     """Run the handler through every window and say where its effect is doubled or lost.
@@ -76,6 +79,7 @@ def prove(
     from semel.testing.plugin_report import Report, merged
 
     started = time.monotonic()
+    count("exactly_once: lanes", lanes, least=1)
     case = _case(run, effects, arguments, reset, expected, lease, also, patience)
     chosen = _faults(faults)
     discovery = _discovered(case)
@@ -83,7 +87,7 @@ def prove(
     plan: list[tuple[Window, Fault]] = [
         (window, fault) for window in discovery.windows if window.passing <= _PASSES for fault in chosen
     ]
-    tries = _tried(case, plan, lanes=1 if reset else max(1, lanes))
+    tries = _tried(case, plan, lanes=1 if reset else lanes)
     return Report(
         handler=_name(run),
         expected=expected,
@@ -99,9 +103,9 @@ def _case(
     arguments: Sequence[Any] | Callable[[str], Sequence[Any]],
     reset: Callable[[], Any] | None,
     expected: int,
-    lease: float | None,
+    lease: float | timedelta | None,
     also: Iterable[ModuleType | str],
-    patience: float,
+    patience: float | timedelta,
 ) -> Case:
     from semel.testing.plugin_tries import Case
 
@@ -121,9 +125,9 @@ def _case(
         effects=_of_key(effects),
         reset=reset,
         files=frozenset(_files(run, also)),
-        expected=expected,
-        lease=lease,
-        patience=patience,
+        expected=count("exactly_once: expected", expected, least=1),
+        lease=None if lease is None else seconds("exactly_once: lease", lease, least=MIN_LEASE),
+        patience=seconds("exactly_once: patience", patience, least=_LEAST_PATIENCE),
     )
 
 

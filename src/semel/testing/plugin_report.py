@@ -51,7 +51,8 @@ _INBOX_ADVICE = {
 }
 _EVERY_TIME = (
     "the effect is made again by every call, even when nothing goes wrong. Is the key (of a message: its id) another one each time, "
-    "made from a uuid or from the time? It must come from the request. Or is the effect made outside of the function that semel runs?"
+    "made from a uuid or from the time? It must come from the request. Or is the effect made outside of the function that semel runs? "
+    "Or is the store memory://, which each process has for itself, and which is empty in the next one? Take sqlite:/// for this test"
 )
 _ELSEWHERE = "  - a cancel does not strike here: the handler goes on to its next await, and the cell stands where it was met"
 _TOO_LATE = "  missed: no await follows, so that a cancel cannot strike here; it shows nothing, and counts as no failure"
