@@ -33,6 +33,8 @@ ADDRESSES = {
     "postgres": "app@localhost:5432/app",
     "mariadb": "app@localhost:3306/app",
 }
+# Other people's plugins that happen to be installed here. No page needs them, and importing them takes longer than its tests.
+PYTEST = "-pno:valkey -pno:schemathesis -pno:faker -pno:hypothesispytest -pno:xdist -pno:xdist.looponfail -pno:anyio"
 LANGUAGES = {"python", "console", "text", "mermaid", "sql", "ini", "toml", ""}
 UrlOf = Callable[[str], str]
 
@@ -143,6 +145,7 @@ class Page:
             env={
                 **os.environ,
                 "PYTHONDONTWRITEBYTECODE": "1",
+                "PYTEST_ADDOPTS": f"{os.environ.get('PYTEST_ADDOPTS', '')} {PYTEST}",
                 "COLUMNS": "110",
                 "TERM": "dumb",
                 "NO_COLOR": "1",
