@@ -218,9 +218,9 @@ class Talk:
         version, unlogged, temporary = found[0] if found else (None, None, None)
         if version is None:  # as a migration has that was written from the declarations
             raise ConfigurationError(
-                f"the tables {self._settings.table} in PostgreSQL at {self.source.where} have no schema version: something else "
-                "made them, without the columns, indexes and functions that semel needs. If they hold no records, drop them and run "
-                "the output of `semel schema sql URL`; or use another table= for this program"
+                f"the tables {self._settings.table} in PostgreSQL at {self.source.where} have no schema version: it was deleted, or "
+                "something else made them, without the columns, indexes and functions that semel needs. Drop them if they hold no "
+                "records, and run the output of `semel schema sql URL`; or use another table= for this program"
             )
         if version != SCHEMA_VERSION:
             raise ConfigurationError(
