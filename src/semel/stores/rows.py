@@ -48,6 +48,12 @@ COLUMNS = (
     "steps",
     "secret_id",
 )
+_TEXTS = frozenset(
+    {
+        "tenant", "operation", "key", "state", "policy", "marker", "ref", "error_type", "error_code", "error_message",
+        "labels", "secret_id",
+    }
+)  # fmt: skip
 TIMES = frozenset(
     {"created", "updated", "lease_until", "expires", "settled", "tombstone", "not_before", "noted"}
 )
@@ -109,6 +115,8 @@ def from_row(row: Sequence[Any]) -> Record:
         created, updated, lease_until, expires, settled, tombstone, not_before, noted, resolved,
         marker, result, ref, error_type, error_code, error_message, labels, steps, secret_id,
     ) = row  # fmt: skip
+    if type(state) is bytes:
+        return from_row(_decoded(row))
     # By position, in the order of Record's fields, and without a call where a look-up does: this is half of what a
     # replay costs a store in Python.
     return Record(
@@ -137,3 +145,11 @@ def from_row(row: Sequence[Any]) -> Record:
         secret_id or "",
         Scope(bytes(hashed), tenant, operation, key),
     )
+
+
+def _decoded(row: Sequence[Any]) -> list[Any]:
+    """Of a caller's connection that leaves texts as they are: psycopg's, where client_encoding is SQL_ASCII."""
+    return [
+        value.decode() if name in _TEXTS and isinstance(value, bytes) else value
+        for name, value in zip(COLUMNS, row, strict=True)
+    ]

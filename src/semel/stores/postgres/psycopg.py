@@ -23,6 +23,7 @@ from psycopg import waiting
 from psycopg.rows import tuple_row
 
 from semel.bell import Bell
+from semel.errors import ConfigurationError
 from semel.stores.places import Place
 from semel.stores.postgres.errors import Late, Lost, NotReplicated, Unfit, refused
 from semel.stores.postgres.link import SYNC_WAIT, Lender, NotReached, Row
@@ -349,6 +350,7 @@ class PsycopgSource:
         self._options: dict[str, Any] = {
             "autocommit": True,
             "application_name": server_settings["application_name"],
+            "client_encoding": "UTF8",  # a database of SQL_ASCII would give every text as bytes
         }
         if path := server_settings.get("search_path"):
             self._options["options"] = f"-c search_path={path}"
@@ -432,6 +434,12 @@ class PsycopgLoans:
 
     async def open(self, timeout: float) -> _Link:
         connection = await self._ask(self._lender.lend(timeout))
+        if connection.info.parameter_status("client_encoding") == "SQL_ASCII":
+            await self._lender.take_back(connection)
+            raise ConfigurationError(
+                f"the connections of {self.where} have client_encoding SQL_ASCII, where psycopg gives every text as bytes: make them "
+                'with client_encoding="UTF8", or give semel a URL'
+            )
         link = _Link(connection, self._kind, self.where, prepare=None)
         if not connection.autocommit:
             await self._kind.wait(connection.set_autocommit(True))
