@@ -214,3 +214,29 @@ def test_a_claim_that_was_left_without_an_end_does_not_hold_its_connection(tmp_p
         assert once.within(connection).execute("k", int).value == 0
         connection.commit()
     connection.close()
+
+
+@pytest.mark.parametrize("charset", ["latin1", "ascii"])
+@pytest.mark.parametrize("driver", ["pymysql", "asyncmy"])
+async def test_R2_a_connection_of_another_character_set_reads_what_was_written(
+    make_coloured: Any, driver: str, charset: str
+) -> None:
+    """MariaDB gave a question mark for every character that the caller's connection cannot say: in a replay's ref, too."""
+
+    async def body(lab: Lab) -> None:
+        once, tx = await lab.ready()
+        await tx.run(f"SET NAMES {charset}")
+
+        async def work() -> str:
+            current_run().set_ref("ord_я")
+            return "я"
+
+        fn = work if lab.colour == "async" else lambda: run_sync(work())
+        for replayed in (False, True):
+            outcome = await wait(once.within(tx.target).execute("kя", fn, labels={"a": "я"}))
+            assert (outcome.value, outcome.ref, outcome.replayed) == ("я", "ord_я", replayed)
+        record = await wait(once.within(tx.target).peek("kя"))
+        assert (record.scope.key, record.labels) == ("kя", {"a": "я"})
+        await tx.commit()
+
+    await make_coloured(driver, body)

@@ -31,6 +31,9 @@ _FOREVER: Final = 240_000_000_000.0  # seconds: longer spans from now may not fi
 _encode_labels = msgspec.json.Encoder(order="sorted").encode
 _BYTES: Final = frozenset({"scope", "nonce", "fingerprint", "result", "steps"})
 _NUMBERS: Final = frozenset({"attempts", "token", "fingerprint_version", "resolved"})
+_TEXTS: Final = frozenset(
+    {"tenant", "operation", "key", "ref", "error_type", "error_code", "error_message", "labels", "secret_id"}
+)
 _NOW: Final = "UTC_TIMESTAMP(6)"
 _EPOCH: Final = "TIMESTAMP'1970-01-01 00:00:00'"
 _QUICK: Final = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
@@ -49,8 +52,15 @@ def _value(column: str, number: int) -> str:
     return f"UNHEX(${number})" if column in _BYTES else _TEXT % number
 
 
+def _column(name: str) -> str:
+    if name in rows.TIMES:
+        return _micros(f"`{name}`")
+    # As bytes: the server would put a question mark for every character that the connection's character set lacks.
+    return f"CAST(`{name}` AS BINARY)" if name in _TEXTS else f"`{name}`"
+
+
 def _columns() -> str:
-    return ", ".join(_micros(f"`{name}`") if name in rows.TIMES else f"`{name}`" for name in rows.COLUMNS)
+    return ", ".join(map(_column, rows.COLUMNS))
 
 
 @cache
