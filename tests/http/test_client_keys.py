@@ -313,6 +313,20 @@ def test_what_is_left_for_a_replay_is_not_the_whole_retention(
     assert (len(server.seen), len(server.effects)) == (3, 1)
 
 
+def test_a_clock_that_was_set_back_makes_no_key_younger(
+    library: Library, server: Rogue, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does that of another machine: the store's own tells how old a key is, and what the server has forgotten is not sent."""
+    server.retention = "1"
+    Caller(library, keys=store).post(server.url, json=BODY, wishes=ACTION)
+    behind = time.time() - 3600
+    monkeypatch.setattr("semel.http.clients.keys.time", SimpleNamespace(time=lambda: behind))
+    time.sleep(1.1)  # the store's clock is the system's
+    with pytest.raises(RetentionOver, match="keeps a key for 1 s"):
+        Caller(library, keys=store).post(server.url, json=BODY, wishes=ACTION)
+    assert len(server.seen) == 1
+
+
 # -- stores -------------------------------------------------------------------------------------------------------------
 
 

@@ -97,7 +97,8 @@ class Book:
             return Kept(key, 0.0, self._retention)
         said = await self._peek(".retention", action)
         known = self._retention if said is None else min(self._retention, float(said))
-        return Kept(key, max(0.0, time.time() - at), known)
+        # The longer of the two: another machine may have sent it first, and either one's clock may be wrong (R20).
+        return Kept(key, max(0.0, time.time() - at, await self._age(action)), known)
 
     async def learn(self, action: str, retention: float) -> None:
         """The server keeps keys for so long: this must be known after a crash, too. The first word counts."""
@@ -144,6 +145,13 @@ class Book:
             "on_error": "release",
         }
         return await _done(self._face.execute(action, make, **options, **self._times, **more))
+
+    async def _age(self, action: str) -> float:
+        """How long ago the action's key was made, by the store's clock."""
+        face = self._face
+        call = face._about(action, {"operation": self._operation})  # noqa: SLF001 - our own
+        record, now = await face._engine().store.peek(call.scope)  # noqa: SLF001 - our own
+        return 0.0 if record is None else now - record.created
 
     async def _peek(self, part: str, action: str) -> Any:
         record: Record | None = await _done(self._face.peek(action, operation=self._operation + part))
