@@ -234,6 +234,16 @@ def test_django_a_file_is_sent_recorded_and_closed(
     assert responses.exists() == (kept == "spilled")
 
 
+@pytest.mark.parametrize("returned", [None, {"paid": True}])
+def test_django_a_view_that_returns_no_response_is_told_so(
+    django_site: Any, once: Semel, returned: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a key it was an AttributeError about closers; without one Django tells it."""
+    app = django_site(django_idempotent(once=once, principal=plain_user)(lambda request: returned))
+    assert ask(app, {})[0].status_code == 500
+    assert f"didn't return an HttpResponse object: it returned {type(returned).__name__}" in caplog.text
+
+
 def test_django_a_form_that_was_read_before_still_counts(django_site: Any, once: Semel) -> None:
     """As the CSRF middleware does: it looks for its token in the form."""
 

@@ -255,11 +255,15 @@ async def _told(guard: Guard, view: Callable[[], Awaitable[Any]]) -> Any:
 async def _closing(view: Callable[[], Awaitable[Any]], body: Body) -> Any:
     """The view reads an upload from our file: it is closed when the response is over."""
     try:
-        response = await view()
+        response: Any = await view()
+        if not isinstance(response, HttpResponseBase):  # as Django says it, which sees it after us
+            raise TypeError(
+                f"the view didn't return an HttpResponse object: it returned {type(response).__name__}"
+            )
     except BaseException:
         body.close()
         raise
-    response._resource_closers.append(body.close)  # noqa: SLF001 - where Django closes uploads, too
+    response._resource_closers.append(body.close)  # type: ignore[attr-defined]  # noqa: SLF001 - where Django closes uploads, too
     return response
 
 
