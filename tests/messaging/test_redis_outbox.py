@@ -23,6 +23,9 @@ from sqlalchemy.orm import Session
 from semel import AsyncSemel, ConfigurationError, KeyMismatch, Semel, StoreUnavailable, current_run
 from semel.messaging import Message, Outbox, Relay
 from semel.messaging.events import NotAdded
+from semel.messaging.redis.home import RedisHome
+from semel.messaging.redis.keys import CHOOSE
+from semel.messaging.redis.ledger import RedisPage
 from semel.messaging.sinks.outbox import OutboxSink
 from semel.runtime import run_sync
 from semel.testing import services
@@ -308,6 +311,58 @@ def test_due_is_by_the_servers_clock(place: RedisPlace) -> None:
     assert before - 0.01 <= first / 1000 - 300 <= time.time() + 0.01, "another clock than the server's"
     assert second / 1000 == pytest.approx(later.timestamp(), abs=0.01)
     assert client.xlen(place.names("messages:*")[0]) == 2
+    outbox.close()
+
+
+@awaited
+async def test_messages_that_are_due_together_go_in_the_order_in_which_they_were_added(
+    place: RedisPlace,
+) -> None:
+    outbox, book = place.outbox(parts=1), Book()
+    at = datetime.now(UTC) + timedelta(seconds=0.5)
+    with place.transaction() as pipe:
+        outbox.add(pipe, *(Message("t", n, key="k", id=f"m{9 - n}", due=at) for n in range(10)))
+    assert [each.id for each in await outbox.waiting()] == [f"m{9 - n}" for n in range(10)]
+    async with Relay(outbox, {"t": book}) as relay:
+        while (await relay.drain()).pending:
+            await asyncio.sleep(0.05)
+    assert book.ids == [f"m{9 - n}" for n in range(10)]
+    outbox.close()
+
+
+@awaited
+async def test_a_key_that_flows_again_between_two_pages_of_a_look_is_not_overtaken(
+    place: RedisPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semel.messaging.redis.ledger._LOOKS", 3)
+    outbox, post = place.outbox(parts=1), Post()
+    post.bad["m0"] = "no"
+    async with Relay(outbox, {"t": post}, max_attempts=1, fair=False) as relay:
+        with place.transaction() as pipe:
+            outbox.add(pipe, Message("t", 0, key="k", id="m0"))
+        await relay.drain()
+        post.bad.clear()
+        with place.transaction() as pipe:
+            outbox.add(pipe, *(Message("t", n, key="k", id=f"m{n}") for n in range(1, 9)))
+            outbox.add(pipe, Message("t", 0, key="another", id="x"))  # so that there is something to look for
+        call_many, looks = RedisHome.call_many, list[int]()
+
+        def in_between(home: RedisHome, calls: Any) -> Any:
+            answers = call_many(home, calls)
+            if any(
+                call.script is CHOOSE and call.args[1] > 1 for call in calls
+            ):  # not only whether there are any
+                looks.append(len(calls))
+                if len(looks) == 1:
+                    page = RedisPage(home, "relay")
+                    assert page.unpark(key="k", tenant=None, identity=None) == 1
+            return answers
+
+        monkeypatch.setattr(RedisHome, "call_many", in_between)
+        while (await relay.drain()).pending:
+            await asyncio.sleep(0.05)
+    assert len(looks) > 3
+    assert [i for i in post.ids if i != "x"] == [f"m{n}" for n in range(9)]
     outbox.close()
 
 

@@ -16,7 +16,7 @@ if not meta or cjson.decode(meta).parts ~= tonumber(ARGV[1]) then
 end
 -- A user who may not do all of it does nothing of it: refused in the middle it would leave half (Redis 7 can tell before).
 if redis.acl_check_cmd then
-    for _, verb in ipairs({{'INCR', 2}, {'SETNX', 2}, {'XADD', 3}, {'ZADD', 4}, {'HINCRBY', 5}, {'ZADD', 6}, {'SET', 7}}) do
+    for _, verb in ipairs({{'INCR', 2}, {'XADD', 3}, {'ZADD', 4}, {'HINCRBY', 5}, {'ZADD', 6}, {'SET', 7}}) do
         if not redis.acl_check_cmd(verb[1], KEYS[verb[2]]) then
             return redis.error_reply('NOPERM the outbox needs the right to ' .. verb[1] .. ' ' .. KEYS[verb[2]])
         end
@@ -28,9 +28,10 @@ local created = string.format('%d.%06d', time[1], time[2])
 local due = 0
 if ARGV[4] ~= '' then due = now + tonumber(ARGV[4]) elseif ARGV[5] ~= '' then due = tonumber(ARGV[5]) end
 if due > now then
-    local packed = cmsgpack.pack({ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12], ARGV[13], ARGV[14], created})
+    -- Its number comes first: of those with the same time the one that was added first goes first. It also fixes the number of parts.
+    local number = string.format('%016d', redis.call('INCR', KEYS[2]))
+    local packed = cmsgpack.pack({number, ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12], ARGV[13], ARGV[14], created})
     redis.call('ZADD', KEYS[4], due, packed)
-    redis.call('SETNX', KEYS[2], 0)  -- from the first message on the number of parts is fixed
 else
     local seq = redis.call('INCR', KEYS[2])
     redis.call('XADD', KEYS[3], seq .. '-0', 'id', ARGV[6], 'tenant', ARGV[7], 'topic', ARGV[8], 'key', ARGV[9],

@@ -2,7 +2,8 @@
 -- KEYS: stream, due, seq, lines of the team, tenants. ARGV: after (a number), how many, how many are looked at, how many bytes, filter
 -- (JSON, sets are {name: true}: skip, only, tenants; shut: names as `shut` below spells them; open: numbers; lines: whether keys are held back; free: names of lines
 -- that flow again; held: keys that are held back besides, from which number on; both are on the page that is not written yet; of: one tenant only).
--- Answers {entries, next}: where to go on if the end was not reached, or "".
+-- Answers {entries, next, held}: where to go on if the end was not reached, or ""; what is held back now (JSON, "" for nothing), which
+-- is so for the pages behind this one too: a key that flows again between two of them would go on behind what was left out of the first.
 -- Messages whose time has come are appended first: from then on they wait in line as if they were added now.
 -- `tenants` knows a number for each tenant before which it has no message. Looking for one tenant's begins there, and tells it
 -- how far it got: so one that is alone among many is found at once, and no message is looked at for it twice.
@@ -10,12 +11,13 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
 for _, packed in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, 200)) do
     local m = cmsgpack.unpack(packed)
+    if #m == 10 then table.insert(m, 1, '') end  -- as it was written before it had a number
     local ready = redis.call('ZSCORE', KEYS[2], packed)
     local seq = redis.call('INCR', KEYS[3])
-    redis.call('XADD', KEYS[1], seq .. '-0', 'id', m[1], 'tenant', m[2], 'topic', m[3], 'key', m[4], 'type', m[5],
-        'schema', m[6], 'headers', m[7], 'body', m[8], 'raw', m[9], 'created', m[10],
+    redis.call('XADD', KEYS[1], seq .. '-0', 'id', m[2], 'tenant', m[3], 'topic', m[4], 'key', m[5], 'type', m[6],
+        'schema', m[7], 'headers', m[8], 'body', m[9], 'raw', m[10], 'created', m[11],
         'ready', string.format('%.6f', ready / 1000))
-    redis.call('ZADD', KEYS[5], 'NX', seq, m[2])
+    redis.call('ZADD', KEYS[5], 'NX', seq, m[3])
     redis.call('ZREM', KEYS[2], packed)
 end
 local filter = cjson.decode(ARGV[5])
@@ -35,7 +37,7 @@ local found = {}
 local first
 if filter.of then
     local known = redis.call('ZSCORE', KEYS[5], filter.of)
-    if not known then return {found, ''} end
+    if not known then return {found, '', ''} end
     after = string.format('%d', math.max(tonumber(known) - 1, tonumber(after)))
 end
 local function told(ended)
@@ -46,7 +48,7 @@ local function told(ended)
     elseif filter.of then
         redis.call('ZADD', KEYS[5], after + 1, filter.of)
     end
-    return {found, ended and '' or after}
+    return {found, ended and '' or after, held and not ended and cjson.encode(held) or ''}
 end
 local function shut(f)
     local topic, tenant = #f[6] .. ':' .. f[6], #f[4] .. ':' .. f[4]

@@ -14,7 +14,8 @@ end
 local page = redis.call('ZRANGE', KEYS[2], ARGV[2], ARGV[2] + count - 1, 'WITHSCORES')
 for i = 1, #page, 2 do
     local m = cmsgpack.unpack(page[i])
-    for _, each in ipairs({m[1], m[2], m[3], m[4], m[10], page[i + 1], #m[8]}) do found[#found + 1] = each end
+    if #m == 10 then table.insert(m, 1, '') end  -- as it was written before it had a number
+    for _, each in ipairs({m[2], m[3], m[4], m[5], m[11], page[i + 1], #m[9]}) do found[#found + 1] = each end
 end
 if #page == 2 * count then found[1] = string.format('%d', ARGV[2] + count) end
 return found

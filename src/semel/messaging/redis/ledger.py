@@ -21,6 +21,7 @@ from semel.messaging.redis.spelling import (
     Changes,
     batch_name,
     batch_of,
+    holding,
     line_from,
     packed_filter,
     packed_line,
@@ -217,7 +218,7 @@ class RedisPage:
                 for part, tenant in wanted
             ]
             replies = zip(wanted, self._home.call_many(calls), strict=True)
-            return {which: [row_of(entry) for entry in entries] for which, (entries, _) in replies}
+            return {which: [row_of(entry) for entry in entries] for which, (entries, *_) in replies}
 
         return fetch
 
@@ -241,7 +242,7 @@ class RedisPage:
                 )
                 for part, last in asked
             ]
-            for (part, _), (entries, last) in zip(asked, self._home.call_many(calls), strict=True):
+            for (part, _), (entries, last, held) in zip(asked, self._home.call_many(calls), strict=True):
                 rows = found[part]
                 rows += map(row_of, entries)
                 full = len(rows) >= each or sum(len(row.body) for row in rows) >= _BYTES
@@ -249,6 +250,7 @@ class RedisPage:
                     del after[part]
                 else:
                     after[part] = last
+                    filters[part] = holding(filters[part], held)
         return found
 
     def _choosing(self, part: int) -> tuple[bytes, ...]:

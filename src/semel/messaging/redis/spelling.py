@@ -12,7 +12,16 @@ import msgspec
 from semel.messaging.pages import Line, Shut, Want
 from semel.messaging.sink import Row
 
-__all__ = ["Changes", "batch_name", "batch_of", "line_from", "packed_filter", "packed_line", "row_of"]
+__all__ = [
+    "Changes",
+    "batch_name",
+    "batch_of",
+    "holding",
+    "line_from",
+    "packed_filter",
+    "packed_line",
+    "row_of",
+]
 
 _headers: Final = msgspec.json.Decoder(dict[str, str])
 
@@ -120,6 +129,13 @@ def packed_filter(want: Want, part: int, changes: Changes | None, *, of: str | N
     if of is not None:
         said["of"] = of
     return msgspec.json.encode({**said, "lines": want.lines})
+
+
+def holding(said: bytes, held: bytes) -> bytes:
+    """The filter for the next page: what was held back on this one still is."""
+    if not held:
+        return said
+    return msgspec.json.encode({**msgspec.json.decode(said), "held": msgspec.Raw(held)})
 
 
 def _shut(shut: Shut) -> list[str]:
