@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -148,6 +149,30 @@ def test_a_batch_runs_what_is_new(home: Home, effects: str) -> None:
     with Session(home.engine) as session, session.begin(), pytest.raises(RuntimeError):
         inbox.process_batch(session, [Message("t", 9, id="m9")], fails)
     assert home.count("_inbox") == 5
+    assert effects
+    inbox.close()
+
+
+def test_batches_with_the_same_messages_in_another_order_do_not_deadlock(home: Home, effects: str) -> None:
+    inbox = Inbox(home.url, consumer="s", table=home.table)
+    seen: list[list[str]] = []
+
+    def work(batch: list[Message], gate: threading.Barrier) -> None:
+        with Session(home.engine) as session:
+            gate.wait()
+            with session.begin():
+                inbox.process_batch(session, batch, lambda messages: seen.append([m.id for m in messages]))
+
+    for turn in range(10):
+        batch = [Message("t", n, id=f"{turn}-{n}", tenant=t) for n in range(10) for t in ("a", "b")]
+        gate = threading.Barrier(2)
+        with ThreadPoolExecutor(2) as threads:
+            both = [threads.submit(work, some, gate) for some in (batch, batch[::-1])]
+            for one in both:
+                one.result(60)
+        ids = [message.id for message in batch]
+        assert seen.pop() in (ids, ids[::-1]), "handed over in the order of arrival"
+        assert seen == []
     assert effects
     inbox.close()
 

@@ -22,7 +22,7 @@ _POSTGRES_MANY: Final = """
 INSERT INTO {table}_inbox (consumer, message, tenant, hash, topic, at)
 SELECT $1, g.message, g.tenant, g.hash, g.topic, {now}
 FROM unnest($2::text[], $3::text[], $4::bytea[], $5::text[]) AS g (message, tenant, hash, topic)
-ORDER BY g.message ON CONFLICT DO NOTHING RETURNING message, tenant
+ORDER BY g.message, g.tenant ON CONFLICT DO NOTHING RETURNING message, tenant
 """
 _MYSQL: Final = """
 INSERT IGNORE INTO {table}_inbox (consumer, message, tenant, hash, topic, at, business_key)
@@ -69,7 +69,10 @@ async def admit_many(port: Port, table: str, consumer: str, messages: Sequence[M
             raise _conflict(consumer, message)
     ordered = list(unique.values())
     if port.dialect != "postgresql":
-        return [message for message in ordered if await admit(port, table, consumer, message)]
+        # In the order of the key, not of arrival: two batches with the same messages wait for each other's rows in one direction.
+        by_key = sorted(ordered, key=lambda m: (m.id, m.tenant))
+        new = {(m.id, m.tenant) for m in by_key if await admit(port, table, consumer, m)}
+        return [message for message in ordered if (message.id, message.tenant) in new]
     hashes = {(m.id, m.tenant): hash_of(m) for m in ordered}
     args: list[Any] = [consumer, [m.id for m in ordered], [m.tenant for m in ordered]]
     args += [[hashes[m.id, m.tenant] for m in ordered], [m.topic for m in ordered]]
