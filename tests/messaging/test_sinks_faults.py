@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from aio_pika import Exchange
 from nats.aio.client import Client as NatsClient
 from rstream.client import Client
+from sqlalchemy.orm import Session
 
 from semel import ConfigurationError
 from semel.messaging import Message, Relay
@@ -240,6 +242,37 @@ async def test_a_full_queue_rejects_and_nothing_of_a_key_passes_what_was_refused
             await sink.publish(0, 1, 1, rows(6, keys=1))
     assert caught.value.delivered == {"m-000000", "m-000001"}
     assert set(caught.value.reasons) == {"m-000002"}
+    assert copy.copy(caught.value).later == {"m-000002"}
+
+
+@awaited
+async def test_a_full_queue_uses_no_attempts_up(
+    rabbitmq_server: services.RabbitServer, queue_name: str, sqlite_home: Home
+) -> None:
+    await declare(rabbitmq_server, queue_name, {"x-max-length": 1, "x-overflow": "reject-publish"})
+    outbox = sqlite_home.outbox(parts=1)
+    with Session(sqlite_home.engine) as session, session.begin():
+        outbox.add(session, *(Message("t", n, id=f"m{n}", key="k") for n in range(3)))
+    sink = RabbitQueueSink(rabbitmq_server.url, routing_key=queue_name)
+    got: list[str | None] = []
+    async with sink, await aio_pika.connect(rabbitmq_server.url) as connection:
+        relay = Relay(outbox, {"t": sink}, max_attempts=2, backoff=(0.05, 0.05))
+        queue = await (await connection.channel()).get_queue(queue_name)
+        for _ in range(4):
+            await relay.drain()
+            await asyncio.sleep(0.06)
+        (line,) = await relay.backing_off()
+        assert (line.id, line.attempts, await relay.parked()) == ("m1", 0, [])
+        assert "full queue" in line.reason
+        async with asyncio.timeout(30):
+            while len(got) < 3:
+                if (message := await queue.get(fail=False)) is not None:
+                    await message.ack()
+                    got.append(message.message_id)
+                await relay.drain()
+                await asyncio.sleep(0.06)
+    assert got == ["m0", "m1", "m2"]
+    outbox.close()
 
 
 # -- what is set up wrongly -------------------------------------------------------------------------------------------------

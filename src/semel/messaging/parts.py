@@ -16,6 +16,7 @@ from semel.messaging.sink import Rejected, Row
 __all__ = ["Outcome", "Part", "Shipment"]
 
 _CONDITION = 30.0  # a condition that raises is tried again after so long
+_LATER = 4  # what is not a message's fault is tried again after the delay of so many failures
 
 
 @dataclass(slots=True)
@@ -214,13 +215,15 @@ class Part:
                 held.add(name)
                 if self._waits_parked(name, row):
                     continue
-                line = self._failed(row, error.reasons[row.id])
-                final = row.id in error.final or line.attempts >= attempts
+                blamed = row.id not in error.later
+                line = self._failed(row, error.reasons[row.id], counts=blamed)
+                final = row.id in error.final or (blamed and line.attempts >= attempts)
                 if final:
                     parked.append(line)
                 elif self._is_parked(line.name):  # by another row of the key, just now: it stays parked
                     continue
-                self.outcome.held.append((line, None if final else delay(backoff, line.attempts)))
+                failures = line.attempts if blamed else _LATER
+                self.outcome.held.append((line, None if final else delay(backoff, failures)))
         self._sweep(shipment.rows)
         return parked
 
@@ -248,17 +251,15 @@ class Part:
     def _is_parked(self, name: str) -> bool:
         return any(after is None and line.name == name for line, after in self.outcome.held)
 
-    def _failed(self, row: Row, reason: str) -> Line:
+    def _failed(self, row: Row, reason: str, *, counts: bool = True) -> Line:
         name = line_of(row.tenant, row.key, row.seq)
         known = self.lines.get(name)
-        counts = self._attempts.setdefault(name, {})
+        so_far = self._attempts.setdefault(name, {})
         if known is None or known.attempts == 0:  # let go, or replayed: attempts start anew
-            counts.clear()
-        before = known.attempts if known is not None and known.seq == row.seq else counts.get(row.seq, 0)
-        counts[row.seq] = before + 1
-        line = Line(
-            self.number, row.tenant, row.key, row.topic, row.id, row.seq, before + 1, 0.0, told(reason)
-        )
+            so_far.clear()
+        before = known.attempts if known is not None and known.seq == row.seq else so_far.get(row.seq, 0)
+        many = so_far[row.seq] = before + counts
+        line = Line(self.number, row.tenant, row.key, row.topic, row.id, row.seq, many, 0.0, told(reason))
         self.lines[name] = line
         self.outcome.free.discard(name)
         return line

@@ -100,7 +100,8 @@ class Rejected(SemelError):
     """The sink is there and will not have some messages: `reasons` by message id; `delivered` are those it took.
 
     A message in neither was not tried, for the sake of order. An attempt is counted against each rejected one;
-    those in `final` are parked at once.
+    those in `final` are parked at once. Those in `later` are not to blame (the place that they go to is full): their keys wait, and
+    no attempt is counted.
     """
 
     def __init__(
@@ -109,12 +110,15 @@ class Rejected(SemelError):
         *,
         delivered: Collection[str] = (),
         final: Collection[str] = (),
+        later: Collection[str] = (),
     ) -> None:
         first = next(iter(reasons.items()), ("", ""))
         super().__init__(f"{len(reasons)} message(s) rejected, first {first[0]}: {first[1]}")
         self.reasons = dict(reasons)
         self.delivered = frozenset(delivered)
         self.final = frozenset(final)
+        self.later = frozenset(later)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.reasons,), {"delivered": self.delivered, "final": self.final}
+        state = {"delivered": self.delivered, "final": self.final, "later": self.later}
+        return type(self), (self.reasons,), state

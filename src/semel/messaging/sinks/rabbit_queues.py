@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 from urllib.parse import quote
 
@@ -34,6 +34,7 @@ __all__ = ["RabbitQueueSink"]
 
 _SHORT: Final = 255  # bytes of what AMQP calls a short string
 _NAME: Final = 128
+_FULL: Final = "the broker refused it (a full queue, or a broker without memory or disk)"
 _BROKEN: Final = (AMQPError, OSError, TimeoutError, RuntimeError)  # the connection's fault, not a message's
 
 
@@ -107,9 +108,9 @@ class RabbitQueueSink(Closing):
                     f"RabbitMQ at {self._address.name} did not take it: {reason}"
                 ) from error
             # What was confirmed is told first, so that it is not sent again; the next call meets the outage.
-            raise Rejected(reasons, delivered=delivered, final=final) from error
+            raise Rejected(reasons, delivered=delivered, final=final, later=_full(reasons)) from error
         if reasons:
-            raise Rejected(reasons, delivered=delivered, final=final)
+            raise Rejected(reasons, delivered=delivered, final=final, later=_full(reasons))
         return None
 
     def _unfit(self, rows: Sequence[Row], stopped: set[tuple[str, str]]) -> dict[str, str]:
@@ -293,6 +294,11 @@ def _note(
         raise broken
 
 
+def _full(reasons: Mapping[str, str]) -> set[str]:
+    """Those that are refused for no fault of theirs: they wait until there is room."""
+    return {identity for identity, reason in reasons.items() if reason == _FULL}
+
+
 def _why(error: DeliveryError) -> str:
     returned: Any = error.message
     key = getattr(getattr(returned, "delivery", None), "routing_key", None) or getattr(
@@ -300,5 +306,5 @@ def _why(error: DeliveryError) -> str:
     )
     kind = type(error.frame).__name__
     if kind == "Nack":
-        return "the broker refused it (a full queue, or a broker without memory or disk)"
+        return _FULL
     return f"unroutable: no queue is bound for routing key {quote(str(key), safe=' .#*-_:/')!r}"
