@@ -235,10 +235,8 @@ def schema_sql(url: str, settings: Settings) -> str:
         raise ConfigurationError(f"a {scheme} store has no tables; SQL stores have")
     driver, drivers = scheme_of(url).partition("+")[2], getattr(module, "DRIVERS", ())
     if driver and driver not in drivers:
-        used = "".join(f"{scheme}+{one}://, " for one in sorted(drivers))
-        raise ConfigurationError(
-            f"semel does not use the driver {driver!r}: write {used}or plain {scheme}://"
-        )
+        used = [*(f"{scheme}+{one}://" for one in sorted(drivers)), f"plain {scheme}://"]
+        raise ConfigurationError(f"semel does not use the driver {driver!r}: write {' or '.join(used)}")
     text: str = module.schema_sql(settings.table)
     return text
 

@@ -176,9 +176,13 @@ def test_times_that_are_none_are_refused(says: Says, url: str) -> None:
 
 def test_the_statements_are_printed_for_drivers_that_there_are(says: Says, url: str) -> None:
     assert "settings.table" not in says.done("schema", "sql", url, "--table", "jobs")[0]
-    for scheme, driver in (("mysql", "aiomysql"), ("postgresql", "psycopg2"), ("sqlite", "aiosqlite")):
+    for scheme, driver, others in (
+        ("mysql", "aiomysql", "mysql+asyncmy://"),
+        ("postgresql", "psycopg2", "postgresql+asyncpg://"),
+        ("sqlite", "aiosqlite", "plain sqlite://"),
+    ):
         said = says.refused("schema", "sql", f"{scheme}+{driver}://host/shop")
-        assert f"semel does not use the driver '{driver}': write " in said
+        assert f"semel does not use the driver '{driver}': write {others}" in said
     for scheme in ("mysql+pymysql", "mariadb+asyncmy", "postgresql+psycopg", "postgres"):
         assert "create table" in says.done("schema", "sql", f"{scheme}://host/shop")[0].lower()
 

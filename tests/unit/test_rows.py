@@ -54,6 +54,12 @@ def test_a_record_comes_back_from_its_row(record: Record) -> None:
 
 
 @given(records)
+def test_texts_that_a_connection_leaves_as_bytes_are_read(record: Record) -> None:
+    row = [value.encode() if isinstance(value, str) else value for value in to_row(record)]
+    assert from_row(row) == record
+
+
+@given(records)
 def test_rows_hold_plain_values_only(record: Record) -> None:
     for name, value in zip(COLUMNS, to_row(record), strict=True):
         assert value is None or type(value) in {bytes, str, int, float, bool}, name
