@@ -24,7 +24,6 @@ from semel.model import Answer, Event, Kind, Policy, Record, Settle, State
 from semel.options import count
 from semel.records import NOBODY
 from semel.seals import has_sealed_steps, is_sealed
-from semel.shrinking import TOO_LARGE
 from semel.store import Query
 from semel.words import Word, word
 
@@ -139,7 +138,7 @@ async def resolve(engine: Engine, call: Call, word: Word, actor: str, reason: st
         broken = _was_told(call, record, now)
     if not broken:
         _check_resolvable(call, record, now)
-    data, marker = _told(call, word.value) if word.kind is Kind.DONE else (b"", "")
+    data = _told(call, word.value) if word.kind is Kind.DONE else b""
     known = _steps_of(record, word.kind)
     end = Settle(
         scope=call.scope,
@@ -148,7 +147,6 @@ async def resolve(engine: Engine, call: Call, word: Word, actor: str, reason: st
         retention=call.options.retention,
         tombstone=call.options.tombstone,
         result=data,
-        marker=marker,
         error=None if word.error is None else failure_of(word.error),
         # Nothing is lost any more: the next caller's own policy counts, with steps as without.
         policy=Policy.RETRY if word.kind is Kind.RELEASED else None,
@@ -164,13 +162,19 @@ async def resolve(engine: Engine, call: Call, word: Word, actor: str, reason: st
         raise _refused(call, "it changed, or was resolved, in the meantime")
 
 
-def _told(call: Call, value: Any) -> tuple[bytes, str]:
-    """A person's value as bytes, and why it is not kept if it is not. Without a result_type it is plain data."""
+def _told(call: Call, value: Any) -> bytes:
+    """A person's value as bytes. Without a result_type it is plain data. What is too large to keep is refused, not dropped:
+    no effect hangs on it, and whoever gave it would not hear that every caller is told that there is no result."""
     codec = call.codec
     if codec is None:
-        return b"", ""
+        return b""
     data = codec.encode(value, compress_over=call.options.compress_over) if codec.typed else codec.tell(value)
-    return (data, "") if len(data) <= call.options.max_result else (b"", TOO_LARGE)
+    if len(data) > call.options.max_result:
+        raise CodecError(
+            f"the value for {name_of(call)} has {len(data)} bytes, and max_result={call.options.max_result}: nothing was "
+            "changed. Give less (a ref or an id of it), or raise max_result"
+        )
+    return data
 
 
 def _words(name: str, text: Any, most: int) -> str:

@@ -206,6 +206,16 @@ async def test_R13_resolve_by_error_and_release(lab: Lab) -> None:
     assert (await lab.do(once.execute("r", lab.effect()))).value == "done"
 
 
+async def test_R13_a_value_that_is_too_large_to_keep_is_refused_and_changes_nothing(lab: Lab) -> None:
+    await _died(lab, "k", on_unknown="hold")
+    once = lab.face(max_result=100)
+    with pytest.raises(CodecError, match="max_result=100: nothing was changed"):
+        await lab.do(once.resolve("k", value="x" * 200, actor="ann"))
+    assert (await lab.do(once.peek("k"))).state == "unknown"
+    await lab.do(once.resolve("k", value="x", actor="ann"))
+    assert (await lab.do(once.execute("k", lab.effect()))).value == "x"
+
+
 async def test_R13_resolve_never_touches_a_live_run_or_an_absent_key(lab: Lab) -> None:
     once = lab.face()
     with pytest.raises(ConfigurationError, match="no record"):
