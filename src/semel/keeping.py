@@ -50,6 +50,9 @@ _UNREADABLE: Final = (
     " (a value that its function cannot read is replaced with resolve(key, value=…, result_type=…), one that a person gave "
     "also with correct=True, semel resolve --correct)"
 )
+_TOLD_WRONGLY: Final = (
+    " (what a person said by mistake is replaced with correct=True, semel resolve --correct)"
+)
 
 
 async def create(engine: Engine, call: Call) -> None:
@@ -246,16 +249,21 @@ def _check_resolvable(call: Call, record: Record | None, now: float) -> None:
         )
     if seen not in (State.UNKNOWN, State.FAILED) or record.resolved:
         told = " and was resolved already" if record.resolved else ""
-        hint = _UNREADABLE if seen is State.DONE else ""
+        hint = _UNREADABLE if seen is State.DONE else _TOLD_WRONGLY if seen is State.FAILED else ""
         raise _refused(call, f"it is {seen.value}{told}{hint}")
 
 
 def _was_told(call: Call, record: Record | None, now: float) -> bool:
-    """True: a person gave the value that stands there, so a person may correct it. ConfigurationError otherwise."""
-    if record is not None and record.resolved and model.view(record, now) is State.DONE:
+    """True: a person gave the outcome that stands there, so a person may correct it. ConfigurationError otherwise.
+
+    A failure too: else only `forget` was left of one that was told by mistake, and the effect would be made again.
+    """
+    seen = model.view(record, now)
+    if record is not None and record.resolved and seen in (State.DONE, State.FAILED):
         return True
+    remedy = ", resolve it without that" if seen in (State.UNKNOWN, State.FAILED) else ""
     raise ConfigurationError(
-        f"{name_of(call)} holds no value that a person gave: there is nothing to correct, resolve it without that"
+        f"{name_of(call)} holds no outcome that a person gave: there is nothing to correct{remedy}"
     )
 
 

@@ -182,8 +182,8 @@ class Semel(Face):
         Actor and reason are kept in the audit trail (`history`). Refused for a live run and for a second word.
         A release makes steps that were only started possible again; those that are finished stay. The outcome is kept for
         this face's own retention and tombstone, which need not be those of the call: say them, if so. A done record that its
-        function cannot read is repaired by value= and the function's result_type=; correct=True replaces a value that a
-        person gave before. `where`: tenant=, operation=, result_type=, retention=, tombstone=.
+        function cannot read is repaired by value= and the function's result_type=; correct=True replaces an outcome that
+        a person gave before. `where`: tenant=, operation=, result_type=, retention=, tombstone=.
         """
         has_value = value is not _UNSET
         verdict = keeping.word(value, error, has_value=has_value, release=release, correct=correct)
@@ -391,8 +391,8 @@ class AsyncSemel(Face):
         Actor and reason are kept in the audit trail (`history`). Refused for a live run and for a second word.
         A release makes steps that were only started possible again; those that are finished stay. The outcome is kept for
         this face's own retention and tombstone, which need not be those of the call: say them, if so. A done record that its
-        function cannot read is repaired by value= and the function's result_type=; correct=True replaces a value that a
-        person gave before. `where`: tenant=, operation=, result_type=, retention=, tombstone=.
+        function cannot read is repaired by value= and the function's result_type=; correct=True replaces an outcome that
+        a person gave before. `where`: tenant=, operation=, result_type=, retention=, tombstone=.
         """
         has_value = value is not _UNSET
         verdict = keeping.word(value, error, has_value=has_value, release=release, correct=correct)

@@ -19,7 +19,7 @@ class Word(msgspec.Struct, frozen=True):
     value: Any = None
     error: BaseException | str | None = None
     correct: bool = False
-    """It stands in place of a value that a person gave before."""
+    """It stands in place of an outcome that a person gave before."""
 
 
 def word(
@@ -30,7 +30,7 @@ def word(
         raise ConfigurationError("resolve takes exactly one of value=…, error=… and release=True")
     if release and correct:
         raise ConfigurationError(
-            "correct=True replaces a value that was given before: say value=…, or error=…"
+            "correct=True replaces an outcome that was given before: say value=…, or error=…"
         )
     if release:
         return Word(Kind.RELEASED)

@@ -438,5 +438,5 @@ def test_a_value_that_was_wrong_is_corrected(desk: Desk) -> None:
     with pytest.raises(ConfigurationError, match="say value=…, or error=…"):
         desk.about("resolve", "lost-1", "--release", "--correct")
     for key in ("done-1", "bad-1"):
-        with pytest.raises(ConfigurationError, match="holds no value that a person gave"):
+        with pytest.raises(ConfigurationError, match="holds no outcome that a person gave"):
             desk.about("resolve", key, "--value", "1", "--correct")

@@ -206,6 +206,24 @@ async def test_R13_resolve_by_error_and_release(lab: Lab) -> None:
     assert (await lab.do(once.execute("r", lab.effect()))).value == "done"
 
 
+async def test_R13_a_failure_that_a_person_told_by_mistake_is_corrected(lab: Lab) -> None:
+    once = await _died(lab, "e", on_unknown="hold")
+    with pytest.raises(ConfigurationError, match="nothing to correct, resolve it without"):
+        await lab.do(once.resolve("e", value=1, correct=True, actor="ann"))
+    await lab.do(once.resolve("e", error="never arrived", actor="ann"))
+    with pytest.raises(ConfigurationError, match=r"resolved already.*correct=True"):
+        await lab.do(once.resolve("e", value=1, actor="ann"))
+    await lab.do(once.resolve("e", value=1, correct=True, actor="ann", reason="it had"))
+    assert (await lab.do(once.execute("e", lab.effect()))).value == 1
+    await lab.do(once.resolve("e", error="refunded", correct=True, actor="bob"))
+    await lab.do(once.resolve("e", error="charged back", correct=True, actor="bob"))
+    with pytest.raises(PreviousFailure, match="charged back"):
+        await lab.do(once.execute("e", lab.effect()))
+    await lab.do(once.execute("own", lab.effect()))
+    with pytest.raises(ConfigurationError, match=r"nothing to correct$"):
+        await lab.do(once.resolve("own", value=1, correct=True, actor="ann"))
+
+
 async def test_R13_a_value_that_is_too_large_to_keep_is_refused_and_changes_nothing(lab: Lab) -> None:
     await _died(lab, "k", on_unknown="hold")
     once = lab.face(max_result=100)

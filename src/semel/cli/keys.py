@@ -264,7 +264,8 @@ def resolve(
     correct: Annotated[
         bool,
         typer.Option(
-            "--correct", help="Replace a value that a person gave before and the program cannot read."
+            "--correct",
+            help="Replace an outcome that a person gave before by mistake, or the program cannot read.",
         ),
     ] = False,
     by_scope: ByScope = False,
