@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +51,7 @@ _NO_SECRET: Final = (
 )
 _DEFAULTED: Final = frozenset({"tenant", "operation", "prefix"})
 _MIN_SECRET: Final = 16
+_log = logging.getLogger("semel")
 _MAX_HEADS: Final = 4096
 
 
@@ -309,9 +311,12 @@ def _secret(secret: object) -> bytes:
         raise ConfigurationError(
             f"secret= must be bytes, str or a mapping of key id to those, not {type(secret).__name__}"
         )
-    if len(raw) < _MIN_SECRET:
-        raise ConfigurationError(
-            f"secret= has {len(raw)} bytes, at least {_MIN_SECRET} are needed: use secrets.token_bytes(32)"
+    if not raw:
+        raise ConfigurationError("secret= is empty: use secrets.token_bytes(32), or leave it out")
+    if len(raw) < _MIN_SECRET:  # no worse than none, which is allowed
+        _log.warning(
+            "secret= has %d bytes, and can be guessed from a downstream key: use secrets.token_bytes(32)",
+            len(raw),
         )
     return raw
 

@@ -541,11 +541,17 @@ def test_R24_the_name_of_a_downstream_key_is_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    "secret, says", [(b"short", "5 bytes, at least 16"), (7, "not int"), ({"a": 7}, "not int")]
+    "secret, says", [(b"", "empty"), ({"a": ""}, "empty"), (7, "not int"), ({"a": 7}, "not int")]
 )
-def test_R24_a_weak_or_wrong_secret_is_refused(secret: Any, says: str) -> None:
+def test_R24_what_is_no_secret_is_refused(secret: Any, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         SecretRing(secret)
+
+
+def test_R24_a_short_secret_is_told_and_counts(caplog: pytest.LogCaptureFixture) -> None:
+    ring = SecretRing("short")
+    assert "has 5 bytes" in caplog.text and "short" not in caplog.text
+    assert ring.current
 
 
 def test_R24_an_empty_ring_or_a_bad_key_id_is_refused() -> None:
