@@ -550,7 +550,8 @@ def test_R24_what_is_no_secret_is_refused(secret: Any, says: str) -> None:
 
 def test_R24_a_short_secret_is_told_and_counts(caplog: pytest.LogCaptureFixture) -> None:
     ring = SecretRing("short")
-    assert "has 5 bytes" in caplog.text and "short" not in caplog.text
+    assert "has 5 bytes" in caplog.text
+    assert "short" not in caplog.text
     assert ring.current
 
 
