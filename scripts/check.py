@@ -64,6 +64,9 @@ BYSTANDERS = {"faker": set[str](), "schemathesis": {"http"}}
 # inside of coverage's own lock leaves it held, and the process hangs.
 UNMEASURED = {"simulation", "chaos", "mutants", "races", "processes", "plugin", "docs", "security"}
 BUDGET = 15 * 60
+MUCH_MEMORY = 8 << 30
+# What a server does with its disk is looked at here: MariaDB, for one, maps its log where that is memory.
+DISKS = {"chaos", "mutants"}
 # Here one failure in a thousand runs is a broken promise, or nothing but logic was tested: it counts, however seldom it comes.
 PROOF = {
     "chaos", "contract", "mutants", "processes", "races", "rulings", "security", "simulation", "typing", "unit", "within",
@@ -392,7 +395,8 @@ def _environment(parts: list[str]) -> dict[str, str]:
     """By the environment, because some tests run a pytest of their own."""
     unused = [f"-pno:{plugin}" for plugin, users in BYSTANDERS.items() if not users.intersection(parts)]
     asked = os.environ.get("PYTEST_ADDOPTS", "")
-    return {**os.environ, "PYTEST_ADDOPTS": " ".join([*unused, asked]).strip()}
+    folder = {} if DISKS.intersection(parts) else {"SEMEL_SERVERS_FOLDER": _servers_folder()}
+    return {**folder, **os.environ, "PYTEST_ADDOPTS": " ".join([*unused, asked]).strip()}
 
 
 def _few_authorities() -> dict[str, str]:
@@ -406,6 +410,20 @@ def _few_authorities() -> dict[str, str]:
     kept = RESULTS / "authority.pem"
     kept.write_text(f"{first}{end}\n", "utf-8")
     return {"SSL_CERT_FILE": str(kept), "SSL_CERT_DIR": str(RESULTS / "none")}
+
+
+def _servers_folder() -> str:
+    """Memory, where there is plenty of it, else nothing. A server begins as a thousand small files, and hundreds of servers come and
+    go here: ext4 gives out no inode that was just deleted, and looks through all of those for each new file."""
+    place = "/dev/shm"  # a folder of its own is made there
+    try:
+        state = os.statvfs(place)
+        memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return ""
+    room = min(state.f_bavail * state.f_frsize, memory)
+    closed = state.f_flag & getattr(os, "ST_NOEXEC", 0)  # what is preloaded into servers lies there, too
+    return "" if closed or room < MUCH_MEMORY or not os.access(place, os.W_OK | os.X_OK) else place
 
 
 def _strict() -> bool:

@@ -484,6 +484,15 @@ LAUNCHER = """
 """
 
 
+def test_servers_live_in_the_folder_that_the_environment_names(
+    monkeypatch: pytest.MonkeyPatch, apart: Path
+) -> None:
+    monkeypatch.setenv("SEMEL_SERVERS_FOLDER", str(apart))
+    assert home._parent() == apart.resolve()
+    monkeypatch.setenv("SEMEL_SERVERS_FOLDER", "")
+    assert home._parent() != apart.resolve()
+
+
 @pytest.fixture
 def apart() -> Iterator[Path]:
     """A temporary folder of their own: any other process that starts servers would clear what is stale."""
@@ -500,7 +509,7 @@ def launcher(apart: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str],
     def start(*arguments: str) -> tuple[subprocess.Popen[str], list[int], Path]:
         process = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(LAUNCHER), *arguments],
-            env={**os.environ, "TMPDIR": str(apart)},
+            env={**os.environ, "TMPDIR": str(apart), "SEMEL_SERVERS_FOLDER": ""},
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,

@@ -155,8 +155,9 @@ def _is_free(port: int) -> bool:
 
 
 def _parent() -> Path:
-    """The temporary folder; /tmp when root's own one cannot be entered by the unprivileged account."""
-    path = Path(tempfile.gettempdir()).resolve()
+    """The folder that SEMEL_SERVERS_FOLDER names, else the temporary one; /tmp when root's own one cannot be entered by the
+    unprivileged account."""
+    path = Path(os.environ.get("SEMEL_SERVERS_FOLDER") or tempfile.gettempdir()).resolve()
     reachable = all(folder.stat().st_mode & stat.S_IXOTH for folder in (path, *path.parents))
     return path if os.geteuid() != 0 or reachable else Path("/tmp")  # noqa: S108  # mkdtemp follows
 
