@@ -369,6 +369,8 @@ def test_many_processes_of_both_drivers_create_the_tables_at_once(
         verdicts = pool.starmap(
             claim_in_child, [(*ways[number % 2], f"k{number}") for number in range(8)], chunksize=1
         )
+        pool.close()  # and not terminated: one that is killed while coverage writes may hang
+        pool.join()
     assert verdicts == ["Won"] * 8
 
 

@@ -36,7 +36,7 @@ from .tools import owned
         ({"max_result": -1}, "max_result"),
         ({"on_unknown": "guess"}, "on_unknown"),
         ({"on_lease_lost": "panic"}, "on_lease_lost"),
-        ({"secret": b"short"}, "secret"),
+        ({"secret": b""}, "secret"),
         ({"leese": 5}, "did you mean 'lease'"),
     ],
 )
