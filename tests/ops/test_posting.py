@@ -225,6 +225,18 @@ def test_a_file_that_stays_locked_is_told_before_the_effect_and_waited_for_after
     asyncio.run(work())
 
 
+def test_what_went_wrong_with_a_posted_settle_of_a_file_is_raised(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with AsyncSemel(f"sqlite:///{tmp_path}/semel.db") as once:
+            await once.execute("warm", _seven)
+            poster = poster_of(once._store)
+            assert poster is not None
+            with pytest.raises(StoreUnavailable, match="over"):
+                await poster.resettle(end_of(ask_for("key")), StoreUnavailable("over"), 0.0)
+
+    asyncio.run(work())
+
+
 def test_a_task_that_ends_the_program_leaves_no_other_asleep(tmp_path: Path) -> None:
     async def leaves() -> None:
         raise SystemExit(3)

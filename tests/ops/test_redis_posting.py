@@ -13,12 +13,12 @@ import pytest
 from semel import AsyncSemel, current_run
 from semel.errors import NotRecorded, StoreUnavailable
 from semel.model import Replay, Unknown
-from semel.posting import Brief
+from semel.posting import Brief, poster_of
 from semel.stores.posted import Posted
-from semel.stores.redis.errors import NotSent
+from semel.stores.redis.errors import NotSent, ServerError
 from semel.stores.redis.record import short_verdict, verdict
 from semel.testing import services
-from tests.ops.redis_store_lab import ask, finish, hurried, opened, win
+from tests.ops.redis_store_lab import ask, end, finish, hurried, opened, win
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -33,6 +33,30 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 def server(redis_server: services.RedisServer) -> services.RedisServer:
     redis_server.flush()
     return redis_server
+
+
+@in_loop
+async def test_a_store_that_was_not_looked_at_yet_has_no_quick_way(server: services.RedisServer) -> None:
+    store = opened(server, "async")
+    try:
+        poster = poster_of(store)
+        assert poster is not None
+        owner = ask()
+        assert poster.claim(owner, 0.0) is None
+        assert poster.settle(end(owner), 0.0) is None
+    finally:
+        await store.aclose()
+
+
+@in_loop
+async def test_an_error_that_nobody_knows_is_told_as_the_server_said_it(server: services.RedisServer) -> None:
+    store = opened(server, "async")
+    try:
+        said = store._refused(ServerError("ERR a word of tomorrow"))
+        assert isinstance(said, StoreUnavailable)
+        assert "ERR a word of tomorrow" in str(said)
+    finally:
+        await store.aclose()
 
 
 async def _reply(

@@ -108,10 +108,11 @@ async def read_facts(session: Session, words: Statements) -> Facts:
         rows = await session.query("SHOW GLOBAL STATUS WHERE Variable_name IN (%s, %s)", _WAITING)
         settings |= {str(name).lower(): str(value) for name, value in rows}
     tables = await session.query(_ENGINES, _names(words))
-    if engines := unfit.other_engines(tables):
-        settings["not_innodb"] = engines
-    if engines := unfit.other_engines(tables, transactional=True):
-        settings["other_engines"] = engines
+    engines = {
+        "not_innodb": unfit.other_engines(tables),
+        "other_engines": unfit.other_engines(tables, transactional=True),
+    }
+    settings |= {name: told for name, told in engines.items() if told}
     return facts_of(settings, "mariadb" if session.wire.mariadb else "mysql")
 
 
