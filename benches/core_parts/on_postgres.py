@@ -119,7 +119,7 @@ async def _against_statements(once: AsyncSemel, connection: Any, effort: Effort)
         Contestant("insert", rows, insert),
         first,
     ]
-    p50 = await compare_latencies(contest, effort.rounds * 2)
+    p50 = await compare_latencies(contest, effort.rounds * 10, block=20)
     return [
         Figure(
             "1 caller, replay: p50",
@@ -166,7 +166,7 @@ async def _within(once: AsyncSemel, connection: Any, effort: Effort) -> list[Fig
             await once.within(connection).execute(row[0].hex(), effect)
 
     contest = [Contestant("alone", rows, alone), Contestant("within", rows, within)]
-    p50 = await compare_latencies(contest, effort.rounds * 2)
+    p50 = await compare_latencies(contest, effort.rounds * 10, block=20)
     commits = await _commits(connection, within)
     return [
         Figure(

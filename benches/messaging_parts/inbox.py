@@ -67,7 +67,8 @@ def _measured(
 
 def bench(*, quick: bool) -> list[Figure]:
     """Medians of at least ten pairs, in turns."""
-    pairs, count = (2, 50) if quick else (15, 300)
+    # Short turns: what else the machine does then falls upon all ways alike.
+    pairs, count = (2, 50) if quick else (120, 40)
     figures = []
     with services.postgres(fsync=True) as database:
         url = database.url.replace("postgresql://", "postgresql+psycopg://")
