@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import UUID
 
 import msgspec
 
 from semel.errors import InvalidKey
 from semel.grpc.refusals import Refusal
+from semel.http.resolving import id_text
 from semel.keys import check_tenant
 
 __all__ = ["Caller", "principal_of", "tenant_of"]
@@ -22,9 +22,8 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 def principal_of(value: Any) -> str:
-    """An id as text, as over HTTP; "" for what is none. An object's own text may be its address, another one at every call."""
-    is_id = isinstance(value, str | int | UUID) and not isinstance(value, bool)
-    return str(value) if is_id else ""
+    """An id as text, as over HTTP; "" for what is none."""
+    return id_text(value) or ""
 
 
 def tenant_of(value: object) -> str:

@@ -9,7 +9,7 @@ from uuid import UUID
 from semel.errors import ConfigurationError, InvalidKey
 from semel.keys import check_tenant
 
-__all__ = ["plain", "principal_of", "tenant_of"]
+__all__ = ["id_text", "plain", "principal_of", "tenant_of"]
 
 
 def plain(resolver: Callable[[Any], Any], value: Any, *, where: str) -> Any:
@@ -25,20 +25,26 @@ def plain(resolver: Callable[[Any], Any], value: Any, *, where: str) -> Any:
     return value
 
 
+def id_text(value: Any) -> str | None:
+    """An id as text; None for what is none. An object's own text may be its address, which is another one at every request."""
+    is_id = isinstance(value, str | int | UUID) and not isinstance(value, bool)
+    return str(value) if is_id else None
+
+
 def principal_of(value: Any) -> str:
     """The sender's id; "" where nobody is known."""
     return _id_of("principal", value, "the sender's id")
 
 
 def _id_of(option: str, value: Any, what: str) -> str:
-    """An id as text. An object's own text may be its address, which is another one at every request."""
     if value is None:
         return ""
-    if isinstance(value, bool) or not isinstance(value, str | int | UUID):
+    told = id_text(value)
+    if told is None:
         raise ConfigurationError(
             f"{option}= returned a {type(value).__name__}: return {what}, a str, int or UUID"
         )
-    return str(value)
+    return told
 
 
 def tenant_of(value: Any) -> str:
