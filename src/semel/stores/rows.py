@@ -15,7 +15,7 @@ import msgspec
 from semel.keys import Scope
 from semel.model import Failure, Policy, Record, State
 
-__all__ = ["COLUMNS", "LABELS", "TIMES", "from_row", "to_row"]
+__all__ = ["COLUMNS", "LABELS", "TEXTS", "TIMES", "from_row", "to_row"]
 
 COLUMNS = (
     "scope",
@@ -48,7 +48,7 @@ COLUMNS = (
     "steps",
     "secret_id",
 )
-_TEXTS = frozenset(
+TEXTS = frozenset(
     {
         "tenant", "operation", "key", "state", "policy", "marker", "ref", "error_type", "error_code", "error_message",
         "labels", "secret_id",
@@ -150,6 +150,6 @@ def from_row(row: Sequence[Any]) -> Record:
 def _decoded(row: Sequence[Any]) -> list[Any]:
     """Of a caller's connection that leaves texts as they are: psycopg's, where client_encoding is SQL_ASCII."""
     return [
-        value.decode() if name in _TEXTS and isinstance(value, bytes) else value
+        value.decode() if name in TEXTS and isinstance(value, bytes) else value
         for name, value in zip(COLUMNS, row, strict=True)
     ]

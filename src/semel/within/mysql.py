@@ -31,9 +31,7 @@ _FOREVER: Final = 240_000_000_000.0  # seconds: longer spans from now may not fi
 _encode_labels = msgspec.json.Encoder(order="sorted").encode
 _BYTES: Final = frozenset({"scope", "nonce", "fingerprint", "result", "steps"})
 _NUMBERS: Final = frozenset({"attempts", "token", "fingerprint_version", "resolved"})
-_TEXTS: Final = frozenset(
-    {"tenant", "operation", "key", "ref", "error_type", "error_code", "error_message", "labels", "secret_id"}
-)
+_TEXTS: Final = rows.TEXTS - {"state", "policy", "marker"}  # words of our own, which every character set has
 _NOW: Final = "UTC_TIMESTAMP(6)"
 _EPOCH: Final = "TIMESTAMP'1970-01-01 00:00:00'"
 _QUICK: Final = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
