@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import re
 import shutil
 import signal
-import ssl
 import subprocess
 import sys
 import threading
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / ".results"
@@ -64,8 +64,7 @@ BYSTANDERS = {"faker": set[str](), "schemathesis": {"http"}}
 # inside of coverage's own lock leaves it held, and the process hangs.
 UNMEASURED = {"simulation", "chaos", "mutants", "races", "processes", "plugin", "docs", "security"}
 BUDGET = 15 * 60
-MUCH_MEMORY = 8 << 30
-# What a server does with its disk is looked at here: MariaDB, for one, maps its log where that is memory.
+# What a server does with its disk is looked at here; the crash matrix itself knows of which one.
 DISKS = {"chaos", "mutants"}
 # Here one failure in a thousand runs is a broken promise, or nothing but logic was tested: it counts, however seldom it comes.
 PROOF = {
@@ -110,7 +109,7 @@ def main() -> int:
     if options.aside:
         _step_back()
     elif not options.long:  # those install packages
-        os.environ |= _few_authorities()
+        os.environ |= _machine().few_authorities(RESULTS)
     known = _parts()
     parts = options.part or (["lint", *(p for p in known if not options.quick or p in QUICK)])
     unknown = [part for part in parts if part != "lint" and part not in known]
@@ -395,35 +394,13 @@ def _environment(parts: list[str]) -> dict[str, str]:
     """By the environment, because some tests run a pytest of their own."""
     unused = [f"-pno:{plugin}" for plugin, users in BYSTANDERS.items() if not users.intersection(parts)]
     asked = os.environ.get("PYTEST_ADDOPTS", "")
-    folder = {} if DISKS.intersection(parts) else {"SEMEL_SERVERS_FOLDER": _servers_folder()}
+    folder = {} if DISKS.intersection(parts) else {"SEMEL_SERVERS_FOLDER": _machine().in_memory()}
     return {**folder, **os.environ, "PYTEST_ADDOPTS": " ".join([*unused, asked]).strip()}
 
 
-def _few_authorities() -> dict[str, str]:
-    """One of the machine's certificate authorities instead of all: nobody here is asked for a certificate of theirs, but PyMySQL
-    and httpx read them for each connection or client, 30 ms each time."""
-    file = ssl.get_default_verify_paths().cafile
-    text = Path(file).read_text("utf-8") if file else ""
-    first, end, _ = text.partition("-----END CERTIFICATE-----")
-    if not end:
-        return {}
-    kept = RESULTS / "authority.pem"
-    kept.write_text(f"{first}{end}\n", "utf-8")
-    return {"SSL_CERT_FILE": str(kept), "SSL_CERT_DIR": str(RESULTS / "none")}
-
-
-def _servers_folder() -> str:
-    """Memory, where there is plenty of it, else nothing. A server begins as a thousand small files, and hundreds of servers come and
-    go here: ext4 gives out no inode that was just deleted, and looks through all of those for each new file."""
-    place = "/dev/shm"  # a folder of its own is made there
-    try:
-        state = os.statvfs(place)
-        memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return ""
-    room = min(state.f_bavail * state.f_frsize, memory)
-    closed = state.f_flag & getattr(os, "ST_NOEXEC", 0)  # what is preloaded into servers lies there, too
-    return "" if closed or room < MUCH_MEMORY or not os.access(place, os.W_OK | os.X_OK) else place
+def _machine() -> Any:
+    """When the product is installed: help is there before."""
+    return importlib.import_module("semel.testing.services.machine")
 
 
 def _strict() -> bool:

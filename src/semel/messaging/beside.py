@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, MetaData, Subquery, exists, func, inspect, select, text, union_all
+from sqlalchemy import Connection, Subquery, exists, func, inspect, select, text, union_all
 from sqlalchemy.exc import DBAPIError
 
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.messaging.database import Database
 from semel.messaging.events import Emit, Unserved
 from semel.messaging.outbox import Outbox
-from semel.messaging.tables import Tables, messaging_tables, now
+from semel.messaging.tables import Tables, now, tables_named
 
 __all__ = ["Beside", "unserved"]
 
@@ -107,7 +107,7 @@ class Beside:
 
     async def _waited(self, home: Database, other: str) -> float | None:
         try:
-            return await home.read(_bounded(_left), messaging_tables(MetaData(), other))
+            return await home.read(_bounded(_left), tables_named(other))
         except ConfigurationError:  # no name of ours
             self._done.add(other)
         except DBAPIError as error:

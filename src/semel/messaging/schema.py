@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Final
 
-from sqlalchemy import Connection, MetaData, inspect, select
+from sqlalchemy import Connection, inspect, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -21,7 +21,7 @@ from semel.messaging.engines import AnyEngine, sync_engine_of, take_write_lock
 from semel.messaging.failures import translating, unavailable
 from semel.messaging.files import missing_file
 from semel.messaging.message import PARTS
-from semel.messaging.tables import VERSION, Tables, ddl, messaging_tables
+from semel.messaging.tables import VERSION, Tables, ddl, tables_named
 from semel.stores.unfit import no_tables
 from semel.within.ports import Port
 
@@ -49,7 +49,7 @@ class Schema:
     ) -> None:
         self._engine = engine
         self.where = engine.url.render_as_string(hide_password=True)
-        self.tables: Tables = messaging_tables(MetaData(), table)
+        self.tables: Tables = tables_named(table)
         self.identity = ""
         self.parts = parts or PARTS
         self._parts_given = parts is not None

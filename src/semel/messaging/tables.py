@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
@@ -30,7 +31,7 @@ from semel.errors import ConfigurationError
 from semel.messaging_names import SUFFIXES, VERSION
 from semel.serverclock import SERVER_CLOCK
 
-__all__ = ["NOW", "VERSION", "Tables", "ddl", "full_name", "messaging_tables", "now"]
+__all__ = ["NOW", "VERSION", "Tables", "ddl", "full_name", "messaging_tables", "now", "tables_named"]
 
 _BINARY: Final = "utf8mb4_bin"
 # They stand in statements as they are. 40 characters leave room for our own names behind it: PostgreSQL cuts silently at 63.
@@ -70,6 +71,12 @@ def messaging_tables(metadata: MetaData, table: str = "semel") -> Tables:
     incoming = _incoming(metadata, prefix, options)
     last = [_bodies(metadata, prefix, options), _meta(metadata, prefix, options)]
     return Tables._make([*outgoing, *incoming, *last])
+
+
+@lru_cache(64)
+def tables_named(table: str) -> Tables:
+    """Declared by nobody but us, and once: nothing changes them, and every outbox and inbox of a process looks at the same ones."""
+    return messaging_tables(MetaData(), table)
 
 
 def _text(length: int = 255) -> String:

@@ -236,7 +236,7 @@ def _until(condition: Callable[[], bool], worker: Worker) -> bool:
             return condition()
         if time.monotonic() > until:
             raise TimeoutError(f"the {worker.plan.role} did not come to its place within {PATIENCE:g} s")
-        time.sleep(0.002)
+        time.sleep(0.004)
     return True
 
 

@@ -112,5 +112,8 @@ def _attempt(plan: Plan) -> None:
     import_module("semel.testing.chaos.grpc_sites").attempt(plan)  # needs an extra
 
 
-_DRIVERS: Final = ("grpc.aio", "semel.testing.chaos.grpc_sites", "semel.testing.chaos.grpc_client")
+_DRIVERS: Final = (
+    "grpc.aio", "grpc._server", "grpc._interceptor", "grpc._utilities", "semel.testing.chaos.grpc_sites",
+    "semel.testing.chaos.grpc_client",
+)  # fmt: skip
 register(Part(name="grpc", cells=grpc_cells, attempt=_attempt, drivers=_DRIVERS, schedules=dict(ORDERS)))

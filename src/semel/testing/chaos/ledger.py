@@ -75,6 +75,7 @@ class Ledger:
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
+        self._place = folder
 
     def effect(self, what: str, by: str, peer: str = "") -> None:
         self._append("effects", Effect(what, by, time.monotonic(), peer))
@@ -134,13 +135,15 @@ class Ledger:
         )
 
     def _append(self, name: str, line: msgspec.Struct) -> None:
-        handle = os.open(self.folder / name, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o644)
+        handle = os.open(f"{self._place}/{name}", os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o644)
         try:
             os.write(handle, msgspec.json.encode(line) + b"\n")
         finally:
             os.close(handle)
 
     def _read(self, name: str, kind: type[_Line]) -> list[_Line]:
-        path = self.folder / name
-        lines = path.read_bytes().splitlines() if path.exists() else []
-        return [msgspec.json.decode(line, type=kind) for line in lines]
+        try:
+            with open(f"{self._place}/{name}", "rb") as file:  # noqa: PTH123  # asked every few milliseconds
+                return [msgspec.json.decode(line, type=kind) for line in file]
+        except FileNotFoundError:
+            return []

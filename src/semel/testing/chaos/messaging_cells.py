@@ -412,7 +412,8 @@ _DRIVERS: Final = (
     "httpx", "httpcore", "anyio._backends._asyncio", "h11", "semel.messaging.sinks.redis", "semel.messaging.sinks.handler",
     "semel.messaging.sinks.rabbit_streams", "semel.messaging.sinks.rabbit_queues", "semel.messaging.sinks.nats",
     "semel.messaging.sinks.webhook", "semel.messaging.sources.redis", "semel.messaging.sources.rabbitmq",
-    "semel.messaging.sources.nats",
+    "semel.messaging.sources.nats", "semel.messaging.redis.ledger", "semel.messaging.redis.adding", "semel.messaging.redis.arriving",
+    "semel.messaging.redis.listing",
 )  # fmt: skip
 register(
     Part(

@@ -27,6 +27,7 @@ from semel.messaging import Inbox, Message, Outbox, Relay, Report, Route, carrie
 from semel.messaging.events import Alarm, Overtaken, RelayEvent, SinkPaused
 from semel.messaging.message import part_of
 from semel.messaging.sinks import open_sink
+from semel.messaging.tables import tables_named
 from semel.testing.chaos.cells import Plan
 from semel.testing.chaos.harness import NOTED
 from semel.testing.chaos.ledger import Ledger
@@ -40,6 +41,7 @@ __all__ = ["INSERT", "Scene", "alchemy", "make_tables", "sync"]
 
 INSERT: Final = text(f"INSERT INTO {TABLE} (k, made_by, made_at) VALUES (:k, :by, :at)")
 _BATCH: Final = 2
+tables_named(TABLES)  # before the fork, not in each of a thousand processes
 
 
 @cache

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from semel.testing.chaos.power import Disk, Loss
-from semel.testing.services import home
+from semel.testing.services import home, machine
 from semel.testing.services.mariadb import MariaServer
 from semel.testing.services.postgres import PostgresServer
 from semel.testing.services.redis import Appendonly, RedisServer, redis_program
@@ -118,7 +118,8 @@ class ForgetfulMaria(MariaServer):
     def __init__(self, flush: int) -> None:
         # The kernel's asynchronous I/O passes by the C library, and with it the preload.
         config: dict[str, str | int] = {"innodb-flush-log-at-trx-commit": flush, "innodb-use-native-aio": 0}
-        super().__init__(fsync=True, config=config)
+        with machine.on_disk():
+            super().__init__(fsync=True, config=config)
         self.disk = Disk(self._data, self.folder / "notes")
 
     def argv(self) -> list[str]:

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -24,7 +26,7 @@ from semel.testing.chaos.homes import Homes, estimate
 from semel.testing.chaos.places import Addresses, shared_servers
 from semel.testing.chaos.preloads import compiled, no_compiler
 from semel.testing.chaos.verdicts import Result
-from semel.testing.services import home
+from semel.testing.services import home, machine
 
 __all__ = ["ENDING", "Report", "explore", "jobs_for", "recovery_jobs"]
 
@@ -131,24 +133,24 @@ def explore(
     KeyboardInterrupt ends it early: what was played until then is reported, as a run that is not valid.
     """
     began = time.monotonic()
-    folder = home.new_folder("chaos")
-    folder.chmod(0o711)
     report = Report(cells=len({job.cell.name for job in jobs}), timed=sum(job.timed for job in jobs))
-    try:
-        needed = {job.cell.store for job in jobs if not job.cell.lane}
-        needed |= {name for job in jobs for name in job.cell.needs}
-        with shared_servers(needed, folder) as addresses:
-            report.versions = addresses.versions
-            chosen = sorted({job.cell.part for job in jobs})
-            with _drivers(addresses, drivers, mutants, chosen) as lines:
-                run = _Run(report, len(jobs), began, seconds, progress)
-                try:
-                    run.play([job for job in jobs if not job.timed], lines)
-                    run.play([job for job in jobs if job.timed], lines[:TIMED_DRIVERS])
-                except KeyboardInterrupt:
-                    report.left = len(jobs) - len(report.results)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    needed = {job.cell.store for job in jobs if not job.cell.lane}
+    needed |= {name for job in jobs for name in job.cell.needs}
+    with (
+        machine.under(os.environ.get(machine.FOLDER) or machine.in_memory()),
+        _folder() as folder,
+        # It imports everything while the servers start.
+        _Zygote(drivers, mutants, sorted({job.cell.part for job in jobs}), folder) as zygote,
+        shared_servers(needed, folder) as addresses,
+        zygote.driving(addresses) as lines,
+    ):
+        report.versions = addresses.versions
+        run = _Run(report, len(jobs), began, seconds, progress)
+        try:
+            run.play([job for job in jobs if not job.timed], lines)
+            run.play([job for job in jobs if job.timed], lines[:TIMED_DRIVERS])
+        except KeyboardInterrupt:
+            report.left = len(jobs) - len(report.results)
     seen = {each.cell for each in report.results}
     report.missing = sorted({job.cell.name for job in jobs} - seen)
     report.seconds = time.monotonic() - began
@@ -156,41 +158,72 @@ def explore(
 
 
 @contextmanager
-def _drivers(
-    addresses: Addresses, count: int, mutants: Sequence[str], parts: Sequence[str]
-) -> Iterator[list[socket.socket]]:
-    pairs = [socket.socketpair() for _ in range(count)]
-    numbers = [theirs.fileno() for _, theirs in pairs]
-    facts = [msgspec.json.encode(each).decode() for each in (addresses, PARTS, list(mutants), list(parts))]
-    words = [*facts, *map(str, numbers)]
+def _folder() -> Iterator[Path]:
+    folder = home.new_folder("chaos")
+    folder.chmod(0o711)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Zygote:
+    """The process whose forks are the drivers."""
+
+    def __init__(self, count: int, mutants: Sequence[str], parts: Sequence[str], folder: Path) -> None:
+        pairs = [socket.socketpair() for _ in range(count)]
+        numbers = [theirs.fileno() for _, theirs in pairs]
+        facts = [msgspec.json.encode(each).decode() for each in (PARTS, list(mutants), list(parts))]
+        self._lines = [ours for ours, _ in pairs]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "semel.testing.chaos.zygote", *facts, *map(str, numbers)],
+            stdin=subprocess.PIPE,
+            pass_fds=numbers,
+            env=_environment(folder),
+            start_new_session=True,  # Ctrl-C is for the runner alone; and they can be killed as a whole
+        )
+        for _, theirs in pairs:
+            theirs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    @contextmanager
+    def driving(self, addresses: Addresses) -> Iterator[list[socket.socket]]:
+        """Tell it where the servers are; a line to each driver. Servers end after the drivers."""
+        assert self._process.stdin is not None
+        # If it died, its drivers' lines are closed, and nobody waits for them.
+        with suppress(BrokenPipeError), self._process.stdin as words:
+            words.write(msgspec.json.encode(addresses) + b"\n")
+        try:
+            yield self._lines
+        finally:
+            self._end()
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        """Drivers end when their sockets are closed, with what they play at the time. A watchdog of each server ends what they leave."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        for line in self._lines:
+            line.close()
+        try:
+            self._process.wait(ENDING)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+def _environment(folder: Path) -> dict[str, str]:
     # Coverage would write a file for each of thousands of forked workers.
-    environment = {name: text for name, text in os.environ.items() if not name.startswith("COVERAGE_PROCESS")}
+    found = {name: text for name, text in os.environ.items() if not name.startswith("COVERAGE_PROCESS")}
+    found |= machine.few_authorities(folder)
     if not no_compiler():
         # For SQLite: it is the workers who write its disk and read its clock.
-        environment["LD_PRELOAD"] = f"{compiled('power')} {compiled('clock')}"
-    zygote = subprocess.Popen(
-        [sys.executable, "-m", "semel.testing.chaos.zygote", *words],
-        pass_fds=numbers,
-        env=environment,
-        start_new_session=True,  # Ctrl-C is for the runner alone; and they can be killed as a whole
-    )
-    for _, theirs in pairs:
-        theirs.close()
-    try:
-        yield [ours for ours, _ in pairs]
-    finally:
-        for ours, _ in pairs:
-            ours.close()
-        _end(zygote)
-
-
-def _end(zygote: subprocess.Popen[bytes]) -> None:
-    """Drivers end when their sockets are closed, with what they play at the time. A watchdog of each server ends what they leave."""
-    try:
-        zygote.wait(ENDING)
-    except subprocess.TimeoutExpired:
-        os.killpg(zygote.pid, signal.SIGKILL)
-        zygote.wait()
+        found["LD_PRELOAD"] = f"{compiled('power')} {compiled('clock')}"
+    return found
 
 
 class _Run:

@@ -181,7 +181,7 @@ class Errand(Worker):
                 raise TimeoutError(
                     f"the {self.plan.role} of {self.plan.cell.name} did not stop within {seconds:g} s"
                 )
-            time.sleep(0.002)
+            time.sleep(0.004)
         return 0
 
     def ended(self) -> bool:

@@ -1,4 +1,5 @@
-"""The process that imports everything once and forks the drivers. Started by the runner with a socket for each driver.
+"""The process that imports everything once and forks the drivers. Started by the runner with a socket for each driver; where the
+servers are it is told by a line on its standard input.
 
 It has no threads and no connections, and neither have its drivers: what they fork begins clean.
 """
@@ -12,6 +13,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from functools import cache
 from typing import NoReturn
 
 import msgspec
@@ -33,16 +35,19 @@ _DRIVERS = (
 
 
 def main() -> None:
-    addresses = msgspec.json.decode(sys.argv[1], type=Addresses)
-    PARTS[:] = msgspec.json.decode(sys.argv[2], type=list[str])
-    chosen = msgspec.json.decode(sys.argv[4], type=list[str])
-    numbers = [int(word) for word in sys.argv[5:]]
+    PARTS[:] = msgspec.json.decode(sys.argv[1], type=list[str])
+    chosen = msgspec.json.decode(sys.argv[3], type=list[str])
+    numbers = [int(word) for word in sys.argv[4:]]
     load()
-    if mutants := msgspec.json.decode(sys.argv[3], type=list[str]):
+    if mutants := msgspec.json.decode(sys.argv[2], type=list[str]):
         importlib.import_module("semel.testing.chaos.planted").plant(mutants)
     for name in (*_DRIVERS, *(name for part in chosen for name in part_named(part).drivers)):
         with suppress(ImportError):  # a driver that is not installed has no cells that run
             importlib.import_module(name)
+    _know_versions()
+    if not (servers := sys.stdin.readline()):
+        return  # they could not be started
+    addresses = msgspec.json.decode(servers, type=Addresses)
     gc.collect()
     gc.disable()  # a collection would touch every page, and workers live for milliseconds
     gc.freeze()  # what is there now is not looked at again in each child: its pages stay shared
@@ -57,6 +62,13 @@ def main() -> None:
         os.close(number)
     for _ in numbers:
         os.wait()
+
+
+def _know_versions() -> None:
+    """redis-py reads its package's own metadata for each client, which takes longer than most of what is asked through it."""
+    with suppress(ImportError, AttributeError):
+        module = importlib.import_module("redis.utils")
+        vars(module)["get_lib_version"] = cache(module.get_lib_version)
 
 
 def _drive(line: socket.socket, addresses: Addresses) -> NoReturn:

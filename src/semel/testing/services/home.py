@@ -10,7 +10,6 @@ import atexit
 import os
 import pwd
 import random
-import shutil
 import socket
 import stat
 import subprocess
@@ -22,12 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from semel.testing.services import watchdog
+from semel.testing.services.machine import FOLDER
 
 UNPRIVILEGED = "nobody"
 """The account servers run as when the launcher is root. PostgreSQL and PgBouncer refuse root; no server needs it."""
 
 _lock = threading.Lock()
-_homes: dict[int, Path] = {}  # by process id: a forked child gets a home and a watchdog of its own
+# By process id, too: a forked child gets a home and a watchdog of its own.
+_homes: dict[tuple[int, Path], Path] = {}
 _watchdogs: list[subprocess.Popen[bytes]] = []
 
 
@@ -48,20 +49,19 @@ def account() -> Account:
 
 
 def home() -> Path:
-    """This process's folder, made on first use together with its watchdog."""
+    """This process's folder, made on first use together with its watchdog; one for each place that servers are told to live in."""
     with _lock:
-        pid = os.getpid()
-        if pid not in _homes:
-            parent = _parent()
+        pid, parent = os.getpid(), _parent()
+        if (pid, parent) not in _homes:
             _reap_stale(parent)
             start = watchdog.started_at(pid)
             path = Path(tempfile.mkdtemp(prefix=f"semel-{os.geteuid()}.{pid}.{start}.", dir=parent))
             path.chmod(0o711)  # traversable for the unprivileged account, not listable
-            _homes[pid] = path
+            _homes[pid, parent] = path
             _watchdogs.append(_start_watchdog(path, pid, start))
             # It outlives this process on purpose: Popen must not complain about that when the interpreter ends.
             atexit.register(_let_go)
-        return _homes[pid]
+        return _homes[pid, parent]
 
 
 def _let_go() -> None:
@@ -89,7 +89,9 @@ def give(path: Path) -> None:
 
 def copy(source: Path, target: Path) -> None:
     """Copy a folder and hand the copy to the account that runs servers."""
-    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+    target.mkdir(parents=True, exist_ok=True)
+    # A thousand files: several times as fast as shutil.
+    subprocess.run(["cp", "-a", f"{source}/.", str(target)], check=True, capture_output=True)
     give(target)
 
 
@@ -157,7 +159,7 @@ def _is_free(port: int) -> bool:
 def _parent() -> Path:
     """The folder that SEMEL_SERVERS_FOLDER names, else the temporary one; /tmp when root's own one cannot be entered by the
     unprivileged account."""
-    path = Path(os.environ.get("SEMEL_SERVERS_FOLDER") or tempfile.gettempdir()).resolve()
+    path = Path(os.environ.get(FOLDER) or tempfile.gettempdir()).resolve()
     reachable = all(folder.stat().st_mode & stat.S_IXOTH for folder in (path, *path.parents))
     return path if os.geteuid() != 0 or reachable else Path("/tmp")  # noqa: S108  # mkdtemp follows
 

@@ -38,15 +38,16 @@ def started_at(pid: int) -> str:
 
 def inhabitants(root: Path) -> Iterator[int]:
     """The processes whose working directory is `root` or lies below it."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+    own, place = str(os.getpid()), os.fspath(root)
+    for name in os.listdir("/proc"):  # noqa: PTH208  # hundreds of processes, and somebody waits
+        if not name.isdigit() or name == own:
             continue
         try:
-            cwd = Path(str((entry / "cwd").readlink()).removesuffix(" (deleted)"))
+            cwd = os.readlink(f"/proc/{name}/cwd").removesuffix(" (deleted)")  # noqa: PTH115
         except OSError:  # it ended meanwhile, or belongs to somebody else
             continue
-        if cwd.is_relative_to(root):
-            yield int(entry.name)
+        if cwd == place or cwd.startswith(f"{place}/"):
+            yield int(name)
 
 
 def kill_all(root: Path) -> bool:
