@@ -180,6 +180,21 @@ def test_a_seed_gives_the_same_trace_on_every_python(tmp_path: Path) -> None:
     assert not differing, hashes
 
 
+def test_a_key_that_was_had_after_a_probes_word_and_given_back_may_be_anothers() -> None:
+    """Its owner's clock was set back, and so it acts after its lease; the next one was granted the key after a probe had found nothing,
+    was not answered, and has freed it."""
+    plan = workload_of("core").plan(9_245_516)
+    assert "worker-clock" in plan.kinds
+    assert check(plan)[0] == []
+
+
+def test_an_id_whose_note_a_failover_has_lost_was_known_to_its_run_all_the_same() -> None:
+    """The answer was on its way when the note was lost, and the record is still there: its next owner is given another id."""
+    plan = workload_of("core").plan(9_404_219)
+    assert plan.lossy
+    assert check(plan)[0] == []
+
+
 def test_a_failing_seed_is_told_small_with_the_command_that_shows_it_again() -> None:
     seed = recorded_seeds()["settle-unfenced"]
     text = story("settle-unfenced", seed)

@@ -83,7 +83,7 @@ class Auditor:
         self.freed: set[str] = set()
         """Keys that a person forgot or released: they may rightly run again."""
         self.probed: set[str] = set()
-        """Keys whose lost run was released because a probe found nothing of it: another request may have them (R14)."""
+        """Keys whose lost run was released or taken over because a probe found nothing of it: another request may have them (R14)."""
         self.failed: set[str] = set()
         """Keys that a person, or the word "replay", declared as failed."""
         self.words: set[bytes] = set()
@@ -181,6 +181,8 @@ class Auditor:
         elif grant.ended is None or grant.ended is Kind.UNKNOWN:
             cleared = ask.takeover == grant.nonce and grant.policy is not Policy.HOLD
             free = grant.ended is None and grant.policy is ask.policy is Policy.RETRY
+            if cleared:
+                self.probed.add(name_of(ask.scope))  # whoever gets it may free it, for any request
             if grant.ended is None:
                 self.overtaken.add(name_of(ask.scope))
                 self.lapsed.append((name_of(ask.scope), grant.nonce))
