@@ -149,7 +149,9 @@ def test_a_heart_that_gives_up_at_one_silence_is_seen_on_every_kind_of_wire_in_b
 
 @pytest.mark.xdist_group("unheard")
 @pytest.mark.parametrize("name", UNHEARD)
-def test_an_answer_that_waits_for_no_replica_is_seen_though_the_replica_has_it_in_the_end(
+def test_an_answer_that_waits_for_no_replica_is_seen_though_the_replica_may_have_it_in_the_end(
     unheard: Report, name: str
 ) -> None:
-    assert "while the replica stood still" in problem(unheard, name)
+    found = problem(unheard, name)
+    # Seen is what counts: where the primary dies soon enough, its replica has nothing in the end, either.
+    assert "while the replica stood still" in found or found.startswith("expected exactly once, found"), name

@@ -334,7 +334,7 @@ class Worker:
         self._effect("effect")
         points.reach("effect.made")
         while not self._may_end():
-            time.sleep(0.002)
+            time.sleep(0.004)
         return self._value()
 
     async def _work_async(self) -> dict[str, str]:
@@ -345,7 +345,7 @@ class Worker:
         await asyncio.sleep(0)
         try:
             while not self._may_end():  # noqa: ASYNC110 - the sign is a file, made by another process
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(0.004)
         except asyncio.CancelledError:
             self._may_end()  # a lost lease has cancelled it: it has heard
             raise
@@ -356,7 +356,7 @@ class Worker:
         made = {}
         for name in ("one", "two"):
             while not self._has_heard(run):
-                time.sleep(0.002)
+                time.sleep(0.004)
             made[name] = run.step(name, self._step_sync, name)
         return made
 
@@ -365,7 +365,7 @@ class Worker:
         made = {}
         for name in ("one", "two"):
             while not self._has_heard(run):  # noqa: ASYNC110 - its heartbeat says it with a flag
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(0.004)
             made[name] = await run.step(name, self._step_async, name)
         return made
 
@@ -373,13 +373,13 @@ class Worker:
     def _enter_sync(self) -> Any:
         run = self._enter()
         while not self._may_begin():
-            time.sleep(0.002)
+            time.sleep(0.004)
         return run
 
     async def _enter_async(self) -> Any:
         run = self._enter()
         while not self._may_begin():  # noqa: ASYNC110 - the sign is a file, made by another process
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.004)
         return run
 
     def _enter(self) -> Any:

@@ -262,7 +262,7 @@ def _overlapped(stage: Stage) -> None:
     retry = scene.visit()
     until = time.monotonic() + PATIENCE
     while not stage.ledger.owners() and time.monotonic() < until:
-        time.sleep(0.002)
+        time.sleep(0.004)
     stage.bit = stopped and bool(stage.ledger.owners())
     victim.wake()
     scene.told("victim", visit.read())

@@ -179,7 +179,7 @@ class Site:
             if self.is_sync:
                 _rest()
             else:
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(0.004)
 
     def _value(self, order: Order) -> dict[str, str]:
         return {"user": order.user, "by": f"{self.plan.role} {os.getpid()}"}
@@ -202,7 +202,7 @@ class Site:
             if self.is_sync:
                 _rest()
             else:
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(0.004)
 
     def _step(self, name: str, order: Order) -> str:
         order.effect(name, self.plan.role)
@@ -277,7 +277,7 @@ class Site:
 
 
 def _rest() -> None:
-    time.sleep(0.002)
+    time.sleep(0.004)
 
 
 def _pieces(order: Order, body: bytes) -> list[bytes]:

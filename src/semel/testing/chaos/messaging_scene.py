@@ -147,7 +147,7 @@ class Scene:
             while (
                 self.role == "victim" and self.cell.fault == "slow" and not (self.ledger.folder / GO).exists()
             ):
-                time.sleep(0.002)
+                time.sleep(0.004)
 
         def transform(row: Any) -> Any:
             if row.id == poison:

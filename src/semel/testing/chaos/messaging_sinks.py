@@ -237,7 +237,7 @@ class Standing:
             self._again.discard(part)
             self._ledger.entered(self._by, str(part).encode(), batch)
             while not (self._ledger.folder / GO).exists():  # noqa: ASYNC110 - the sign is a file, made by another process
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(0.004)
         return await self._sink.publish(part, epoch, batch, rows)
 
     async def aclose(self) -> None:

@@ -36,7 +36,7 @@ _RECOVERED = ("retry", "kill", "run.started")
 DRIVERS = 15
 ENDING = 20.0  # seconds: an idle driver stops its servers in one or two
 _FEW = 24  # a batch in which somebody did not end is played again as a whole, and so may be another one
-TIMED_DRIVERS = 8  # they sleep for a lease most of the time
+TIMED_DRIVERS = 12  # they sleep for a lease most of the time
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -115,7 +115,7 @@ def recovery_jobs(cells: Iterable[Cell], *, repeat: int = 1) -> list[Job]:
     return [
         Job(cell=cell, number=n, lease=lease, timed=True)
         for n in range(repeat)
-        for lease in LEASES
+        for lease in reversed(LEASES)  # the longest first: nobody waits for one in the end
         for cell in chosen
     ]
 

@@ -47,7 +47,7 @@ def wait_until(
     timeout: float,
     what: str,
     log: Callable[[], str] = lambda: "",
-    step: float = 0.005,
+    step: float = 0.01,
 ) -> None:
     """Ask `ready` until it is true. Raises ServerFailed, naming `what`, when `timeout` seconds have passed."""
     deadline = time.monotonic() + timeout
