@@ -26,19 +26,6 @@ TITLES = {
 }
 
 
-_REMARKS = {
-    TITLES["peers"]: """\
-When these packages were surveyed none of them passed all of five trials (64 callers of one key in four processes; an execution that
-raises while others wait; SIGKILL of an owner; a function that outlasts its lease; an owner that is stopped beyond its lease), so no row
-compares equals. What each did not pass: idemkit and exactly-once told the stopped owner's caller its own result although another one was
-stored, and served nobody who had waited for a failure; idempotency-kit let the stopped owner overwrite the stored result; mobius and
-justonce ran a second time beside a function that outlasted its lease; agent-once never freed the key of a killed owner; dbos ran a step
-again that another process was in. Where we are behind, with one caller's first execution on SQLite, everybody pays two commits and two
-visits to a thread; our record has indexes for expiry, state, open leases and refs to write besides.
-""",
-}
-
-
 class Section(msgspec.Struct, frozen=True):
     """One section's figures, and the circumstances in which they were taken."""
 
@@ -100,16 +87,15 @@ def _markdown(report: Report, head: str, titles: Mapping[str, str]) -> str:
     parts.append(f"{len(judged) - len(missed)} of {len(judged)} goals are met.\n")
     for name, title in titles.items():
         if name in report.sections:
-            parts += _section(title, report.sections[name], _REMARKS.get(title, ""))
+            parts += _section(title, report.sections[name])
     return "\n".join(parts)
 
 
-def _section(title: str, section: Section, remark: str) -> list[str]:
+def _section(title: str, section: Section) -> list[str]:
     used = ", ".join(f"{name} {version}" for name, version in section.versions.items())
     lines = [
         f"## {title}\n",
         f"`{section.command}`, {section.date}, load average {section.load}. {used}.\n",
-        *([remark] if remark else []),
         "| figure | measured | goal | verdict | terms |",
         "|---|---|---|---|---|",
         *(_row(figure) for figure in section.figures),
