@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["few_authorities", "in_memory", "on_disk", "under"]
+__all__ = ["FOLDER", "few_authorities", "in_memory", "on_disk", "under"]
 
 FOLDER: Final = "SEMEL_SERVERS_FOLDER"
 _MUCH_MEMORY: Final = 8 << 30
