@@ -21,6 +21,7 @@ from semel.heart import Heart
 from semel.hooks import Emit, LeaseGone
 from semel.losses import losses_of
 from semel.model import Answer, Ask, Expired, Kind, Policy, Renewal, Replay, Settle, Verdict, Won
+from semel.records import GIVEN_BACK
 from semel.run import Run
 from semel.runtime import Parker, Runtime
 from semel.shrinking import LARGE, refuses_the_value, shrunk
@@ -98,10 +99,14 @@ class Debts:
         return True
 
     def abandon(self, ask: Ask) -> None:
-        """A claim whose answer was lost: nobody will run it, so it is released, if it was granted at all."""
+        """A claim whose answer was lost: nobody will run it, so it is released, if it was granted at all.
+
+        The marker says so: if it was a take-over, the attempt before it may have had its effect, and no other request may have
+        the key (R14).
+        """
         self._heart.expected.pop(ask.nonce, None)
         if len(self._owed) < _MOST_CLAIMS:
-            end = Settle(ask.scope, ask.nonce, Kind.RELEASED, ask.retention)
+            end = Settle(ask.scope, ask.nonce, Kind.RELEASED, ask.retention, marker=GIVEN_BACK)
             patience = ask.lease if ask.policy is Policy.RETRY else max(ask.lease, _STRAGGLER)
             lasting = ask.nonce in self.strays
             self._add(_Debt(end, None, self._runtime.now() + patience, lasting))

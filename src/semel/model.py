@@ -358,8 +358,12 @@ def conflicts(record: Record, ask: Ask) -> bool:
 
 
 def _is_bare_release(record: Record) -> bool:
-    """A released record that holds no steps or ids binds nobody to its request (R14)."""
-    return record.state is State.RELEASED and not record.steps
+    """A released record that holds no steps or ids binds nobody to its request (R14).
+
+    A take-over that was given back before it ran (its marker) does: the attempt before it may have had its effect.
+    """
+    given_back = record.marker and record.attempts > 1
+    return record.state is State.RELEASED and not record.steps and not given_back
 
 
 def event_of(record: Record | None, end: Settle, now: float) -> Event:

@@ -11,6 +11,7 @@ import msgspec
 from semel.keys import Scope
 
 __all__ = [
+    "GIVEN_BACK",
     "NOBODY",
     "Answer",
     "Ask",
@@ -34,6 +35,10 @@ __all__ = [
 
 NOBODY: Final = bytes(16)
 """A nonce that no claim has: a `forget` under it removes what cannot be read, and nothing else."""
+
+GIVEN_BACK: Final = "given back"
+"""The marker of a release by whoever never ran what was granted to him. If that was a take-over, the attempt before it may have
+had its effect: the key stays bound to its request."""
 
 
 class State(StrEnum):

@@ -88,6 +88,41 @@ OUT_OF_TIME = Plan(
 that he gave up is not released yet: it is his own that he is told of."""
 
 
+UNBEGUN = Plan(
+    20149055,
+    "steps",
+    1.0,
+    0.01,
+    (
+        (
+            Op("k0", 0.3, 0.5, 10.0),
+            Op("k0", 0.006269247874491269, 0.0, 10.0),
+            Op("k0", 0.014616966897236563, 0.0, 10.0),
+        ),
+        (Op("k0", 0.010386306705537885, 0.0, 10.0),),
+    ),
+    (
+        Fault("kill", at=0.026002589956800493, nth=2),
+        Fault("worker-clock", at=1.36696699300429, span=-0.6423922521926522),
+    ),
+    step="hold",
+    clocks=((-2015.5452134652344, 0.8115739940823763), (1947.8918073405448, 0.9128106352129578)),
+)
+"""The first owner is killed before its step. The clock of the second one is set back while it works: its lease lapses, and a
+third one begins."""
+
+GIVEN_BACK = Plan(
+    2,
+    "retry",
+    0.5,
+    0.01,
+    ((Op("k0", 0.0, 1.0, 0.0),), (Op("k0", 1.4, 0.0, 0.0), Op("k0", 2.4, 0.0, 0.0, request=1))),
+    (Fault("kill", at=0.5), Fault("lose-reply", 1)),
+    workload="stragglers",
+)
+"""An owner is killed; who takes over never hears of it, and gives up; then somebody has another request under the key."""
+
+
 def test_R16_who_has_waited_for_an_answer_is_not_told_to_wait_for_his_own_claim() -> None:
     broken, world = check(OUT_OF_TIME)
     assert not broken
@@ -150,3 +185,21 @@ def test_H1_a_note_that_nobody_heard_of_explains_how_long_a_released_key_was_kno
     assert not broken
     assert world.histories == 1
     assert not world.undecided
+
+
+def test_R10_a_step_that_nobody_has_begun_is_held_by_whoever_begins_it() -> None:
+    """The world's own mistake: its next version asked for less, too, where nothing had been begun under hold, so that a step
+    which two owners made in turn, one of them with a clock that was set back, was no broken promise."""
+    broken, world = check(UNBEGUN)
+    assert not broken
+    assert len(world.effects) == 1
+
+
+def test_R14_a_take_over_that_was_given_back_leaves_the_key_bound_to_its_request() -> None:
+    """The owner before it was killed, perhaps after its effect: another request is another action."""
+    broken, world = check(GIVEN_BACK)
+    assert not broken
+    errors = [each.error for each in world.answers if each.worker == "w1.1"]
+    assert errors == ["StoreUnavailable", "KeyMismatch"]
+    with planted("given-back-binds-nobody"):
+        assert check(GIVEN_BACK)[0] == ["I6: granted to another request (default/default/k0)"]

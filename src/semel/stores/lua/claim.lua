@@ -49,7 +49,8 @@ elseif state == RELEASED and nonce == ask_nonce then
   -- A late copy of a claim that its caller has given up: granted, it would have no owner.
   return echo .. 'B' .. pack('<dI4B', 0, attempts, 0)
 else
-  local bare = state == RELEASED and steps_size == 0
+  -- Not bare, too: a take-over that was given back before it ran. The attempt before it may have had its effect.
+  local bare = state == RELEASED and steps_size == 0 and (marker_size == 0 or attempts == 1)
   print = sub(text, print_at, names_at - 1)
   if ask_print_size > 0 and print_size > 0 and print_version == ask_print_version and not bare
     and print ~= sub(ask, 43 + ask_nonce_size, 42 + ask_nonce_size + ask_print_size) then

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from semel.model import Answer, Busy, Kind, Mismatch, Policy, Replay, State, Unknown, Won
+from semel.records import GIVEN_BACK
 from semel.testing.contract.bench import FAILURE, LABELS, LEASE, RETENTION, Bench, SkipTest, clause, step
 
 __all__ = ["ReleaseClauses", "TakeoverClauses"]
@@ -222,6 +223,27 @@ class ReleaseClauses:
         assert isinstance(verdict, Won)
         fresh = await bench.record(ask.scope)
         assert (fresh.attempts, fresh.fingerprint, fresh.labels, fresh.error) == (1, TWO, None, None)
+
+    @clause
+    async def test_R14_a_claim_that_was_given_back_binds_nobody(self, bench: Bench) -> None:
+        ask = await bench.win(fingerprint=ONE)
+        await bench.finish(ask, Kind.RELEASED, marker=GIVEN_BACK)
+        await bench.win(fingerprint=TWO)
+        assert (await bench.record(ask.scope)).attempts == 1
+
+    @clause
+    async def test_R14_a_take_over_that_was_given_back_leaves_the_key_bound_to_its_request(
+        self, bench: Bench
+    ) -> None:
+        """The attempt before it was lost, and may have had its effect: another request is another action."""
+        first = await bench.win(fingerprint=ONE)
+        await bench.wait(LEASE + 1)
+        second = await bench.win(fingerprint=ONE)
+        await bench.finish(second, Kind.RELEASED, marker=GIVEN_BACK)
+        assert isinstance(await bench.claim(bench.ask(fingerprint=TWO)), Mismatch)
+        await bench.win(fingerprint=ONE)
+        record = await bench.record(first.scope)
+        assert (record.attempts, record.fingerprint, record.marker) == (3, ONE, "")
 
     @clause
     async def test_R14_a_released_failure_is_visible_until_retention_ends(self, bench: Bench) -> None:

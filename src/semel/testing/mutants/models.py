@@ -162,6 +162,14 @@ def _weaker_policy_wins() -> Sequence[Patch]:
     return [(model, "stricter", stricter)]
 
 
+@mutant("given-back-binds-nobody", check="I6", workload="stragglers")
+def _given_back_binds_nobody() -> Sequence[Patch]:
+    """A take-over that was given back before it ran frees its key for any request, though the attempt before it was lost."""
+    return [
+        (model, "_is_bare_release", lambda record: record.state is State.RELEASED and not record.steps),
+    ]
+
+
 @mutant("renew-by-order", check="I5")
 def _renew_by_order() -> Sequence[Patch]:
     """The fence of a heartbeat compares nonces by order, not for equality."""

@@ -57,6 +57,16 @@ def _redis_late_release_forgets_steps() -> Sequence[Patch]:
 
 
 @mutant(
+    "redis-given-back-binds-nobody",
+    check="test_R14_a_take_over_that_was_given_back_leaves_the_key_bound_to_its_request",
+    store="redis",
+)
+def _redis_given_back_binds_nobody() -> Sequence[Patch]:
+    """claim.lua takes a take-over that was given back before it ran for a release like any other."""
+    return _lua("CLAIM", (" and (marker_size == 0 or attempts == 1)", ""))
+
+
+@mutant(
     "redis-word-overwrites-a-step",
     check="test_R26_a_word_about_steps_is_lost_when_another_was_noted_since",
     store="redis",

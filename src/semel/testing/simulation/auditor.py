@@ -31,6 +31,7 @@ from semel.model import (
     Verdict,
     Won,
 )
+from semel.records import GIVEN_BACK
 
 __all__ = ["Auditor", "Grant", "name_of"]
 
@@ -63,6 +64,10 @@ class Grant(msgspec.Struct):
     labels: Mapping[str, str] | None = None
     ref: str | None = None
     token: int = 0
+    follows: bool = False
+    """An attempt before it was lost, and may have had its effect."""
+    bound: bool = False
+    """Such a one was given back before it ran: the key is nobody's, and yet bound to its request (R14)."""
 
 
 class Auditor:
@@ -130,9 +135,12 @@ class Auditor:
         key = ask.scope.hash
         self.owners.setdefault(name_of(ask.scope), set()).add(ask.nonce)
         policy, fingerprint, keeps, labels, ref = ask.policy, ask.fingerprint, False, ask.labels, None
+        follows = False
         if grant is not None and now < grant.known_until:
             self._check_takeover(ask, grant, now)
-            if grant.ended is None or grant.ended is Kind.UNKNOWN or grant.keeps:
+            lost = grant.ended is None or grant.ended is Kind.UNKNOWN
+            if lost or grant.keeps or grant.bound:
+                follows = grant.follows or (lost and grant.nonce != ask.nonce)
                 policy = max(ask.policy, grant.policy, key=_STRICT.__getitem__)
                 fingerprint, keeps = grant.fingerprint or ask.fingerprint, grant.keeps
                 labels, ref = grant.labels, grant.ref
@@ -157,6 +165,7 @@ class Auditor:
             labels=labels,
             ref=ref,
             token=won.record.token,
+            follows=follows,
         )
 
     def _wipe(self, key: bytes) -> None:
@@ -188,7 +197,7 @@ class Auditor:
                 self.lapsed.append((name_of(ask.scope), grant.nonce))
             if not (cleared or free):
                 self._say("I10", f"a lost run under {grant.policy.value} was granted to the next", ask.scope)
-        if self._differs(ask, grant) and (grant.ended is not Kind.RELEASED or grant.keeps):
+        if self._differs(ask, grant) and (grant.ended is not Kind.RELEASED or grant.keeps or grant.bound):
             self._say("I6", "granted to another request", ask.scope)
 
     def _refused(self, ask: Ask, verdict: Verdict | Exception, grant: Grant, now: float) -> None:
@@ -316,6 +325,7 @@ class Auditor:
         self._tells_steps(end, grant)
         grant.nonce = end.new_nonce or grant.nonce
         grant.ended, grant.result = end.kind, end.result
+        grant.bound = grant.follows and end.marker == GIVEN_BACK
         grant.resolved = bool(end.actor) or grant.resolved
         grant.policy = end.policy or grant.policy
         grant.ref = end.ref if end.ref is not None else grant.ref

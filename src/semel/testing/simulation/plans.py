@@ -264,6 +264,8 @@ def sync_plan_of(seed: int) -> Plan:
 
 def straggler_plan_of(seed: int) -> Plan:
     """A claim arrives after its caller gave up, and after somebody else has had the key and freed it."""
+    if seed % 3 == 2:
+        return _given_back_plan_of(seed)
     rng = Random(f"stragglers/{seed}")  # noqa: S311 - repeatable on purpose
     mode: Mode = rng.choice(("retry", "hold", "probe", "keyed"))
     lease = 2.0
@@ -274,6 +276,29 @@ def straggler_plan_of(seed: int) -> Plan:
     late = Fault("late", 0, nth=1)
     latency = rng.choice((0.001, 0.01))
     return Plan(seed, mode, lease, latency, workers, (late,), workload="stragglers", posts=_posts(seed))
+
+
+def _given_back_plan_of(seed: int) -> Plan:
+    """An owner is killed. Whoever takes over never hears of it and gives up; then somebody comes with another request."""
+    rng = Random(f"stragglers/{seed}")  # noqa: S311 - repeatable on purpose
+    mode: Mode = rng.choice(("retry", "keyed", "tx", "steps"))
+    lease = 0.5
+    owner = Op("k0", 0.0, 1.0, 0.0)
+    taker = Op("k0", rng.uniform(1.2, 1.5), 0.0, 0.0, kind=rng.choice(("execute", "claim", "consume")))
+    other = Op("k0", rng.uniform(2.2, 2.8), 0.0, rng.choice((0.0, 10 * lease)), request=1)
+    lost = Fault(rng.choice(("late", "lose-reply")), 1, nth=1)
+    faults = (Fault("kill", 0, rng.uniform(0.05, 0.6)), lost)
+    latency = rng.choice((0.001, 0.01))
+    return Plan(
+        seed,
+        mode,
+        lease,
+        latency,
+        ((owner,), (taker, other)),
+        faults,
+        workload="stragglers",
+        posts=_posts(seed),
+    )
 
 
 def resets_plan_of(seed: int) -> Plan:
