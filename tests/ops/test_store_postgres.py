@@ -72,34 +72,33 @@ def stranger(url: str) -> psycopg.Connection[Any]:
 
 
 @pytest.mark.parametrize("labels", [None, {"scene": "x"}])
-def test_a_replay_writes_nothing(
-    here: Lab, postgres_server: services.PostgresServer, labels: dict[str, str] | None
-) -> None:
+def test_a_replay_writes_nothing(here: Lab, labels: dict[str, str] | None) -> None:
     store = here.open()
     here.finish(store, "k", result=b"r")
     name, args = claim_words(ask_for("k", labels=labels), 0.0)
     assert name == ("claim_one" if labels else "claim_plain")
     sql = statements("semel")[name]
     with psycopg.connect(plain(here.url), autocommit=True) as session:
-        before = session.execute(
-            "select pg_current_xact_id_if_assigned(), pg_current_wal_insert_lsn()"
-        ).fetchone()
         cursor = psycopg.RawCursor(session)
         explain = b"explain (analyze, wal, format json) " + sql.encode()
         cursor.execute(explain, args)  # the first may still set hint bits
         plan = cursor.execute(explain, args).fetchall()[0][0][0]["Plan"]
         assert (plan["WAL Records"], plan["WAL Bytes"], plan["Actual Rows"]) == (0, 0, 1)
-        for _ in range(50):
-            (verdict,) = here.claim(store, ask_for("k", labels=labels))
-            assert isinstance(verdict, Replay)
-        after = session.execute(
-            "select pg_current_xact_id_if_assigned(), pg_current_wal_insert_lsn()"
-        ).fetchone()
-    # fifty replays used no transaction id and no byte of the log (the server may log a running-xacts record by itself)
-    assert before is not None
-    assert after is not None
-    lost = rows(postgres_server, here.url, f"select pg_wal_lsn_diff('{after[1]}', '{before[1]}')")[0][0]
-    assert lost < 50 * 8
+        # Processes of the server's own (a checkpoint, autovacuum) write now and then: not beside each of three turns.
+        written = [_written_by_fifty_replays(here, store, session, labels) for _ in range(3)]
+    assert min(written) < 50 * 8, written
+
+
+def _written_by_fifty_replays(here: Lab, store: Any, session: Any, labels: dict[str, str] | None) -> int:
+    """Bytes of the log. The server may have added a record of the transactions that run."""
+    (before,) = session.execute("select pg_current_wal_insert_lsn()").fetchone()
+    for _ in range(50):
+        (verdict,) = here.claim(store, ask_for("k", labels=labels))
+        assert isinstance(verdict, Replay)
+    (lost,) = session.execute(
+        "select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), %s::pg_lsn)", (before,)
+    ).fetchone()
+    return int(lost)
 
 
 def test_the_inserted_row_equals_the_record_that_was_won(here: Lab) -> None:
