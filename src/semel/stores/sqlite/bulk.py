@@ -53,7 +53,7 @@ def parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
 
 def is_part(items: Sequence[object]) -> bool:
     """Whether one statement takes them all."""
-    return bool(_SIZES) and (len(items) == 1 or len(items) in _SIZES)
+    return len(items) == 1 or len(items) in _SIZES
 
 
 class Bulk:
@@ -76,6 +76,8 @@ class Bulk:
 
     def add(self, db: sqlite3.Connection, now: float, rows: Sequence[Sequence[Any]]) -> bool:
         """Insert fresh runs, each a row of `FRESH`; False if a key was there already (then the others are in)."""
+        if len(rows) == 1:
+            return db.execute(self._text("add", 1), (now, *rows[0])).rowcount == 1
         shared = set(map(_shared_of, rows))
         scopes, nonces = [row[0] for row in rows], [row[_NONCE] for row in rows]
         if len(shared) == 1 and _are(scopes, SCOPE) and _are(nonces, NONCE):
@@ -87,6 +89,8 @@ class Bulk:
 
     def finish(self, db: sqlite3.Connection, now: float, rows: Sequence[Plain], size: int) -> bool:
         """End runs that are plainly done; False if one was not as its owner thinks (then the others are ended)."""
+        if size == 1:
+            return self.plain.run(db, now, rows, size)
         expires, tombstone = rows[0][:2]
         scopes, nonces = [row[3] for row in rows], [row[4] for row in rows]
         alike = all(row[0] == expires and row[1] == tombstone for row in rows)
@@ -175,7 +179,7 @@ def _cut(parameter: int, size: int, row: int | None = None) -> str:
 
 
 class Finish:
-    """An UPDATE of many rows. `done` is the end of its text, with named parameters, `:now` among them."""
+    """An UPDATE of many rows, or of one. `done` is the end of its text, with named parameters, `:now` among them."""
 
     def __init__(self, table: str, done: str) -> None:
         self._table = table
@@ -183,7 +187,9 @@ class Finish:
         """What `run` takes for each row, in order."""
         changes, _, condition = done.partition(" WHERE ")
         self._changes, self._condition = self._from_rows(changes), self._from_rows(condition)
-        self._texts: dict[int, str] = {}
+        # One row needs no table to be taken from, which SQLite would fill and read for it.
+        single = _NAME.sub(lambda found: f"?{('now', *self.names).index(found[1]) + 1}", done)
+        self._texts: dict[int, str] = {1: f'UPDATE "{table}" SET {single}'}
 
     def run(self, db: sqlite3.Connection, now: float, rows: Sequence[Sequence[Any]], size: int) -> bool:
         """Update them; False if one was not as its owner thinks (then the others are done). At most `size` rows."""

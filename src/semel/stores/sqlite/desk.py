@@ -2,6 +2,9 @@
 
 Each task has an answer of its own to wait for, so a job that is written in two commits answers the first half early,
 and who waits is resumed by the very callback that brings the answers.
+
+A task that has been alone is not gathered with anybody: what it wants is on its way before its tick ends, which spares it
+two turns of the loop in a first execution.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any, Final
 
 from semel.model import Ask, Kind, Settle, Verdict
 from semel.stores.posted import Posted, resume
+from semel.stores.sqlite.bell import Bell
 from semel.stores.sqlite.errors import explained, is_busy, overdue
 from semel.stores.sqlite.file import DatabaseFile
 from semel.stores.sqlite.records import Records
@@ -39,30 +43,56 @@ class Desk:
         self._file = file
         self._records = records
         self._timeout = timeout
+        self._bell = Bell(loop)
         self._asks: list[Ask] = []
         self._askers: Waiting = []
         self._ends: list[Settle] = []
         self._enders: Waiting = []
+        self._alone = False
+        """Whether what was last written for this loop was one item."""
+        self._writing = 0
+        """Jobs that the writer has not answered."""
 
     def claim(self, ask: Ask, loop: asyncio.AbstractEventLoop) -> Posted:
         """What is awaited for its verdict, or an exception as a value."""
+        posted = Posted(loop)
+        if self._alone and not (self._writing or self._asks or self._ends):
+            self._look([ask], [posted], loop)
+            return posted
         if not self._asks:
-            loop.call_soon(self._look, loop)
+            loop.call_soon(self._look_gathered, loop)
         self._asks.append(ask)
-        self._askers.append(posted := Posted(loop))
+        self._askers.append(posted)
         return posted
 
     def settle(self, end: Settle, loop: asyncio.AbstractEventLoop) -> Posted:
+        posted = Posted(loop)
+        if self._alone and not (self._writing or self._asks or self._ends):
+            self._settle([end], [posted], loop)
+            return posted
         if not self._ends:
-            loop.call_soon(self._settle, loop)
+            loop.call_soon(self._settle_gathered, loop)
         self._ends.append(end)
-        self._enders.append(posted := Posted(loop))
+        self._enders.append(posted)
         return posted
 
+    def close(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The loop ends."""
+        self._bell.take_down(loop)
+
     # ------------------------------------------------------------------------------- at the end of the tick
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _look_gathered(self, loop: asyncio.AbstractEventLoop) -> None:
         asks, self._asks = self._asks, []
         waiting, self._askers = self._askers, []
+        self._look(asks, waiting, loop)
+
+    def _settle_gathered(self, loop: asyncio.AbstractEventLoop) -> None:
+        ends, self._ends = self._ends, []
+        waiting, self._enders = self._enders, []
+        self._settle(ends, waiting, loop)
+
+    # -------------------------------------------------------------------------------------- then, or at once
+    def _look(self, asks: list[Ask], waiting: Waiting, loop: asyncio.AbstractEventLoop) -> None:
         deadline = time.monotonic() + self._timeout
         look = partial(self._records.look_all, asks=asks)
         try:
@@ -114,12 +144,14 @@ class Desk:
             loop,
             lambda items: Job(records.claim, items, deadline, None, records.claim_all, alike=True),
         )
-        if decided:
+        if decided and everybody[0].wakeup is None:
+            # It was looked for at once. In the next turn: replays one after the other must not keep the loop from
+            # everything else.
+            loop.call_soon(_answer, everybody, verdicts, loop)
+        elif decided:
             _answer(everybody, verdicts, loop)
 
-    def _settle(self, loop: asyncio.AbstractEventLoop) -> None:
-        ends, self._ends = self._ends, []
-        waiting, self._enders = self._enders, []
+    def _settle(self, ends: list[Settle], waiting: Waiting, loop: asyncio.AbstractEventLoop) -> None:
         deadline = time.monotonic() + self._timeout
         records, file = self._records, self._file
         self._write(
@@ -145,23 +177,28 @@ class Desk:
         loop: asyncio.AbstractEventLoop,
         made: Callable[[list[Any]], Job],
     ) -> None:
+        self._alone = len(items) == 1
         for at in range(0, len(items), MOST):
             job, those = made(items[at : at + MOST]), waiting[at : at + MOST]
             timer = loop.call_later(deadline - time.monotonic(), _give_up, those, self._file.path)
-            job.answer_in(loop, partial(_written, those, timer, loop))
+            job.answer_in(loop, partial(self._written, those, timer, loop), self._bell)
+            self._writing += 1
             try:
                 self._file.writer.submit(job)
             except Exception as error:  # noqa: BLE001 - no thread could be started: those who wait must know
+                self._writing -= 1
                 timer.cancel()
                 _fail(those, error)
 
-
-def _written(waiting: Waiting, timer: asyncio.TimerHandle, loop: asyncio.AbstractEventLoop, job: Job) -> None:
-    timer.cancel()
-    if job.error is not None:
-        _fail(waiting, job.error)
-    else:
-        _answer(waiting, job.answers, loop)
+    def _written(
+        self, waiting: Waiting, timer: asyncio.TimerHandle, loop: asyncio.AbstractEventLoop, job: Job
+    ) -> None:
+        self._writing -= 1
+        timer.cancel()
+        if job.error is not None:
+            _fail(waiting, job.error)
+        else:
+            _answer(waiting, job.answers, loop)
 
 
 def _answer(waiting: Waiting, answers: Sequence[Any], loop: asyncio.AbstractEventLoop) -> None:

@@ -242,7 +242,11 @@ class DatabaseFile:
         except OSError:
             return None
 
-    def tidy(self, db: sqlite3.Connection) -> None:
+    @property
+    def untidy(self) -> bool:
+        return self._log_size >= self._log_limit or (self._log_grew and self._log_size >= self._log_full)
+
+    def tidy(self) -> None:
         """Move the log into the file when it is full, keeping all writers out meanwhile.
 
         It is full when it grows though it is large: the disk takes several times as long for a file that grows as for
@@ -251,8 +255,8 @@ class DatabaseFile:
         SQLite's automatic checkpoint runs beside other writers, and before 3.51.3 this can corrupt the file (the
         "WAL-reset bug"). These take the write lock, and wait for readers as long as busy_timeout says.
         """
-        cut = self._log_size >= self._log_limit
-        if not (cut or (self._log_grew and self._log_size >= self._log_full)) or self._writing is not db:
+        db, cut = self._writing, self._log_size >= self._log_limit
+        if db is None or not self.untidy:
             return
         try:
             db.execute("PRAGMA busy_timeout = 250")
@@ -265,7 +269,7 @@ class DatabaseFile:
             # A reader that stood in the way is not waited for again with the very next commit.
             self._log_full = self._log_size + CHECKPOINT if busy else CHECKPOINT
             self._log_limit = 2 * self._log_size if busy and cut else LOG_LIMIT
-            self._log_size = self._size_of_log() or 0
+            self._log_size, self._log_grew = self._size_of_log() or 0, False
 
     def drop(self) -> None:
         """Close every connection that nobody uses; the others close when they come back. Under the writer's lock."""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
+from semel.stores.sqlite.bell import Bell
 from semel.stores.sqlite.bulk import is_part, parts
 from semel.stores.sqlite.errors import explained, is_busy, overdue
 
@@ -64,11 +65,13 @@ class Job:
         self.answers: list[Any] = []
         self.error: BaseException | None = None
         self.done: threading.Lock | None = None
-        self.reply: tuple[asyncio.AbstractEventLoop, Callable[[Job], None]] | None = None
+        self.reply: tuple[asyncio.AbstractEventLoop, Bell | None, Callable[[Job], None]] | None = None
 
-    def answer_in(self, loop: asyncio.AbstractEventLoop, reply: Callable[[Job], None]) -> None:
-        """When it is written or has failed, `reply(job)` is called in the loop."""
-        self.reply = loop, reply
+    def answer_in(
+        self, loop: asyncio.AbstractEventLoop, reply: Callable[[Job], None], bell: Bell | None = None
+    ) -> None:
+        """When it is written or has failed, `reply(job)` is called in the loop, which is told by its bell if it has one."""
+        self.reply = loop, bell, reply
 
     def result(self) -> list[Any]:
         if self.error is not None:
@@ -89,8 +92,13 @@ class Connections(Protocol):
         """After a commit: StoreUnavailable if it went to a log that is no longer there."""
         ...
 
-    def tidy(self, db: sqlite3.Connection) -> None:
-        """After the answers: whatever need not delay them."""
+    @property
+    def untidy(self) -> bool:
+        """Whether `tidy` would do something, as far as can be told without the lock."""
+        ...
+
+    def tidy(self) -> None:
+        """After the answers, if it is `untidy`: whatever need not delay them."""
         ...
 
     def drop(self) -> None:
@@ -117,6 +125,9 @@ class Writer:
         try:
             if taken(self.lock.acquire, held, 0.0):
                 self._commit([job])
+                _answer([job])
+                if (home := self._home()) is not None:
+                    home.tidy()
                 return job.result()
         finally:
             if any(held):
@@ -182,6 +193,12 @@ class Writer:
             except queue.Empty:
                 pass
             self._commit(jobs)
+        # Without the lock: who is answered looks at the next key before this thread has its turn again.
+        _answer(jobs)
+        home = self._home()
+        if home is not None and home.untidy:
+            with self.lock:
+                home.tidy()
         return more
 
     def _commit(self, jobs: list[Job]) -> None:
@@ -193,9 +210,7 @@ class Writer:
             if job.deadline <= now:
                 job.error = overdue(self._path)  # as its caller was told already
         if home is None or not live:
-            _answer(jobs)
             return
-        db: sqlite3.Connection | None = None
         try:
             deadline = max(job.deadline for job in live)
             db = home.connected(deadline)
@@ -204,10 +219,6 @@ class Writer:
                 self._write(home, db, live)
         except BaseException as error:  # noqa: BLE001 - it is handed to those who wait
             self._fail(home, live, error)
-            db = None
-        _answer(jobs)
-        if db is not None:
-            home.tidy(db)
 
     def _at_once(self, home: Connections, db: sqlite3.Connection, jobs: list[Job]) -> bool:
         """A job of one statement is a transaction by itself, and Python runs other threads until it is on disk.
@@ -314,7 +325,9 @@ def _serve(home: weakref.ref[Connections], writer: Writer, waiting: queue.Simple
 
 
 def _answer(jobs: Iterable[Job]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, deque[Callable[[], None]]] = defaultdict(deque)
+    by_loop: dict[tuple[asyncio.AbstractEventLoop, Bell | None], deque[Callable[[], None]]] = defaultdict(
+        deque
+    )
     for job in jobs:
         if job.after is not None and job.error is None:
             try:
@@ -324,9 +337,11 @@ def _answer(jobs: Iterable[Job]) -> None:
         if job.done is not None:
             job.done.release()
         elif job.reply is not None:
-            loop, reply = job.reply
-            by_loop[loop].append(partial(reply, job))
-    for loop, replies in by_loop.items():
+            loop, bell, reply = job.reply
+            by_loop[loop, bell].append(partial(reply, job))
+    for (loop, bell), replies in by_loop.items():
+        if bell is not None and bell.ring(partial(_reply, replies, loop)):
+            continue
         try:
             loop.call_soon_threadsafe(_reply, replies, loop)
         except RuntimeError:  # the loop was closed meanwhile: nobody waits there any more
