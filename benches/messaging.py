@@ -38,6 +38,11 @@ throughput; of the sizes that it leaves open the fastest here was taken, and sta
 relay does: all are at least once, none keeps the order of a key. Of faststream-outbox there are two lines, because its batched
 deletes are an option for those who may see up to a batch again after a crash.
 
+The inbox is measured beside the bare handler, each in a session and a transaction of its own with fsync on. One handler inserts a row of about
+300 bytes; the other reads a row by its key, updates it and inserts such a row, the least that a handler of an order does. *By hand* is the same
+session with an insert into a table of ids first (one primary key and a time), which is what the protocol costs without us: it finds duplicates, and
+has no conflict of bodies, tenants, consumers, log or attempts.
+
 ![Each figure as a share of its goal](messaging.svg)
 """
 SECTIONS: dict[str, tuple[str, Callable[..., list[Figure]]]] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +18,7 @@ from semel import ConfigurationError, KeyMismatch
 from semel.messaging import Inbox, Message
 from semel.messaging.failures import is_away
 from semel.messaging.quick import _prepared, connection_of
+from semel.messaging.sameness import hash_of
 from tests.messaging.conftest import Home
 
 
@@ -266,7 +269,31 @@ def test_another_encoding_of_the_connection_is_no_way(postgres_home: Home, inbox
         kept = connection.execute(text(f"SELECT message FROM {postgres_home.table}_inbox")).scalars().all()
     assert kept == ["müller"]
     assert done(inbox, engine, message) is False
+    assert done(inbox, engine, Message("t", {"n": 1}, id="mueller")) is True
+    assert prepared(engine) == 1, "ASCII is the same in every encoding"
     engine.dispose()
+
+
+@pytest.mark.parametrize("size", [0, 1, 200, 467, 468, 479, 480, 2000])
+def test_a_content_has_one_hash_whichever_way_it_is_computed(size: int) -> None:
+    """Admissions of other versions and other programs are recognised by it."""
+    body = b"x" * size
+    for topic, kind, schema in (("t", None, None), ("tópic", "order", "v1")):
+        said = hashlib.sha256()
+        for part in (topic.encode(), (kind or "").encode(), (schema or "").encode(), body):
+            said.update(len(part).to_bytes(8, "big") + part)
+        assert hash_of(Message(topic, body, type=kind, schema=schema)) == said.digest()
+
+
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO])
+def test_each_message_is_logged_at_debug(
+    inbox: Inbox, one: Engine, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(level, "semel.messaging"):
+        for _ in range(2):
+            done(inbox, one, Message("t", 1, id="m1"))
+    said = [record.getMessage() for record in caplog.records if record.name == "semel.messaging"]
+    assert ["admitted=True" in text for text in said] == ([True, False] if level == logging.DEBUG else [])
 
 
 def test_a_connection_that_cannot_be_rolled_back_is_told_in_the_ordinary_words(

@@ -28,6 +28,7 @@ __all__ = [
     "SinkBack",
     "SinkPaused",
     "Unserved",
+    "is_logged",
     "log_event",
     "teller",
 ]
@@ -221,6 +222,11 @@ def log_event(event: RelayEvent) -> None:
     text = " ".join(f"{name}={_shown(value)}" for name, value in said.items() if value is not None)
     extra = {f"semel_{name}": value for name, value in said.items()}
     _log.log(level, "%s %s", type(event).__name__, text, extra=extra)
+
+
+def is_logged(kind: type[RelayEvent]) -> bool:
+    """Whether `log_event` would write such an event: most are not, and one for each message need not be made then."""
+    return _log.isEnabledFor(_LEVELS[kind])
 
 
 def _shown(value: object) -> object:

@@ -17,7 +17,7 @@ from semel.messaging.bodies.sql import SqlBodies
 from semel.messaging.calling import Handler
 from semel.messaging.consumer import Consumer, Entry, Middleware
 from semel.messaging.database import Database
-from semel.messaging.events import Handled, HandlerFailed, RelayEvent, log_event
+from semel.messaging.events import Handled, HandlerFailed, RelayEvent, is_logged, log_event
 from semel.messaging.letters import Admitted, DeadLetter
 from semel.messaging.message import Message
 from semel.messaging.places import place_of
@@ -80,6 +80,7 @@ class Inbox(Resident):
             )
         bound = None if timeout is None else seconds("timeout", timeout, least=_SHORTEST)
         self._emit = emitter(hooks)
+        self._only_logs = tuple(hooks) == (log_event,)
         self.home = self.database = Database(place_of(where), table=table, create=create, timeout=bound)
         self.consumer = consumer
         self.table = table
@@ -177,6 +178,8 @@ class Inbox(Resident):
         return done
 
     def _tell(self, message: Message, admitted: bool, start: float) -> None:
+        if self._only_logs and not is_logged(Handled):
+            return
         self._emit(Handled(self.consumer, message.topic, message.id, admitted, time.monotonic() - start))
 
     def _tell_failed(self, message: Message, error: BaseException) -> None:

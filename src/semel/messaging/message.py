@@ -11,9 +11,12 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
+from functools import lru_cache
+from importlib import import_module
 from typing import Any, Final, cast
 from uuid import UUID
 
@@ -30,6 +33,7 @@ _HEADERS_LIMIT: Final = 64 << 10  # bytes of all headers
 _LATEST: Final = 10 * 366 * 86_400.0
 _ENCODER: Final = msgspec.json.Encoder(decimal_format="string", order="deterministic")
 _BUILTIN: Final = frozenset({dict, list, str, int, float, bool, type(None), msgspec.Raw})
+_SHORT: Final = 512  # bytes
 # Fields of the envelope that travel as headers, so that every broker and every consumer in another language sees them.
 _HEADERS: Final = {
     "correlation": "correlation-id",
@@ -193,10 +197,28 @@ class Message:
 
 def content_hash(topic: str, type_: str | None, schema: str | None, data: bytes) -> bytes:
     """What a conflict compares: topic, type, schema and body, each with its length in front."""
+    said = _envelope(topic, type_, schema) + len(data).to_bytes(8, "big") + data
+    return (_SHORT_SHA256 if len(said) <= _SHORT else hashlib.sha256)(said).digest()
+
+
+def _sha256_of_few() -> Callable[[bytes], Any]:
+    """Python's own SHA-256. OpenSSL's, which `hashlib` has, is faster by the byte and slower to begin: for a message that comes alone,
+    between two transactions, by 10 to 15 µs. `random` of the standard library takes its SHA-512 from the same modules."""
+    for name in ("_sha2", "_sha256"):  # since Python 3.12, and before
+        with suppress(ImportError, AttributeError):
+            return cast("Callable[[bytes], Any]", import_module(name).sha256)
+    return hashlib.sha256
+
+
+_SHORT_SHA256: Final = _sha256_of_few()
+
+
+@lru_cache(256)
+def _envelope(topic: str, type_: str | None, schema: str | None) -> bytes:
     said = b""
-    for part in (topic.encode(), type_.encode() if type_ else b"", schema.encode() if schema else b"", data):
+    for part in (topic.encode(), type_.encode() if type_ else b"", schema.encode() if schema else b""):
         said += len(part).to_bytes(8, "big") + part
-    return hashlib.sha256(said).digest()
+    return said
 
 
 def part_of(tenant: str, key: str | None, identity: str, parts: int = PARTS) -> int:

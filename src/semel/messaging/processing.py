@@ -20,6 +20,7 @@ from semel.messaging.standing import (
     ended,
     is_abandonable,
     is_sound,
+    plain,
     root_of,
     undone,
 )
@@ -163,14 +164,15 @@ class Processing:
         result = None
         if fresh:
             reach("inbox.admitted")
-            begun = root_of(session)
+            held = plain(session)
+            begun = held.get_transaction()
             try:
                 result = handler(session, message) if takes_two(handler) else handler(message)
             except Exception as error:
-                if root_of(session) is not begun:
+                if held.get_transaction() is not begun:
                     raise ended(message) from error
                 raise
-            if root_of(session) is not begun:
+            if held.get_transaction() is not begun:
                 raise ended(message)
             if link.pgconn.transaction_status != IN_TRANSACTION:
                 raise Undone(message)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
@@ -33,21 +33,28 @@ _GONE: Final = b"26000"  # no such prepared statement
 _THERE: Final = b"42P05"  # it is prepared already
 _TRIES: Final = 3
 
+Arguments = tuple[str, str, str, bytes, str, str | None]
 _prepared: Final[weakref.WeakKeyDictionary[Any, set[bytes]]] = weakref.WeakKeyDictionary()
 
 
-def admit_quickly(connection: Any, table: str, arguments: Sequence[str | bytes | None]) -> bool | None:
+def admit_quickly(connection: Any, table: str, arguments: Arguments) -> bool | None:
     """Whether the message is new; None if this is not the way. `arguments`: consumer, id, tenant, hash, topic, business key."""
     name, statement = _statement(table)
     known = _prepared.get(connection)
     if known is None:
         known = _prepared[connection] = set()
+    _, execute = _psycopg()
+    raw = connection.pgconn
     for _ in range(_TRIES):
+        prepare = b"" if name in known else b"PREPARE %b AS %b;" % (name, statement)
         try:
-            # As psycopg waits: interruptible, and cooperative under gevent.
+            begin = connection._get_tx_start_command()  # noqa: SLF001 - with the isolation it was given
+            # Text, because several statements of one message have no parameters (a pipeline could have them, and costs the client
+            # twice as much).
+            raw.send_query(b"%b;%bEXECUTE %b (%b)" % (begin, prepare, name, _literals(raw, *arguments)))
             results = connection.wait(
-                _spoken(connection, name, b"" if name in known else statement, arguments)
-            )
+                execute(raw)
+            )  # as psycopg waits: interruptible, and cooperative under gevent
         except Exception:  # noqa: BLE001 - the ordinary way meets it too, and tells it in SQLAlchemy's words
             _leave(connection)
             return None
@@ -56,7 +63,8 @@ def admit_quickly(connection: Any, table: str, arguments: Sequence[str | bytes |
             raise
         last = results[-1]
         if last.status == _DONE:
-            known.add(name)
+            if prepare:
+                known.add(name)
             return bool(last.command_tuples)
         state = last.error_field(_SQLSTATE)
         _leave(connection)
@@ -80,41 +88,42 @@ def connection_of(target: Any) -> Any:
     if isinstance(target, Session):
         target.flush()  # what is pending comes first; then this is not the first statement
         target = target.connection()
-    if not isinstance(target, Connection) or target.dialect.driver != "psycopg" or target.dialect.is_async:
+    if not isinstance(target, Connection):
         return None
-    driver: Any = target.connection.driver_connection
+    dialect = target.dialect
+    if dialect.driver != "psycopg" or dialect.is_async:
+        return None
+    driver: Any = target.connection.dbapi_connection
     raw = driver.pgconn
-    fit = raw.transaction_status == _IDLE and raw.pipeline_status == _IDLE
-    if not fit or raw.parameter_status(b"client_encoding") != b"UTF8":
+    if raw.transaction_status != _IDLE or raw.pipeline_status != _IDLE or driver.autocommit:
         return None
     # prepare_threshold=None is how psycopg is told of a pooler behind which no prepared statement lasts.
-    if driver.autocommit or driver.prepare_threshold is None:
+    if driver.prepare_threshold is None:
         return None
     if not target.in_transaction():
         target.begin()  # BEGIN is sent past SQLAlchemy, whose commit() must know of it
     return driver
 
 
-def _spoken(
-    connection: Any, name: bytes, statement: bytes, arguments: Sequence[str | bytes | None]
-) -> Generator[Any, Any, Any]:
-    """One message to the server and what it answers; with a `statement` that is prepared first. Text, because several statements
-    of one message have no parameters (a pipeline could have them, and costs the client twice as much)."""
-    escaping, execute = _psycopg()
-    raw = connection.pgconn
-    escape = escaping(raw).escape_literal
-    said = b", ".join([_literal(value, escape) for value in arguments])
-    begin = connection._get_tx_start_command()  # noqa: SLF001 - with the isolation it was given
-    prepare = b"PREPARE %b AS %b;" % (name, statement) if statement else b""
-    raw.send_query(b"%b;%bEXECUTE %b (%b)" % (begin, prepare, name, said))
-    return (yield from execute(raw))
+def _literals(
+    raw: Any, consumer: str, message: str, tenant: str, digest: bytes, topic: str, key: str | None
+) -> bytes:
+    """The arguments of the statement, in SQL."""
+    said = consumer + message + tenant + topic
+    # Nearly always nothing in them has a meaning in SQL, or is another byte in another encoding.
+    if key is None and said.isascii() and not ("'" in said or "\\" in said or "\0" in said):
+        return f"'{consumer}', '{message}', '{tenant}', E'\\\\x{digest.hex()}', '{topic}', NULL".encode()
+    if raw.parameter_status(b"client_encoding") != b"UTF8":
+        raise ValueError("the server would read another text")
+    escape = _psycopg()[0](raw).escape_literal
+    texts = [_literal(each, escape) for each in (consumer, message, tenant, topic, key)]
+    texts.insert(3, b"E'\\\\x%b'" % digest.hex().encode())
+    return b", ".join(texts)
 
 
-def _literal(value: str | bytes | None, escape: Callable[[bytes], bytes]) -> bytes:
+def _literal(value: str | None, escape: Callable[[bytes], bytes]) -> bytes:
     if value is None:
         return b"NULL"
-    if isinstance(value, bytes):
-        return b"E'\\\\x%b'" % value.hex().encode()
     if "\0" in value:
         raise ValueError("libpq would end the text here")
     return escape(value.encode())
