@@ -73,6 +73,7 @@ PROOF = {
 PROOFS = re.compile(r"crash|strike|storm|race")  # and such files elsewhere
 FEW = 3
 PATIENCE = 15 * 60  # of one part; pytest ends every single test long before
+MEASURED_PATIENCE = 60 * 60  # as tests/conftest.py gives every single test more time when it is measured
 INTERRUPTED = 2  # as pytest says it
 
 
@@ -288,7 +289,8 @@ def _pytest(parts: list[str], options: argparse.Namespace, *, measured: bool, la
         command += ["--timeout=900"]  # it comes to it when the others wait
     start = time.monotonic()
     log = RESULTS / f"{'-'.join(parts)}.log" if lane else None
-    code = _played(command, _environment(parts), None if options.long or options.aside else PATIENCE, log)
+    patience = MEASURED_PATIENCE if measured else PATIENCE
+    code = _played(command, _environment(parts), None if options.long or options.aside else patience, log)
     if log is not None:
         print(f"==== {name}\n{log.read_text('utf-8', 'replace')}", flush=True)
     passed, failed, skipped = _counts(report)

@@ -7,12 +7,17 @@ A test that kills, pauses or reconfigures a server starts one of its own: `with 
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Generator, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import coverage
 import pytest
 from hypothesis import settings
 
@@ -36,6 +41,9 @@ SERVER_FIXTURES = {
 # Two seconds and more to start: with xdist one worker does, the tests that use it follow.
 GROUPED_FIXTURES = {"rabbitmq_server", "redis_cluster", "redis_sentinel"}
 
+# pytest-timeout ends the whole process, and measured tests are slower: some took 50 s of their 120 beside one other part.
+SLOWED = 5 if coverage.Coverage.current() is not None else 1
+
 # No deadline: this suite shares two cores with the servers. Fixed examples, but for the long run, which looks for new ones.
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=30)
 settings.register_profile("full", deadline=None, derandomize=True, max_examples=100)
@@ -49,6 +57,32 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 S = TypeVar("S", bound=Server | Group)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """What pytest-timeout tells goes to stdout, and a process of xdist has none: it would end without a word."""
+    if not hasattr(config, "workerinput"):
+        return
+    timeouts: Any = importlib.import_module("pytest_timeout")
+    end = timeouts.timeout_timer
+
+    def told(item: pytest.Item, limits: Any) -> None:
+        writer: Any = config.get_terminal_writer()
+        writer._file = sys.__stderr__
+        writer.line(f"\n{item.nodeid}: not ended after {limits.timeout:.0f} s, its process is ended")
+        end(item, limits)
+
+    timeouts.timeout_timer = told
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object | None) -> None:
+    """How a process of xdist died: by a signal (-11 is a crash of Python), or by an exit (pytest-timeout's is 1)."""
+    if error:
+        code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = node.gateway._io.popen.wait(10)
+        print(f"\n{node.gateway.id} died: {error}; its exit code is {code}", file=sys.stderr, flush=True)
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     kept: list[pytest.Item] = []
@@ -59,6 +93,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.services)
         for name in sorted(used & GROUPED_FIXTURES):
             item.add_marker(pytest.mark.xdist_group(name))
+        if SLOWED > 1:
+            item.add_marker(pytest.mark.timeout(SLOWED * _limit(item)), append=False)  # before those it has
         (kept if _selected(item) else dropped).append(item)
     items[:] = kept
     if dropped:
@@ -76,6 +112,13 @@ def collected() -> Iterator[None]:
     """What a module left open is complained of at its end, not in whatever test garbage happens to be collected in."""
     yield
     gc.collect()
+
+
+def _limit(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    return float(
+        marker.args[0] if marker else item.config.getoption("timeout") or item.config.getini("timeout")
+    )
 
 
 def _selected(item: pytest.Item) -> bool:
