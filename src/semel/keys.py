@@ -128,8 +128,9 @@ def _describe(char: str) -> str:
 
 def mask(key: str) -> str:
     """A form for people and logs that shows at most a third of the key."""
-    shown = min(4, len(key) // 6)
-    return f"{key[:shown]}…{key[len(key) - shown :]}"
+    size = len(key)
+    shown = 4 if size >= 24 else size // 6
+    return f"{key[:shown]}…{key[size - shown :]}"
 
 
 def _readable_form(key: str, readable: Readable) -> str:
@@ -228,7 +229,9 @@ def make_scope(prefix: str, tenant: str, operation: str, key: str, readable: Rea
     raw = key.encode()
     digest = head.copy()
     digest.update(_LENGTHS[len(raw)] + raw)
-    shown = key if readable == "full" else _readable_form(key, readable)
+    shown = (
+        key if readable == "full" else mask(key) if readable == "masked" else _readable_form(key, readable)
+    )
     return Scope(digest.digest(), tenant, operation, shown)
 
 

@@ -66,14 +66,15 @@ class Recorder:
                 return
             end = self._debts.whole(run, end)
         run.settling = True
-        until = self._runtime.now() + self._settle_timeout
+        asked = self._runtime.now()
+        until = asked + self._settle_timeout
         answer: Answer | Exception | None
         try:
             reach("settle.sent")
             post = self._poster
             if self._hurried:
                 answer = None
-            elif post is None or (posted := post.settle(end, asked := self._runtime.now())) is None:
+            elif post is None or (posted := post.settle(end, asked)) is None:
                 answer = (await self._store.settle((end,)))[0]
             else:
                 try:

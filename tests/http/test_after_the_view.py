@@ -210,7 +210,7 @@ def lost_stream(colour: str) -> Edge:
 
     async def killed() -> None:
         admitted = await guard.admit(
-            Keyed("key-1", "ada", None, edge.print_of("/stream"), 0.0, "POST /stream")
+            Keyed("key-1", "ada", None, bytes.fromhex(edge.print_of("/stream")), 0.0, "POST /stream")
         )
         assert isinstance(admitted, Admitted)
         run = guard.begin(admitted)

@@ -119,7 +119,7 @@ async def test_h18_what_fails_after_its_client_has_left_is_reported(caplog: pyte
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        (running,) = app._running
+        (running,) = app._running.values()
         with caplog.at_level(logging.ERROR, "semel.http"):
             may_end.set()
             await running

@@ -233,7 +233,7 @@ def test_h19_a_stream_that_died_with_its_process_is_not_run_again(edge: Edge) ->
     guard = next(iter(edge.plan.guard_for("POST", "/big") or ()))
 
     async def die() -> None:
-        keyed = Keyed("key-1", "ada", None, edge.print_of("/big"), 0.0, "POST /big")
+        keyed = Keyed("key-1", "ada", None, bytes.fromhex(edge.print_of("/big")), 0.0, "POST /big")
         admitted = await guard.admit(keyed)
         run = guard.begin(admitted)
         await guard.started(run, 201, [(b"location", b"/big/1")])

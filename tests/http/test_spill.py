@@ -252,7 +252,7 @@ def test_h17_a_process_that_ends_while_a_body_is_stored_frees_no_key(tmp_path: P
             async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
                 first = asyncio.create_task(client.post("/big", headers={"Idempotency-Key": "k"}))
                 await asyncio.to_thread(store.asked.wait, 30)
-                (running,) = app._running
+                (running,) = app._running.values()
                 running.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await first

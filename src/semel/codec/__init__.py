@@ -18,7 +18,7 @@ from typing import Any, Final
 from semel.codec.annotations import check_encodable, named_classes, return_type
 from semel.codec.paths import Refused, type_name
 from semel.codec.shapes import Shape, shape_of
-from semel.codec.tagged import Writer, reader
+from semel.codec.tagged import Writer, pack, reader
 from semel.codec.told import as_told
 from semel.errors import CodecError
 from semel.seals import MARK, key_name
@@ -50,7 +50,8 @@ class Codec:
     def encode(self, value: Any, *, compress_over: int | None = None) -> bytes:
         """Bytes that decode to an equal value of the same type; CodecError naming the part that would not."""
         try:
-            body = self._writer.write(value)
+            # Bytes, as every response of HTTP is stored, are written as they are: all that the writer would find out.
+            body = pack(value) if value.__class__ is bytes else self._writer.write(value)
         except Refused as refused:
             raise CodecError(refused.explain("result")) from None
         except Exception as error:  # the value's own code ran: properties, comparisons, serializers

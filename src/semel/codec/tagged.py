@@ -25,7 +25,7 @@ from semel.codec.paths import MAX_DEPTH, TOO_DEEP, Refused, key_step, type_name
 from semel.codec.shapes import Shape, exactly
 from semel.errors import CodecError
 
-__all__ = ["BUILT_INS", "MAX_PARTS", "Tag", "Writer", "reader"]
+__all__ = ["BUILT_INS", "MAX_PARTS", "Tag", "Writer", "pack", "reader"]
 
 
 class Tag:
@@ -49,7 +49,7 @@ class Tag:
     UNSET: Final = 16
 
 
-_pack: Final = msgspec.msgpack.Encoder().encode
+pack: Final = msgspec.msgpack.Encoder().encode
 _LEAVES: Final[frozenset[type]] = frozenset({str, int, float, bool, NoneType, bytes})
 _only_leaves: Final = _LEAVES.issuperset
 MAX_PARTS: Final = 1_000_000
@@ -130,7 +130,7 @@ def _moment(tag: int, value: dt.datetime | dt.time) -> Ext:
         name = None if label == dt.timezone(offset).tzname(None) and not odd else label
         if odd:
             parts = [value.replace(tzinfo=None).isoformat(), value.fold, None, name, offset // _MICROSECOND]
-            return Ext(tag, _pack(parts))
+            return Ext(tag, pack(parts))
     elif zone is not None:
         raise Refused(
             f"has a time zone of class {type_name(type(zone))}, which cannot be stored: "
@@ -138,8 +138,8 @@ def _moment(tag: int, value: dt.datetime | dt.time) -> Ext:
         )
     text = value.isoformat()
     if key is None and name is None and not value.fold:
-        return Ext(tag, _pack(text))
-    return Ext(tag, _pack([text, value.fold, key, name]))
+        return Ext(tag, pack(text))
+    return Ext(tag, pack([text, value.fold, key, name]))
 
 
 def _read_moment(kind: Any, parts: Any) -> Any:
@@ -187,7 +187,7 @@ _SCALARS: Final[Mapping[type, Callable[[Any], Any]]] = {
     dt.datetime: lambda v: _moment(Tag.DATETIME, v),
     dt.date: lambda v: Ext(Tag.DATE, v.isoformat().encode()),
     dt.time: lambda v: _moment(Tag.TIME, v),
-    dt.timedelta: lambda v: Ext(Tag.TIMEDELTA, _pack([v.days, v.seconds, v.microseconds])),
+    dt.timedelta: lambda v: Ext(Tag.TIMEDELTA, pack([v.days, v.seconds, v.microseconds])),
     uuid.UUID: lambda v: Ext(Tag.UUID, v.bytes),
     complex: lambda v: Ext(Tag.COMPLEX, _COMPLEX.pack(v.real, v.imag)),
     msgspec.UnsetType: lambda _: Ext(Tag.UNSET, b""),
@@ -212,10 +212,10 @@ class Writer:
         """MessagePack, or Refused with the path to the part that cannot be stored."""
         if _is_plain(value, MAX_DEPTH - 1, [MAX_PARTS]):
             try:
-                return _pack(value)
+                return pack(value)
             except (OverflowError, UnicodeEncodeError):  # a big integer or odd text, which need tags
                 pass
-        return _pack(self._wrap(value, MAX_DEPTH, [MAX_PARTS]))
+        return pack(self._wrap(value, MAX_DEPTH, [MAX_PARTS]))
 
     def _wrap(self, value: Any, room: int, budget: list[int]) -> Any:
         kind = type(value)
@@ -232,7 +232,7 @@ class Writer:
             return self._dict(value, room, budget)
         tag = _GROUPS.get(kind)
         if tag is not None:
-            return Ext(tag, _pack(self._items(value, room, budget)))
+            return Ext(tag, pack(self._items(value, room, budget)))
         shape = self._shapes.get(kind)
         if shape is None:
             raise Refused(self._unknown(kind))
@@ -258,7 +258,7 @@ class Writer:
             except Refused as refused:
                 raise refused.at(key_step(key))  # noqa: B904 - the same refusal, one step further out
         if Ext in map(type, keys):
-            return Ext(Tag.MAP, _pack([keys, parts]))
+            return Ext(Tag.MAP, pack([keys, parts]))
         return dict(zip(keys, parts, strict=True))
 
     def _object(self, value: Any, shape: Shape, room: int, budget: list[int]) -> Ext:
@@ -276,18 +276,18 @@ class Writer:
     def _state(self, shape: Shape, state: Any, room: int, budget: list[int]) -> Ext:
         if _is_plain(state, room - 1, budget):
             try:
-                return Ext(Tag.OBJECT, _pack([shape.name, state]))
+                return Ext(Tag.OBJECT, pack([shape.name, state]))
             except (OverflowError, UnicodeEncodeError):
                 pass
         if type(state) is not dict:
-            return Ext(Tag.OBJECT, _pack([shape.name, self._wrap(state, room, budget)]))
+            return Ext(Tag.OBJECT, pack([shape.name, self._wrap(state, room, budget)]))
         fields = {}
         for name, part in state.items():
             try:
                 fields[name] = self._wrap(part, room - 1, budget)
             except Refused as refused:
                 raise refused.at(f".{name}")  # noqa: B904 - the same refusal, one step further out
-        return Ext(Tag.OBJECT, _pack([shape.name, fields]))
+        return Ext(Tag.OBJECT, pack([shape.name, fields]))
 
 
 # ---------------------------------------------------------------------------------------------- reading

@@ -9,6 +9,7 @@ admit ──▶ Admitted: begin it
 from __future__ import annotations
 
 import logging
+from asyncio import CancelledError
 from collections.abc import Mapping
 from typing import Final
 
@@ -36,7 +37,7 @@ from semel.http.problem import Problem
 from semel.http.rules import Rules
 from semel.http.snapshot import Snapshot
 from semel.http.stored import CODEC, not_kept, repeated, stored
-from semel.model import Ask, Record, Replay, State, Won, view
+from semel.model import Ask, Record, Replay, State, Verdict, Won, view
 from semel.points import reach
 from semel.posting import Brief
 from semel.run import run_or_none
@@ -54,7 +55,7 @@ class Keyed(msgspec.Struct, frozen=True, gc=False):
     key: str
     principal: str
     tenant: str | None
-    fingerprint: str
+    fingerprint: bytes
     wait: float
     route: str
     """Method and path, for people."""
@@ -103,16 +104,27 @@ class Admission:
         call = self._call(keyed)
         spent: tuple[str, str] | None = None
         try:
-            if self._quota is not None:
-                spent = self._spent(self._quota, keyed, engine.runtime.now())
-                if spent is None and await self._is_new(call):
-                    return Problem.of("quota-exceeded", retry_after=1.0)
-            if keyed.is_old and await self._is_forgotten(call):
-                self._refund(spent)
-                return Problem.of("key-expired")
+            if self._quota is not None or keyed.is_old:
+                spent = self._spent(keyed, engine.runtime.now())
+                problem = await self._turned_away(call, keyed, spent)
+                if problem is not None:
+                    return problem
+            verdict: Verdict | Brief
             # As `engine.acquire`, but the store's first answer must come within the route's own time (H34).
-            ask, verdict = await self._budget.claim(engine, call)
-            if not isinstance(verdict, (Won, Brief, Replay)):
+            watch, task, before = self._budget.begin(engine)
+            if watch is None or task is None:
+                ask, verdict = await self._budget.claim(engine, call)
+            else:  # as there, without a coroutine more around the wait
+                try:
+                    ask = engine._ask(call)  # noqa: SLF001 - as `ask_once` does
+                    verdict = await engine.asker.brief(ask)
+                except CancelledError as error:
+                    watch.check(task, before, error)
+                    raise
+                finally:
+                    watch.end(task)
+                self._budget.has_answered = True
+            if type(verdict) is not Won and not isinstance(verdict, (Brief, Replay)):
                 self._check_nesting(call)
                 ask, verdict = await engine._contend(call, ask, verdict)  # noqa: SLF001 - the rest of `acquire`
         except StoreUnavailable as error:
@@ -123,15 +135,10 @@ class Admission:
             self._refund(spent)
             return self._refusal(error)
         breaker.failures = 0
-        if type(verdict) is Won:
+        if isinstance(verdict, Won):
             reach("http.admitted")
             return Admitted(engine, call, ask, verdict.record)
-        if spent is not None:
-            self._refund(spent)
-        if isinstance(verdict, Brief):  # nobody is told: hooks leave no quick way
-            found = repeated(call, verdict)
-        else:
-            found = self._replayed(engine, call, verdict.record)
+        found = self._found(engine, call, verdict, spent)
         if type(found) is Snapshot and found.spilled is not None:
             return await self._fetched(engine, call, found)
         return found
@@ -166,9 +173,17 @@ class Admission:
             self.edge.tenant if keyed.tenant is None else keyed.tenant,
             keyed.operation,
             keyed.wait,
-            bytes.fromhex(keyed.fingerprint),
+            keyed.fingerprint,
             labels,
         )
+
+    def _found(
+        self, engine: Engine, call: Call, verdict: Brief | Replay, spent: tuple[str, str] | None
+    ) -> Snapshot | Problem:
+        self._refund(spent)
+        if isinstance(verdict, Brief):  # nobody is told: hooks leave no quick way
+            return repeated(call, verdict)
+        return self._replayed(engine, call, verdict.record)
 
     def _replayed(self, engine: Engine, call: Call, record: Record) -> Snapshot | Problem:
         if engine.emit is not None:
@@ -191,6 +206,15 @@ class Admission:
             return Problem.of("store-unavailable", retry_after=1.0)
         return msgspec.structs.replace(snapshot, body=body, kept=True)
 
+    async def _turned_away(self, call: Call, keyed: Keyed, spent: tuple[str, str] | None) -> Problem | None:
+        """Before the store is asked for the key: nobody has paid for a new one, or it is too old to be known."""
+        if self._quota is not None and spent is None and await self._is_new(call):
+            return Problem.of("quota-exceeded", retry_after=1.0)
+        if keyed.is_old and await self._is_forgotten(call):
+            self._refund(spent)
+            return Problem.of("key-expired")
+        return None
+
     async def _is_new(self, call: Call) -> bool:
         record, _ = await self._budget.peek(self.edge.engine, call.scope)
         return record is None
@@ -200,11 +224,10 @@ class Admission:
         record, now = await self._budget.peek(self.edge.engine, call.scope)
         return view(record, now) in (None, State.RELEASED, State.EXPIRED)
 
-    @staticmethod
-    def _spent(quota: Quota, keyed: Keyed, now: float) -> tuple[str, str] | None:
-        """Who has paid for a new key; None: he has none left."""
+    def _spent(self, keyed: Keyed, now: float) -> tuple[str, str] | None:
+        """Who has paid for a new key; None: he has none left, or they cost nothing."""
         who = keyed.tenant or "", keyed.principal
-        return who if quota.spend(who, now) else None
+        return who if self._quota is not None and self._quota.spend(who, now) else None
 
     def _refund(self, who: tuple[str, str] | None) -> None:
         """Only new keys count."""

@@ -15,8 +15,8 @@ from typing import Unpack
 from semel.http.body import Body
 from semel.http.capture import Capture, answer, looked_at, loop_of
 from semel.http.config import Plan, configure
-from semel.http.guard import Guard
-from semel.http.intake import First, enter
+from semel.http.guard import Admitted, Guard
+from semel.http.intake import Ready, get_ready, refused
 from semel.http.options import MiddlewareOptions
 from semel.http.problem import Problem
 from semel.http.reply import Reply
@@ -43,7 +43,8 @@ class IdempotencyMiddleware:
     def __init__(self, app: App, *, once: AsyncSemel, **options: Unpack[MiddlewareOptions]) -> None:
         self.app = app
         self._plan: Plan = configure(once, "async", options, guarded=False)
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Future[None], asyncio.Task[None]] = {}
+        """First executions, by what tells of their end: a loop keeps weak references only."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
@@ -51,18 +52,28 @@ class IdempotencyMiddleware:
             await self.app(scope, self._draining(receive) if kind == "lifespan" else receive, send)
             return
         try:
-            entered = await enter(self._plan, ScopeRequest(scope, receive))
+            entered = await get_ready(self._plan, ScopeRequest(scope, receive))
         except ClientLeft:
             return
+        if isinstance(entered, Ready):  # as `enter`, without a coroutine more around the wait for the store
+            try:
+                admitted = await entered.guard.admit(entered.keyed)
+            except BaseException:
+                entered.body.close()
+                raise
+            if isinstance(admitted, Admitted):
+                # In a task of its own, which nobody can cancel from here. A plain future tells its end: a shield would be
+                # three more objects for each request.
+                loop = loop_of(admitted.engine)
+                ended: asyncio.Future[None] = loop.create_future()
+                task = loop.create_task(self._first(entered, admitted, scope, send, ended))
+                if not ended.done():  # else it was an eager task, and is over
+                    self._running[ended] = task
+                await ended
+                return
+            entered = refused(entered, admitted)
         if entered is None:
             await self.app(scope, receive, send)
-        elif type(entered) is First:
-            # In a task of its own, which nobody can cancel from here. A plain future tells its end: a shield would be
-            # three more objects for each request.
-            loop = loop_of(entered.admitted.engine)
-            ended: asyncio.Future[None] = loop.create_future()
-            self._running.add(loop.create_task(self._first(entered, scope, send, ended)))
-            await ended
         elif type(entered) is Reply:  # as `answer`, without a coroutine more
             await send({"type": "http.response.start", "status": entered.status, "headers": entered.headers})
             await send({"type": "http.response.body", "body": entered.body})
@@ -70,18 +81,20 @@ class IdempotencyMiddleware:
             with entered:
                 await self.app(scope, _Replayed(entered, receive).receive, send)
 
-    async def _first(self, first: First, scope: Scope, send: Send, ended: asyncio.Future[None]) -> None:
-        guard, admitted = first.guard, first.admitted
+    async def _first(
+        self, ready: Ready, admitted: Admitted, scope: Scope, send: Send, ended: asyncio.Future[None]
+    ) -> None:
+        guard, body = ready.guard, ready.body
         try:
             run = admitted.engine.begin(admitted.call, admitted.ask, admitted.record)
-            if run.has_steps:
+            if admitted.record.steps:  # as `run.has_steps`, before it has any of its own
                 problem = await _resumed(guard, run)
                 if problem is not None:
                     await answer(send, guard.replies.problem(problem))
                     return
             else:
                 reach("run.started")  # all that `resumed` does then, without the coroutine
-            capture = Capture(guard, run, scope, send, first.body)
+            capture = Capture(guard, run, scope, send, body)
             try:  # as `Capture.around`, without a coroutine more around the application
                 await capture.of(self.app)
                 capture.check()
@@ -99,10 +112,8 @@ class IdempotencyMiddleware:
             ended.cancel()
             raise
         finally:
-            first.body.close()
-            task = asyncio.current_task(ended.get_loop())
-            if task is not None:
-                self._running.discard(task)
+            body.close()
+            self._running.pop(ended, None)
             if not ended.done():
                 ended.set_result(None)
 
@@ -111,7 +122,7 @@ class IdempotencyMiddleware:
             message = await receive()
             if message["type"] == "lifespan.shutdown" and self._running:
                 # Handlers whose clients have left: let them end, so that their outcomes are recorded.
-                await asyncio.wait(set(self._running), timeout=10.0)
+                await asyncio.wait(set(self._running.values()), timeout=10.0)
             return message
 
         return receive_lifespan

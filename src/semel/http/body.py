@@ -8,7 +8,9 @@ import mmap
 import tempfile
 from collections.abc import Iterator
 from types import TracebackType
-from typing import IO, Final, Self
+from typing import IO, Any, Final, Self
+
+import msgspec
 
 __all__ = ["SPOOL_OVER", "Body", "TooLarge", "feed_parts"]
 
@@ -20,22 +22,24 @@ class TooLarge(Exception):
     """The body is longer than the route accepts."""
 
 
-class Body:
-    """Fed chunk by chunk; then read as often as one likes. Close it when the handler has ended."""
+class Body(msgspec.Struct, eq=False, gc=False):
+    """Fed chunk by chunk; then read as often as one likes. Close it when the handler has ended.
 
-    __slots__ = ("_chunks", "_file", "_hash", "_limit", "_whole", "parsed", "size")
+    `Body(limit, whole, len(whole))` came in one piece, no longer than `SPOOL_OVER` and the limit. The garbage collector does not
+    look at it: one waits with every keyed request, and nothing in it can lead back to it.
+    """
 
-    def __init__(self, limit: int, whole: bytes | None = None) -> None:
-        """`whole`: all of it, where it came in one piece no longer than `SPOOL_OVER` and the limit."""
-        self._limit = limit
-        self._chunks: list[bytes] = [whole] if whole else []
-        self._file: IO[bytes] | None = None
-        # Only of what leaves memory: a small body is usually compared by its meaning, not by its bytes.
-        self._hash: hashlib._Hash | None = None
-        self._whole: bytes | None = whole
-        self.parsed = False
-        """It holds the parts of a form that a framework has parsed, not the form's own bytes."""
-        self.size = 0 if whole is None else len(whole)
+    _limit: int
+    in_one: bytes | None = None
+    """All of it, where it came or was made whole; `whole` makes it."""
+    size: int = 0
+    parsed: bool = False
+    """It holds the parts of a form that a framework has parsed, not the form's own bytes."""
+    _chunks: list[bytes] | None = None
+    """As they came; None of one that came whole."""
+    _file: IO[bytes] | None = None
+    # Only of what leaves memory: a small body is usually compared by its meaning, not by its bytes.
+    _hash: Any = None
 
     def feed(self, chunk: bytes) -> None:
         if not chunk:
@@ -44,21 +48,28 @@ class Body:
         if self.size > self._limit:
             self.close()
             raise TooLarge
-        self._whole = None
+        pieces, self.in_one = self._pieces, None
         if self._file is not None and self._hash is not None:
             self._hash.update(chunk)
             self._file.write(chunk)
             return
-        self._chunks.append(chunk)
+        self._chunks = pieces
+        pieces.append(chunk)
         if self.size > SPOOL_OVER:
             self._hash = self._hashed()
             self._file = tempfile.TemporaryFile(prefix="semel-body-")  # noqa: SIM115 - closed by close()
-            self._file.writelines(self._chunks)
+            self._file.writelines(pieces)
             self._chunks = []
+
+    @property
+    def _pieces(self) -> list[bytes]:
+        if self._chunks is not None:
+            return self._chunks
+        return [self.in_one] if self.in_one else []
 
     def _hashed(self) -> hashlib._Hash:
         digest = hashlib.sha256()
-        for chunk in self._chunks:
+        for chunk in self._pieces:
             digest.update(chunk)
         return digest
 
@@ -72,9 +83,9 @@ class Body:
         """All of it, when it is in memory."""
         if self._file is not None:
             return None
-        if self._whole is None:
-            self._whole = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        return self._whole
+        if self.in_one is None:
+            self.in_one = b"".join(self._pieces)  # of one piece: that very piece
+        return self.in_one
 
     def view(self) -> bytes | mmap.mmap:
         """All of it to look at, also from the file, without reading it into memory."""
@@ -85,7 +96,7 @@ class Body:
 
     def chunks(self) -> Iterator[bytes]:
         if self._file is None:
-            yield from self._chunks
+            yield from self._pieces
             return
         self._file.seek(0)
         while chunk := self._file.read(_CHUNK):
@@ -99,7 +110,8 @@ class Body:
         return self._file
 
     def close(self) -> None:
-        self._chunks = []
+        if self._chunks:
+            self._chunks = []
         if self._file is not None:
             self._file.close()
 

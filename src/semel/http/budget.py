@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Coroutine
 from concurrent import futures
 from contextvars import copy_context
@@ -14,7 +15,6 @@ from semel.flow import Engine
 from semel.forks import survive_fork
 from semel.keys import Scope
 from semel.model import Ask, Record, Verdict, Won
-from semel.posting import Brief
 from semel.running import clock_of, runs_here
 from semel.runtime import run_sync
 
@@ -36,52 +36,51 @@ class Budget:
     def __init__(self, seconds: float, own: float) -> None:
         self._seconds = seconds
         self._own = own
-        self._has_answered = False
+        self.has_answered = False
+        """For whoever `begin`s to say."""
         self._watching: _Watch | None = None
 
-    async def claim(self, engine: Engine, call: Call) -> tuple[Ask, Verdict | Brief]:
-        """One answer of the store; of a plain replay only what is needed of it, where the store has a quick way."""
-        patience = self._seconds if self._has_answered else self._seconds * _FIRST
+    def begin(self, engine: Engine) -> tuple[_Watch | None, asyncio.Task[Any] | None, int]:
+        """Watch the running task from here on: the watch, which is to be told the end, the task, and how often that is
+        cancelled already. Nothing: nobody needs to be watched, or a thread does.
+        """
+        patience = self._seconds if self.has_answered else self._seconds * _FIRST
         if patience >= self._own or not engine.shared or engine.runtime.colour != "async":
-            return await self._spent(engine, engine.ask_once(call))
-        # As there, without a coroutine more around the wait.
-        ask = engine._ask(call)  # noqa: SLF001 - as `ask_once` does
+            return _UNWATCHED
         watch = self._watching
         if watch is None or watch.loop is not engine.runtime.loop:  # type: ignore[attr-defined]  # LoopRuntime has it
             watch = self._watch()
-        task, before = watch.begin(patience)
-        try:
-            verdict = await engine.asker.brief(ask)
-        except asyncio.CancelledError as error:
-            if watch.has_ended(task, before):
-                raise _late(patience) from error
-            raise
-        finally:
-            watch.end(task)
-        self._has_answered = True
-        return ask, verdict
+        task = asyncio.current_task(watch.loop)
+        assert task is not None  # noqa: S101 - nobody else awaits
+        until = watch.open[task] = watch.now() + patience
+        watch.patience = patience
+        if until < watch.due:
+            watch.arm(until)
+        return watch, task, task.cancelling()
+
+    def claim(self, engine: Engine, call: Call) -> Coroutine[Any, Any, tuple[Ask, Verdict]]:
+        """One answer of the store, where `begin` watches nobody."""
+        return self._spent(engine, engine.ask_once(call))
 
     def peek(self, engine: Engine, scope: Scope) -> Coroutine[Any, Any, tuple[Record | None, float]]:
         return self._spent(engine, engine.store.peek(scope))
 
     async def _spent(self, engine: Engine, asking: Coroutine[Any, Any, T]) -> T:
-        patience = self._seconds if self._has_answered else self._seconds * _FIRST
-        if patience >= self._own or not engine.shared:
-            answer = await asking
-        elif engine.runtime.colour == "async":
-            watch = self._watch()
-            task, before = watch.begin(patience)
+        patience = self._seconds if self.has_answered else self._seconds * _FIRST
+        watch, task, before = self.begin(engine)
+        if watch is not None and task is not None:
             try:
                 answer = await asking
             except asyncio.CancelledError as error:
-                if watch.has_ended(task, before):
-                    raise _late(patience) from error
+                watch.check(task, before, error)
                 raise
             finally:
                 watch.end(task)
+        elif patience >= self._own or not engine.shared:
+            answer = await asking
         else:
             answer = _in_thread(asking, patience, engine)
-        self._has_answered = True
+        self.has_answered = True
         return answer
 
     def _watch(self) -> _Watch:
@@ -101,33 +100,25 @@ class _Watch:
     Time in which this process itself was not run does not count: that is not the store's fault.
     """
 
-    __slots__ = ("_due", "_ended", "_now", "_patience", "_timer", "loop", "open")
+    __slots__ = ("_ended", "_timer", "due", "loop", "now", "open", "patience")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._now = clock_of(loop)
+        self.now = clock_of(loop)
         self.open: dict[asyncio.Task[Any], float] = {}
         """Until when each task may wait."""
-        self._patience = 0.0
+        self.patience = 0.0
         self._ended: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
+        self.due = math.inf
+        """When the timer looks; `inf` where there is none."""
 
-    def begin(self, patience: float) -> tuple[asyncio.Task[Any], int]:
-        task = asyncio.current_task(self.loop)
-        assert task is not None  # noqa: S101 - nobody else awaits
-        until = self.open[task] = self._now() + patience
-        self._patience = patience
-        if self._timer is None or until < self._due:
-            self._arm(until)
-        return task, task.cancelling()
-
-    def has_ended(self, task: asyncio.Task[Any], before: int) -> bool:
-        """Whether this very cancellation is ours, and nobody else's besides."""
-        if task not in self._ended:
-            return False
-        self._ended.discard(task)
-        return task.uncancel() <= before
+    def check(self, task: asyncio.Task[Any], before: int, error: asyncio.CancelledError) -> None:
+        """Raises StoreUnavailable if this very cancellation is ours, and nobody else's besides."""
+        if task in self._ended:
+            self._ended.discard(task)
+            if task.uncancel() <= before:
+                raise _late(self.patience) from error
 
     def end(self, task: asyncio.Task[Any]) -> None:
         self.open.pop(task, None)
@@ -135,27 +126,31 @@ class _Watch:
             self._ended.discard(task)
             task.uncancel()
 
-    def _arm(self, due: float) -> None:
+    def arm(self, due: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._due = due
+        self.due = due
         self._timer = self.loop.call_at(due, self._look)
 
     def _look(self) -> None:
         self._timer = None
-        now = self._now()
-        was_asleep = now - self._due > _ASLEEP
+        now = self.now()
+        was_asleep = now - self.due > _ASLEEP
+        self.due = math.inf
         for task, until in tuple(self.open.items()):
             if until > now:
                 continue
             if was_asleep:
-                self.open[task] = now + self._patience
+                self.open[task] = now + self.patience
             else:
                 del self.open[task]
                 self._ended.add(task)
                 task.cancel()
         if self.open:
-            self._arm(min(self.open.values()))
+            self.arm(min(self.open.values()))
+
+
+_UNWATCHED: Final = (None, None, 0)
 
 
 class _Threads:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 from typing import Any, Final, NoReturn
 
 from semel.errors import StoreUnavailable
@@ -110,8 +110,12 @@ class Capture:
 
     # ------------------------------------------------------------------------------------------ what the application asks
     async def receive(self) -> Message:
-        if self._body is not None:
-            return self._request()
+        body = self._body
+        if body is not None:
+            if self._chunks is None and (whole := body.in_one or body.whole) is not None:
+                self._body = None
+                return {"type": "http.request", "body": whole, "more_body": False}
+            return self._next_piece(body)
         if not self._over:
             # The client's leaving is not told: it must not change the outcome.
             if self._finished is None:
@@ -119,14 +123,8 @@ class Capture:
             await self._finished.wait()
         return _GONE
 
-    def _request(self) -> Message:
-        body = self._body
-        assert body is not None  # noqa: S101 - looked at by `receive`
+    def _next_piece(self, body: Body) -> Message:
         if self._chunks is None:
-            whole = body.whole
-            if whole is not None:
-                self._body = None
-                return {"type": "http.request", "body": whole, "more_body": False}
             self._chunks = body.chunks()
         chunk = next(self._chunks, None)
         if chunk is not None:
@@ -145,7 +143,7 @@ class Capture:
         kind = message["type"]
         if kind == "http.response.start":
             self._status = message["status"]
-            self._headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+            self._headers = _lines(message.get("headers", ()))
         elif kind != "http.response.body":
             await self._forward(message)
         elif self.settled:
@@ -239,6 +237,15 @@ class Capture:
         self._left = True
         if self._sender is not None:
             self._sender.cancel()
+
+
+def _lines(given: Iterable[Any]) -> Headers:
+    """Headers of our own. ASGI takes any pairs of anything like bytes; nearly always they are tuples of bytes, and stay."""
+    lines = list(given)
+    for pair in lines:
+        if type(pair) is not tuple or len(pair) != 2 or not type(pair[0]) is type(pair[1]) is bytes:
+            return [(bytes(name), bytes(value)) for name, value in lines]
+    return lines
 
 
 def _comes_from(said: Exception, error: BaseException) -> bool:

@@ -43,15 +43,15 @@ def end_of(
     run: Run, snapshot: Snapshot, word: Word, retention: float | None = None, failure: Failure | None = None
 ) -> Settle:
     """What is written for a response. One that does not even fit without its body leaves a marker, and is done."""
-    options = run.call.options
+    options, ask = run.call.options, run.ask
     answered = word in ("store", "replay")
     encoded = CODEC.encode(snapshot.encode(), compress_over=options.compress_over) if answered else b""
     fits = len(encoded) <= options.max_result
     if failure is None and word in ("replay", "hold"):
         failure = Failure("HTTPStatus", str(snapshot.status), "")
     return Settle(
-        run.scope,
-        run.ask.nonce,
+        ask.scope,
+        ask.nonce,
         _KINDS[word],
         options.retention if retention is None else retention,
         options.tombstone if answered else 0.0,

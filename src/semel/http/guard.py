@@ -46,6 +46,8 @@ class Guard:
         self.operation = operation_of(once._defaults.operation)  # noqa: SLF001 - our own
         self.sources = tuple(_source(source) for source in rules.sources)
         """Where the key comes from: kind, name, and the name as a header line has it."""
+        self.takes_bare = not rules.strict and rules.min_length <= 1 and not rules.uuid7
+        """Whatever is a key without quotes is one here."""
         self.keeps_failures = keeps_failures(rules)
         self.most = (
             rules.max_response if rules.spill is None else max(rules.max_response, rules.spill.max_size)
@@ -152,8 +154,13 @@ class Guard:
         except Exception:  # of ours, or of stored=: what the handler did is not done again
             await self.replaced(run, status)
             raise
+        sent, retention = head.sent, head.retention
+        del (
+            head,
+            snapshot,
+        )  # nothing of it is needed any more, and nobody is to look after it while the store is asked
         if run.settling:  # its end is recorded, and what is said in its place changes nothing
-            return self.replies.first("release", head.sent)
+            return self.replies.first("release", sent)
         engine = run._engine  # noqa: SLF001 - our own
         self._latency.add(engine.runtime.now() - run.won_at)
         try:  # as `_recorded`, without a coroutine more around the write
@@ -165,7 +172,7 @@ class Guard:
         else:
             if engine.emit is not None:
                 self._tell(engine, run, word)
-        return self.replies.first(word, head.sent, head.retention)
+        return self.replies.first(word, sent, retention)
 
     async def _spilled(
         self, run: Run, snapshot: Snapshot, body: bytes, word: Word, retention: float | None

@@ -20,7 +20,8 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     stored: Headers
     """In lower case; several lines of one name stay several lines."""
     sent: Headers
-    """All but the handler's word to us, and what an upstream service said of a key in our place."""
+    """All but the handler's word to us, and what an upstream service said of a key in our place. Perhaps the very list that was
+    read: it is not changed."""
     word: Word
     retention: float | None
     """The handler's own, if it named one."""
@@ -38,13 +39,14 @@ def read_head(rules: Rules, status: int, headers: Headers) -> Head:
     """What a response means for its key (H14, H15), and which of its headers are replayed (H28-H32)."""
     replayed = rules.replay_headers
     stored: Headers = []
-    sent: Headers = []
     said: Headers = []
+    is_whole = True  # all of them are sent: nearly every response says nothing that is ours
     kind: bytes | None = None
     ours = _ours(rules.markers)
     for pair in headers:
         name = pair[0].lower()
         if name in ours:
+            is_whole = False
             if name == CONTROL:
                 said.append(pair)
             continue
@@ -52,13 +54,6 @@ def read_head(rules: Rules, status: int, headers: Headers) -> Head:
             kind = pair[1] if kind is None else b""
         if name in replayed:
             stored.append(pair if pair[0] == name else (name, pair[1]))
-        sent.append(pair)
+    sent = headers if is_whole else [pair for pair in headers if pair[0].lower() not in ours]
     word, retention = control_of(said) if said else ("", None)
-    return Head(
-        status,
-        stored,
-        sent,
-        word_for(rules, status, word),
-        retention,
-        kind or b"",
-    )
+    return Head(status, stored, sent, word_for(rules, status, word), retention, kind or b"")

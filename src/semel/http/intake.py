@@ -13,9 +13,9 @@ import msgspec
 from semel.http.body import Body
 from semel.http.config import Plan
 from semel.http.digests import outline, told_sha256
-from semel.http.fingerprints import fingerprint, media_type, parse_json
+from semel.http.fingerprints import digest_of, media_type, parse_json
 from semel.http.guard import Admitted, Guard, Keyed
-from semel.http.keys import core_key, minted_at, read_key
+from semel.http.keys import BARE, core_key, minted_at, read_key
 from semel.http.problem import Problem
 from semel.http.reply import Reply
 from semel.http.resolving import plain, principal_of, tenant_of
@@ -23,7 +23,7 @@ from semel.http.rules import Rules, is_allowed, is_too_old, prefer_wait
 from semel.http.snapshot import Snapshot
 from semel.keys import mask
 
-__all__ = ["First", "Incoming", "enter"]
+__all__ = ["First", "Incoming", "Ready", "enter", "get_ready", "refused"]
 
 _RARE: Final = frozenset(
     {b"early-data", b"prefer", b"content-digest"}
@@ -58,6 +58,14 @@ class Incoming(Protocol):
         ...
 
 
+class Ready(msgspec.Struct, frozen=True, gc=False):
+    """All that is needed to ask the store. Close the body when it is over."""
+
+    guard: Guard
+    keyed: Keyed
+    body: Body
+
+
 class First(msgspec.Struct, frozen=True, gc=False):
     """The key is ours: begin, run the application with this body, and close the body afterwards."""
 
@@ -72,6 +80,29 @@ async def enter(plan: Plan, incoming: Incoming) -> First | Reply | Body | None:
     None: it has no key and needs none, let it pass untouched. A Body: let it pass too, but its body was read (its key
     might have been in it, or the store is down and the route said fail_open). A Reply: send it. First: run it once.
     """
+    ready = await get_ready(plan, incoming)
+    if not isinstance(ready, Ready):
+        return ready
+    try:
+        admitted = await ready.guard.admit(ready.keyed)
+    except BaseException:
+        ready.body.close()
+        raise
+    if isinstance(admitted, Admitted):
+        return First(ready.guard, admitted, ready.body)
+    return refused(ready, admitted)
+
+
+def refused(ready: Ready, instead: Problem | Snapshot | None) -> Reply | Body:
+    """What is to be done with a request that the store has not admitted."""
+    if instead is None:  # fail_open
+        return ready.body
+    ready.body.close()
+    return _at_once(ready.guard, instead)
+
+
+async def get_ready(plan: Plan, incoming: Incoming) -> Ready | Reply | Body | None:
+    """The first half of `enter`, up to the store. Whoever waits for that need not wait inside of this coroutine."""
     found = plan.guard_for(incoming.method, incoming.routed) if plan.once.enabled else None
     if found is None:
         return None
@@ -82,21 +113,26 @@ async def enter(plan: Plan, incoming: Incoming) -> First | Reply | Body | None:
         is_late = any(kind == "body" for kind, _, _ in guard.sources)
         if not is_late:
             return guard.replies.problem(Problem.of("key-missing")) if guard.rules.required else None
-    known = key if isinstance(key, Problem) else await _known(plan, guard, key, incoming, parts)
-    if not isinstance(known, tuple):
-        return _at_once(guard, known)
-    keyed, body = known
-    try:
-        admitted = await guard.admit(keyed)
-    except BaseException:
-        body.close()
-        raise
-    if isinstance(admitted, Admitted):
-        return First(guard, admitted, body)
-    if admitted is None:  # fail_open
-        return body
-    body.close()
-    return _at_once(guard, admitted)
+    if isinstance(key, Problem):
+        return guard.replies.problem(key)
+    request, told = incoming.request(), _UNASKED
+    if (
+        key is not None
+        and plan.only_principal is not None
+        and not guard.rules.repeatability
+        and not incoming.has_any(_RARE)
+    ):  # nearly every request: its key, its sender, its body
+        try:
+            told = plan.only_principal(request)
+        except PermissionError:
+            return guard.replies.problem(Problem.of("not-authorized"))
+        if type(told) is str and told:
+            body = await incoming.read(guard.rules.max_body)
+            if type(body) is Body:
+                return Ready(guard, _keyed(guard, key, told, incoming, parts, body), body)
+            return _at_once(guard, body)
+    known = await _known_at_length(plan, guard, key, incoming, parts, request, told)
+    return Ready(guard, *known) if isinstance(known, tuple) else _at_once(guard, known)
 
 
 def _at_once(guard: Guard, known: Problem | Snapshot | Body) -> Reply | Body:
@@ -117,6 +153,8 @@ def _early_key(guard: Guard, incoming: Incoming, parts: Mapping[str, str]) -> st
         elif kind == "path" and name in parts:
             found = [parts[name].encode("utf-8", "surrogateescape")]
         if found:
+            if guard.takes_bare and len(found) == 1 and BARE.fullmatch(found[0]):
+                return found[0].decode()  # nearly every key: all that `_read` asks
             return _read(guard.rules, found)
     return None
 
@@ -130,31 +168,15 @@ def _read(rules: Rules, lines: list[bytes]) -> str | Problem:
     return key
 
 
-async def _known(
-    plan: Plan, guard: Guard, key: str | None, incoming: Incoming, parts: Mapping[str, str]
-) -> tuple[Keyed, Body] | Problem | Body | Snapshot:
-    """The request as the store will know it. A lone Body: it has no key after all, and needs none.
-
-    A Snapshot: its answer is known before its body has come.
-    """
-    rules, told = guard.rules, _UNASKED
-    request = incoming.request()
-    if key is None or plan.only_principal is None or rules.repeatability or incoming.has_any(_RARE):
-        return await _known_at_length(plan, guard, key, incoming, parts, request, told)
-    try:
-        told = plan.only_principal(request)
-    except PermissionError:
-        return Problem.of("not-authorized")
-    if type(told) is not str or not told:
-        return await _known_at_length(plan, guard, key, incoming, parts, request, told)
-    body = await incoming.read(rules.max_body)
-    if type(body) is not Body:
-        return body
+def _keyed(
+    guard: Guard, key: str, principal: str, incoming: Incoming, parts: Mapping[str, str], body: Body
+) -> Keyed:
+    rules = guard.rules
     route = f"{incoming.method} {_shown(guard, incoming.path, parts) if parts else incoming.path}"
     operation = guard.operation if rules.scope == "principal" else core_key(guard.operation, route)
     printed = _fingerprint(rules, incoming, body)
     is_old = len(key) == 36 and is_too_old(rules, key, time.time())
-    return Keyed(key, told, None, printed, rules.wait, route, operation, "", is_old), body
+    return Keyed(key, principal, None, printed, rules.wait, route, operation, "", is_old)
 
 
 async def _known_at_length(
@@ -166,7 +188,10 @@ async def _known_at_length(
     request: Any,
     told: Any,
 ) -> tuple[Keyed, Body] | Problem | Body | Snapshot:
-    """As `_known`, for whatever a request may be. `told`: what `principal=` has said, if it has been asked."""
+    """The request as the store will know it, whatever it may be. A lone Body: it has no key after all, and needs none.
+
+    A Snapshot: its answer is known before its body has come. `told`: what `principal=` has said, if it has been asked.
+    """
     rules = guard.rules
     body: Body | Problem | None = None
     if key is None:  # it is in the body, or only the caller's own resolver knows
@@ -193,7 +218,7 @@ async def _known_at_length(
     operation = guard.operation if rules.scope == "principal" else core_key(guard.operation, route)
     outlined = "" if digest is None else _outline(incoming, digest)
     if digest is not None and body is None and incoming.lines(b"expect"):
-        early = await guard.early(Keyed(key, principal, tenant, "", wait, route, operation, outlined))
+        early = await guard.early(Keyed(key, principal, tenant, b"", wait, route, operation, outlined))
         if early is not None:
             return early
     body = await incoming.read(rules.max_body) if body is None else body
@@ -253,10 +278,10 @@ async def _sender(
     return principal, tenant
 
 
-def _fingerprint(rules: Rules, incoming: Incoming, body: Body) -> str:
+def _fingerprint(rules: Rules, incoming: Incoming, body: Body) -> bytes:
     kind = incoming.lines(b"content-type")
-    content_type = (kind[0] if len(kind) == 1 else b", ".join(kind)).decode("latin-1")
-    return fingerprint(incoming.method, incoming.path, incoming.query, content_type, body, rules.exclude)
+    content_type = kind[0] if len(kind) == 1 else b", ".join(kind)
+    return digest_of(incoming.method, incoming.path, incoming.query, content_type, body, rules.exclude)
 
 
 async def _late_key(

@@ -10,7 +10,7 @@ from typing import Final
 
 from semel.http.problem import Problem
 
-__all__ = ["MAX_KEY", "core_key", "minted_at", "operation_of", "read_key"]
+__all__ = ["BARE", "MAX_KEY", "core_key", "minted_at", "operation_of", "read_key"]
 
 MAX_KEY: Final = 255
 # A structured-field string (RFC 8941) and what may follow it, which is ignored; a bare token for everybody else.
@@ -22,9 +22,8 @@ _ITEM: Final = (
 _PARAMETER: Final = rb"[ ]*;[ ]*[a-z*][a-z0-9_.*-]*(?:=(?:%s))?" % _ITEM
 _QUOTED: Final = re.compile(rb"(%s)(?:%s)*" % (_STRING, _PARAMETER))
 _NOT_BARE: Final = re.compile(rb'[",;\\]')
-_BARE: Final = re.compile(
-    rb"[!#-+\--:<-\[\]-~]{1,%d}" % MAX_KEY
-)  # visible, and none of those: nearly every key
+BARE: Final = re.compile(rb"[!#-+\--:<-\[\]-~]{1,%d}" % MAX_KEY)
+"""A key that needs no quotes, nearly every one: visible, and none of those."""
 _VISIBLE: Final = re.compile(rb"[!-~]+")
 _ESCAPED: Final = re.compile(rb'\\(["\\])')
 
@@ -36,7 +35,7 @@ def read_key(lines: Sequence[bytes], *, strict: bool = False, least: int = 1) ->
     """
     if len(lines) != 1:
         return Problem.of("key-malformed", reason="one key, in one header line")
-    if not strict and least <= len(lines[0]) and _BARE.fullmatch(lines[0]):
+    if not strict and least <= len(lines[0]) and BARE.fullmatch(lines[0]):
         return lines[0].decode()  # all that is asked below
     raw = lines[0].strip(b" \t")
     if len(raw) > 2 * MAX_KEY + 64:

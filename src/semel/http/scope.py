@@ -90,7 +90,7 @@ class ScopeRequest:
         known = self._first
         if known is None:
             known = self._first = dict(self._scope["headers"])
-        return not names.isdisjoint(known)
+        return not known.keys().isdisjoint(names)  # which looks for the few names, not for all headers
 
     def request(self) -> Any:
         return _Request(self._scope)
@@ -108,7 +108,7 @@ class ScopeRequest:
         if not message.get("more_body", False) and message["type"] == "http.request":  # nearly every body
             whole = message.get("body", b"")
             if type(whole) is bytes and len(whole) <= limit and len(whole) <= SPOOL_OVER:
-                return Body(limit, whole)
+                return Body(limit, whole, len(whole))
         body = Body(limit)
         while True:
             if message["type"] == "http.disconnect":
