@@ -150,7 +150,12 @@ async def _asked_eagerly() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"idempotency-key", b"k")]}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/",
+        "headers": [(b"idempotency-key", b"key-of-a-form-0001")],
+    }
     async with AsyncSemel("memory://") as once:
         guarded = IdempotencyMiddleware(app, once=once, principal=lambda _: "ada", authenticated_outside=True)
         loop = asyncio.get_running_loop()
@@ -173,3 +178,35 @@ async def _asked_eagerly() -> None:
             loop.create_task = make  # type: ignore[method-assign]
     assert sent[-1]["body"] == b"done"
     assert not guarded._running
+
+
+def test_a_body_does_not_show_what_is_in_it() -> None:
+    """Whoever reports errors shows locals, too."""
+    assert repr(Body(10, b"4111", 4)) == "<Body of 4 bytes>"
+
+
+def test_a_content_type_of_another_kind_of_bytes_is_read() -> None:
+    """Servers may give anything like bytes."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def ask() -> list[Any]:
+        guarded = IdempotencyMiddleware(
+            app, once=AsyncSemel("memory://"), anonymous=True, authenticated_outside=True
+        )
+        headers = [(b"idempotency-key", b"key-of-a-form-0001"), (b"content-type", bytearray(b"text/plain"))]
+        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
+        told: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"x"}
+
+        async def send(message: Any) -> None:
+            told.append(message)
+
+        await guarded(scope, receive, send)
+        return told
+
+    assert asyncio.run(ask())[0]["status"] == 200

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import threading
 from collections.abc import Iterator
+from enum import Enum
 from typing import Any
 
 import psycopg
@@ -272,6 +273,34 @@ def test_another_encoding_of_the_connection_is_no_way(postgres_home: Home, inbox
     assert done(inbox, engine, Message("t", {"n": 1}, id="mueller")) is True
     assert prepared(engine) == 1, "ASCII is the same in every encoding"
     engine.dispose()
+
+
+class Who(str, Enum):  # noqa: UP042 - a StrEnum would show itself as it is
+    """Shows itself as something else than it is, with a quote in it."""
+
+    SHIP = "shipping"
+    ORDERS = "orders"
+    ACME = "acme"
+
+    def __str__(self) -> str:
+        return f"the '{self.value}' one"
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+
+def test_a_text_is_what_it_says_whatever_it_shows_itself_as(postgres_home: Home, one: Engine) -> None:
+    message = Message(Who.ORDERS, {"n": 1}, id="m1", tenant=Who.ACME)
+    with Inbox(postgres_home.url, consumer=Who.SHIP, table=postgres_home.table) as inbox:
+        inbox.create()
+        assert done(inbox, one, message, lambda message: None) is True
+        assert prepared(one) == 1
+        with Session(one) as session, session.begin():
+            session.execute(text("SELECT 1"))  # not the first statement: the ordinary way
+            assert inbox.process(session, message, lambda message: None) is False
+    with one.connect() as connection:
+        said = f"SELECT consumer, tenant, message, topic FROM {postgres_home.table}_inbox"
+        assert connection.execute(text(said)).all() == [("shipping", "acme", "m1", "orders")]
 
 
 @pytest.mark.parametrize("size", [0, 1, 200, 467, 468, 479, 480, 2000])

@@ -51,7 +51,7 @@ class Codec:
         """Bytes that decode to an equal value of the same type; CodecError naming the part that would not."""
         try:
             # Bytes, as every response of HTTP is stored, are written as they are: all that the writer would find out.
-            body = pack(value) if value.__class__ is bytes else self._writer.write(value)
+            body = pack(value) if type(value) is bytes else self._writer.write(value)
         except Refused as refused:
             raise CodecError(refused.explain("result")) from None
         except Exception as error:  # the value's own code ran: properties, comparisons, serializers

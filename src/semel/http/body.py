@@ -41,6 +41,9 @@ class Body(msgspec.Struct, eq=False, gc=False):
     # Only of what leaves memory: a small body is usually compared by its meaning, not by its bytes.
     _hash: Any = None
 
+    def __repr__(self) -> str:
+        return f"<Body of {self.size} bytes>"  # never what is in it: whoever reports errors shows locals, too
+
     def feed(self, chunk: bytes) -> None:
         if not chunk:
             return

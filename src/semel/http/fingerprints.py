@@ -46,7 +46,9 @@ def digest_of(
     method: str, path: str, query: bytes, content_type: bytes, body: Body, exclude: Sequence[str] = ()
 ) -> bytes:
     """The same in 32 bytes. `content_type` is the header's line."""
-    head = _usual_head if len(path) + len(query) + len(content_type) <= _USUAL else _head_of
+    # A form's boundary is another one each time: nothing to remember.
+    usual = len(path) + len(query) + len(content_type) <= _USUAL and b"boundary" not in content_type
+    head = _usual_head if usual else _head_of
     told, media = head(method, path, query, content_type)
     # Most bodies, as `_body` has them.
     whole = body.in_one

@@ -280,7 +280,7 @@ async def _sender(
 
 def _fingerprint(rules: Rules, incoming: Incoming, body: Body) -> bytes:
     kind = incoming.lines(b"content-type")
-    content_type = kind[0] if len(kind) == 1 else b", ".join(kind)
+    content_type = bytes(kind[0]) if len(kind) == 1 else b", ".join(kind)
     return digest_of(incoming.method, incoming.path, incoming.query, content_type, body, rules.exclude)
 
 

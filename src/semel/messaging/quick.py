@@ -109,16 +109,18 @@ def _literals(
     raw: Any, consumer: str, message: str, tenant: str, digest: bytes, topic: str, key: str | None
 ) -> bytes:
     """The arguments of the statement, in SQL."""
-    said = consumer + message + tenant + topic
+    # Their bytes, not their texts: one may be of a class that shows itself as another one (an enumeration).
+    who, what, whose, where = consumer.encode(), message.encode(), tenant.encode(), topic.encode()
+    said = who + what + whose + where
     # Nearly always nothing in them has a meaning in SQL, or is another byte in another encoding.
-    if key is None and said.isascii() and not ("'" in said or "\\" in said or "\0" in said):
-        return f"'{consumer}', '{message}', '{tenant}', E'\\\\x{digest.hex()}', '{topic}', NULL".encode()
+    if key is None and said.isascii() and not (b"'" in said or b"\\" in said or b"\0" in said):
+        return b"'%b', '%b', '%b', E'\\\\x%b', '%b', NULL" % (who, what, whose, digest.hex().encode(), where)
     if raw.parameter_status(b"client_encoding") != b"UTF8":
         raise ValueError("the server would read another text")
     escape = _psycopg()[0](raw).escape_literal
-    texts = [_literal(each, escape) for each in (consumer, message, tenant, topic, key)]
-    texts.insert(3, b"E'\\\\x%b'" % digest.hex().encode())
-    return b", ".join(texts)
+    literals = [_literal(each, escape) for each in (consumer, message, tenant, topic, key)]
+    literals.insert(3, b"E'\\\\x%b'" % digest.hex().encode())
+    return b", ".join(literals)
 
 
 def _literal(value: str | None, escape: Callable[[bytes], bytes]) -> bytes:

@@ -20,7 +20,6 @@ from typing import Any, Final
 
 from semel.model import Ask, Kind, Settle, Verdict
 from semel.stores.posted import Posted, resume
-from semel.stores.sqlite.bell import Bell
 from semel.stores.sqlite.errors import explained, is_busy, overdue
 from semel.stores.sqlite.file import DatabaseFile
 from semel.stores.sqlite.records import Records
@@ -43,7 +42,6 @@ class Desk:
         self._file = file
         self._records = records
         self._timeout = timeout
-        self._bell = Bell(loop)
         self._asks: list[Ask] = []
         self._askers: Waiting = []
         self._ends: list[Settle] = []
@@ -75,10 +73,6 @@ class Desk:
         self._ends.append(end)
         self._enders.append(posted)
         return posted
-
-    def close(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The loop ends."""
-        self._bell.take_down(loop)
 
     # ------------------------------------------------------------------------------- at the end of the tick
     def _look_gathered(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -177,11 +171,12 @@ class Desk:
         loop: asyncio.AbstractEventLoop,
         made: Callable[[list[Any]], Job],
     ) -> None:
-        self._alone = len(items) == 1
+        if items:
+            self._alone = len(items) == 1
         for at in range(0, len(items), MOST):
             job, those = made(items[at : at + MOST]), waiting[at : at + MOST]
             timer = loop.call_later(deadline - time.monotonic(), _give_up, those, self._file.path)
-            job.answer_in(loop, partial(self._written, those, timer, loop), self._bell)
+            job.answer_in(loop, partial(self._written, those, timer, loop))
             self._writing += 1
             try:
                 self._file.writer.submit(job)

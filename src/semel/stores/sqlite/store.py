@@ -263,9 +263,6 @@ class SqliteStore:
     def leave_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """The loop ends: close what it opened. Another loop that still uses the store opens it again by itself."""
         self._guards.pop(loop, None)
-        if (desk := self._desks.pop(loop, None)) is not None:
-            desk.close(loop)
-            self._last_desk = None
         self._epoch = None
         self._file.leave(self)
 

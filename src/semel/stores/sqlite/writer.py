@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
-from semel.stores.sqlite.bell import Bell
 from semel.stores.sqlite.bulk import is_part, parts
 from semel.stores.sqlite.errors import explained, is_busy, overdue
 
@@ -65,13 +64,11 @@ class Job:
         self.answers: list[Any] = []
         self.error: BaseException | None = None
         self.done: threading.Lock | None = None
-        self.reply: tuple[asyncio.AbstractEventLoop, Bell | None, Callable[[Job], None]] | None = None
+        self.reply: tuple[asyncio.AbstractEventLoop, Callable[[Job], None]] | None = None
 
-    def answer_in(
-        self, loop: asyncio.AbstractEventLoop, reply: Callable[[Job], None], bell: Bell | None = None
-    ) -> None:
-        """When it is written or has failed, `reply(job)` is called in the loop, which is told by its bell if it has one."""
-        self.reply = loop, bell, reply
+    def answer_in(self, loop: asyncio.AbstractEventLoop, reply: Callable[[Job], None]) -> None:
+        """When it is written or has failed, `reply(job)` is called in the loop."""
+        self.reply = loop, reply
 
     def result(self) -> list[Any]:
         if self.error is not None:
@@ -325,9 +322,7 @@ def _serve(home: weakref.ref[Connections], writer: Writer, waiting: queue.Simple
 
 
 def _answer(jobs: Iterable[Job]) -> None:
-    by_loop: dict[tuple[asyncio.AbstractEventLoop, Bell | None], deque[Callable[[], None]]] = defaultdict(
-        deque
-    )
+    by_loop: dict[asyncio.AbstractEventLoop, deque[Callable[[], None]]] = defaultdict(deque)
     for job in jobs:
         if job.after is not None and job.error is None:
             try:
@@ -337,11 +332,9 @@ def _answer(jobs: Iterable[Job]) -> None:
         if job.done is not None:
             job.done.release()
         elif job.reply is not None:
-            loop, bell, reply = job.reply
-            by_loop[loop, bell].append(partial(reply, job))
-    for (loop, bell), replies in by_loop.items():
-        if bell is not None and bell.ring(partial(_reply, replies, loop)):
-            continue
+            loop, reply = job.reply
+            by_loop[loop].append(partial(reply, job))
+    for loop, replies in by_loop.items():
         try:
             loop.call_soon_threadsafe(_reply, replies, loop)
         except RuntimeError:  # the loop was closed meanwhile: nobody waits there any more
