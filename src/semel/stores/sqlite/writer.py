@@ -123,7 +123,7 @@ class Writer:
             if taken(self.lock.acquire, held, 0.0):
                 self._commit([job])
                 _answer([job])
-                if (home := self._home()) is not None:
+                if (home := self._home()) is not None and home.untidy:
                     home.tidy()
                 return job.result()
         finally:
