@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from semel import AsyncSemel
+from semel.stores.sqlite.file import DatabaseFile
 
 
 def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -104,3 +105,10 @@ def test_loops_that_end_with_a_write_on_its_way_leave_no_file_open(tmp_path: Pat
         asyncio.run(use(f"run-{number}"))
     gc.collect()
     assert open_files() < before + 10
+
+
+def test_a_file_that_nobody_writes_has_nothing_to_tidy(tmp_path: Path) -> None:
+    file = DatabaseFile(str(tmp_path / "a.db"))
+    assert not file.untidy
+    file.tidy()
+    assert not list(tmp_path.iterdir())
