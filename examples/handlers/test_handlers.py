@@ -1,7 +1,8 @@
 """Seven handlers, four of them wrong, each killed, paused and interrupted in every window.
 
 Run it: `python -m pytest examples/handlers`. A test of your own would say `assert report.holds, report`; here the wrong
-handlers are expected to be wrong, and in which window.
+handlers are expected to be wrong, and in which window. The bank stands for another process, which does not die with a worker:
+its lines are no windows (`without=[bank]`).
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ def test_row_and_record_in_one_transaction(once_key: str) -> None:
 
 @pytest.mark.parametrize("handler", [downstream_key.handle, steps.handle], ids=["downstream_key", "steps"])
 def test_an_outside_effect_with_a_key(exactly_once: Callable[..., Any], handler: Callable[..., Any]) -> None:
-    report = exactly_once(handler, arguments=by_key, effects=bank.charges)
+    report = exactly_once(handler, arguments=by_key, effects=bank.charges, without=[bank])
     assert report.holds, report
 
 
 def test_an_outside_effect_without_a_key(exactly_once: Callable[..., Any]) -> None:
-    report = exactly_once(plain_retry.handle, arguments=by_key, effects=bank.charges)
+    report = exactly_once(plain_retry.handle, arguments=by_key, effects=bank.charges, without=[bank])
     print(report)
     assert report.windows("doubled", fault="kill") == ("run.returned", "settle.sent")
     assert report.verdict("return bank.charge(order)", "zombie") == "doubled"
@@ -48,7 +49,7 @@ def test_an_outside_effect_without_a_key(exactly_once: Callable[..., Any]) -> No
 
 
 def test_a_client_that_hangs_up_after_the_effect(exactly_once: Callable[..., Any]) -> None:
-    report = exactly_once(slow_receipt.handle, arguments=by_key, effects=bank.charges)
+    report = exactly_once(slow_receipt.handle, arguments=by_key, effects=bank.charges, without=[bank])
     print(report)
     # A cancel strikes where the handler waits: only one of the four awaits comes after the charge and before its record.
     receipt = "await asyncio.sleep(0.05)  # the receipt is on its way"
@@ -73,7 +74,7 @@ def test_a_client_that_hangs_up_after_the_effect(exactly_once: Callable[..., Any
 
 
 def test_a_mark_before_the_effect(exactly_once: Callable[..., Any]) -> None:
-    report = exactly_once(mark_first.handle, arguments=by_key, effects=bank.charges)
+    report = exactly_once(mark_first.handle, arguments=by_key, effects=bank.charges, without=[bank])
     print(report)
     assert report.verdict("shop.commit()", "kill") == "once"
     assert report.verdict("if marked:", "kill") == "lost"
@@ -83,7 +84,7 @@ def test_a_mark_before_the_effect(exactly_once: Callable[..., Any]) -> None:
 
 
 def test_a_check_before_the_effect(exactly_once: Callable[..., Any]) -> None:
-    report = exactly_once(check_then_act.handle, arguments=by_key, effects=bank.charges)
+    report = exactly_once(check_then_act.handle, arguments=by_key, effects=bank.charges, without=[bank])
     print(report)
     assert report.verdict("bank.charge(order)", "kill") == "once"
     assert report.verdict("finish(order)", "kill") == "doubled"

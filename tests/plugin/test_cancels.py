@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from semel.testing.plugin import prove
 from semel.testing.plugin_report import Report, merged
 from semel.testing.plugin_tries import Try
-from semel.testing.plugin_windows import FAULTS, Fault, Window
-
-
-class Book:
-    """Effects of a key, one byte each."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def write(self, key: str) -> None:
-        with (self.folder / key).open("a") as page:
-            page.write("x")
-
-    def count(self, key: str) -> int:
-        return (self.folder / key).stat().st_size if (self.folder / key).exists() else 0
-
-    def prove(self, handler: Callable[[str], Any], *faults: Fault) -> Report:
-        return prove(handler, arguments=lambda key: (key,), effects=self.count, faults=faults or FAULTS)
+from semel.testing.plugin_windows import Window
+from tests.plugin.book import Book
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,30 +18,12 @@ from typing import Any
 import pytest
 
 from semel import ConfigurationError, Semel
-from semel.testing.plugin import _files, prove
+from semel.testing.plugin import prove
+from semel.testing.plugin_options import files_of
 from semel.testing.plugin_report import Report
 from semel.testing.plugin_tries import Try
 from semel.testing.plugin_windows import Window
-
-
-class Book:
-    """Effects of a key, one byte each."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def write(self, key: str) -> None:
-        with (self.folder / key).open("a") as page:
-            page.write("x")
-
-    def count(self, key: str) -> int:
-        return (self.folder / key).stat().st_size if (self.folder / key).exists() else 0
-
-    def total(self) -> int:
-        return sum(page.stat().st_size for page in self.folder.iterdir())
-
-    def prove(self, handler: Callable[[str], Any], effects: Callable[..., int] | None = None) -> Report:
-        return prove(handler, arguments=lambda key: (key,), effects=effects or self.count, faults=["kill"])
+from tests.plugin.book import Book
 
 
 @pytest.fixture
@@ -90,7 +72,32 @@ def test_a_count_over_all_keys_is_told_as_such(book: Book) -> None:
     with pytest.raises(
         ConfigurationError, match=r"counts 2, expected=1. Does it count the effects of other keys"
     ):
-        book.prove(book.write, effects=book.total)
+        book.prove(book.write, effects=lambda key: book.total())
+
+
+def test_a_count_over_all_keys_is_refused_although_there_was_nothing_before(book: Book) -> None:
+    def handle(key: str) -> None:
+        book.note(key)
+
+    with pytest.raises(
+        ConfigurationError, match=r"counts 1 for a key that was never used: it takes in other keys.*reset="
+    ):
+        book.prove(handle, effects=lambda key: book.total())
+
+
+def test_a_count_that_takes_no_key_needs_a_reset(book: Book) -> None:
+    with pytest.raises(ConfigurationError, match=r"total.* takes no key.*effects=lambda key: .*reset="):
+        book.prove(book.note, effects=book.total)
+    assert book.total() == 0, "at once"
+
+
+def test_a_count_that_fails_for_a_key_without_effects_is_told_so(book: Book) -> None:
+    with pytest.raises(
+        ConfigurationError,
+        match=r"(?s)effects\(\) of a key without any effect fails: FileNotFoundError.*test_misuse",
+    ) as raised:
+        book.prove(book.note, effects=lambda key: len((book.folder / key).read_text()))
+    assert "plugin_" not in str(raised.value)
 
 
 def test_a_generator_is_no_handler(book: Book) -> None:
@@ -107,14 +114,6 @@ def test_a_generator_is_no_handler(book: Book) -> None:
             ConfigurationError, match=f"{handler.__name__} is a generator, whose body does not run"
         ):
             book.prove(handler)
-
-
-def test_something_to_await_is_refused_as_a_misuse(book: Book) -> None:
-    async def handle(key: str) -> None:
-        book.write(key)
-
-    with pytest.raises(ConfigurationError, match="returned something to await"):
-        book.prove(lambda key: handle(key))
 
 
 def test_effects_without_a_signature_are_refused_with_the_remedy(book: Book) -> None:
@@ -143,7 +142,7 @@ def test_an_absent_store_is_told_with_its_remedy_and_the_handler_s_own_lines(tmp
         once.execute(key, print, key)
 
     with pytest.raises(RuntimeError) as raised:
-        prove(handle, arguments=lambda key: (key,), effects=lambda: 0, faults=["kill"])
+        prove(handle, arguments=lambda key: (key,), effects=lambda key: 0, faults=["kill"])
     told = str(raised.value).splitlines()
     assert told[0].startswith("the handler fails without any fault: StoreUnavailable: cannot reach Redis")
     assert "is the server running" in told[0]
@@ -234,7 +233,7 @@ def test_what_effects_return_is_shown_if_it_is_no_number(book: Book) -> None:
     with pytest.raises(ConfigurationError, match=told):
         book.prove(book.write, effects=effects)
     with pytest.raises(ConfigurationError, match="a whole number, not '1'"):
-        book.prove(book.write, effects=lambda key: str(book.count(key)))  # type: ignore[arg-type, return-value] # the mistake
+        book.prove(book.write, effects=lambda key: str(book.count(key)))
 
 
 def test_one_fault_is_not_four_letters(book: Book) -> None:
@@ -266,13 +265,11 @@ def test_a_module_without_lines_is_not_passed_over(book: Book, also: Any) -> Non
         prove(book.write, arguments=lambda key: (key,), effects=book.count, also=[also])
 
 
-def test_a_module_is_named_by_itself_its_name_or_its_file(
-    book: Book, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_is_named_by_itself_its_name_or_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(json.__file__)
     monkeypatch.chdir(path.parent)
-    named = [frozenset(_files(book.write, [each])) for each in (json, "json", str(path), path.name)]
-    assert set(named) == {frozenset({__file__, str(path)})}
+    named = [*files_of("also", [json, "json", str(path), path.name])]
+    assert set(named) == {str(path)}
 
 
 @pytest.mark.parametrize(
@@ -283,12 +280,28 @@ def test_a_module_is_named_by_itself_its_name_or_its_file(
         ({"patience": -1}, "exactly_once: patience must be at least 0.1 seconds, not -1"),
         ({"expected": 0}, "exactly_once: expected must be a whole number, 1 or more, not 0"),
         ({"lanes": 0}, "exactly_once: lanes must be a whole number, 1 or more, not 0"),
+        ({"faults": None}, "exactly_once: faults are some of kill, zombie, interrupt, not None"),
+        ({"also": None}, "exactly_once: also is a list of modules, also=[shop], not None"),
+        ({"without": 7}, "exactly_once: without is a list of modules, without=[shop], not 7"),
+        (
+            {"reset": True},
+            "exactly_once: reset must be a function without arguments that empties everything, not True",
+        ),
+        ({"reset": lambda key: None}, "exactly_once: reset must be a function without arguments"),
+        ({"effects": lambda key, more: 1}, "exactly_once: effects is given the key, and nothing else"),
+        ({"arguments": lambda: ()}, "exactly_once: arguments is given the key, and nothing else"),
+        (
+            {"arguments": {"order": 1}, "reset": dict},
+            "exactly_once: arguments must be a tuple, not {'order': 1}",
+        ),
+        ({"arguments": lambda key: {"order": key}}, "exactly_once: arguments= gave {'order': 'try-"),
+        ({"arguments": lambda key: {1}}, "exactly_once: arguments= gave {1}: give a tuple of arguments"),
     ],
-    ids=str,
+    ids=lambda given: ",".join(given) if isinstance(given, dict) else "",
 )
-def test_options_out_of_their_range_are_refused_by_name(book: Book, given: dict[str, Any], said: str) -> None:
+def test_options_that_cannot_be_are_refused_by_name(book: Book, given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(said)):
-        prove(book.write, arguments=lambda key: (key,), effects=book.count, **given)
+        book.prove(book.write, **given)
     assert book.total() == 0
 
 
@@ -313,3 +326,32 @@ def test_a_lease_may_be_a_timedelta(book: Book, tmp_path: Path) -> None:
             lease=timedelta(seconds=0.2),
         )
     assert report.verdict("claim.won", "kill") == "once"
+
+
+def test_arguments_that_fail_are_no_failure_of_the_handler(book: Book) -> None:
+    def arguments(key: str) -> tuple[str]:
+        raise LookupError("no customer")
+
+    with pytest.raises(
+        ConfigurationError,
+        match=r"(?s)arguments= fails for the key 'try-.*LookupError: no customer.*in arguments",
+    ) as raised:
+        book.prove(book.write, arguments=arguments)
+    assert "plugin_" not in str(raised.value)
+
+
+def test_what_fails_without_a_line_of_its_own_is_told_without_those_of_the_plugin(book: Book) -> None:
+    with pytest.raises(ConfigurationError, match=r"effects\(\) fails: TypeError") as raised:
+        book.prove(book.write, effects=abs)
+    assert "plugin_" not in str(raised.value)
+
+
+def test_a_reset_that_fails_is_told_with_its_own_lines(book: Book) -> None:
+    def reset() -> None:
+        raise OSError("read-only")
+
+    with pytest.raises(
+        ConfigurationError, match=r"(?s)reset\(\) fails: OSError: read-only.*in reset"
+    ) as raised:
+        book.prove(book.write, reset=reset)
+    assert "plugin_" not in str(raised.value)

@@ -199,7 +199,7 @@ def test_fixed_arguments_work_with_a_reset(pytester: pytest.Pytester) -> None:
 def test_an_effect_in_memory_is_refused_with_the_reason(tmp_path: Path) -> None:
     seen: list[str] = []
     with pytest.raises(ConfigurationError, match="in another process"):
-        prove(seen.append, arguments=lambda key: (key,), effects=lambda: len(seen))
+        prove(seen.append, arguments=lambda key: (key,), effects=seen.count)
     assert seen == []
 
 
@@ -208,7 +208,7 @@ def test_a_handler_that_fails_by_itself_is_not_blamed_on_a_fault() -> None:
         raise ValueError(f"no {len(key)}")
 
     with pytest.raises(RuntimeError, match="fails without any fault: ValueError: no"):
-        prove(handle, arguments=lambda key: (key,), effects=lambda: 0)
+        prove(handle, arguments=lambda key: (key,), effects=lambda key: 0)
 
 
 def test_fixed_arguments_without_a_reset_are_refused() -> None:
@@ -218,7 +218,7 @@ def test_fixed_arguments_without_a_reset_are_refused() -> None:
 
 def test_an_unknown_fault_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="kill, zombie, interrupt"):
-        prove(print, arguments=lambda key: (key,), effects=lambda: 1, faults=["flood"])  # type: ignore[list-item]  # wrong on purpose
+        prove(print, arguments=lambda key: (key,), effects=lambda key: 1, faults=["flood"])  # type: ignore[list-item]  # wrong on purpose
 
 
 def report_of(*verdicts: str) -> Report:
@@ -232,7 +232,7 @@ def report_of(*verdicts: str) -> Report:
 def test_a_report_holds_only_when_every_window_was_met_and_is_once() -> None:
     assert report_of("once", "once").holds
     assert not report_of().holds, "nothing tried is nothing shown"
-    for other in ("doubled", "lost", "unknown", "stuck", "missed"):
+    for other in ("doubled", "lost", "failed", "unknown", "stuck", "missed"):
         report = report_of("once", other)
         assert not report.holds
         assert report.windows(other) == ("w1",)
@@ -363,9 +363,9 @@ def test_a_handler_that_fails_is_shown_without_the_lines_of_the_plugin_and_of_dr
             once.execute(key, print, key)
 
         def test_fixture(exactly_once):
-            exactly_once(handle, arguments=lambda key: (key,), effects=lambda: 1)
+            exactly_once(handle, arguments=lambda key: (key,), effects=lambda key: 1)
 
-        @pytest.mark.exactly_once(effects=lambda: 1)
+        @pytest.mark.exactly_once(effects=lambda key: 1)
         def test_mark(once_key):
             handle(once_key)
         """
@@ -394,15 +394,26 @@ def test_a_mark_without_effects_is_refused_with_the_remedy(pytester: pytest.Pyte
     run(pytester).stdout.fnmatch_lines(["*exactly_once needs effects=*"])
 
 
-def test_a_fixture_without_effects_is_refused_with_the_remedy(pytester: pytest.Pytester) -> None:
+def test_a_fixture_without_effects_or_a_handler_is_refused_with_the_remedy(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         def test_it(exactly_once):
             exactly_once(print, arguments=lambda key: (key,))
+
+        def test_without_a_handler(exactly_once):
+            exactly_once(effects=len)
+
+        def test_with_more(exactly_once):
+            exactly_once(print, (1,), effects=len)
         """
     )
+    handler = "*ConfigurationError: exactly_once needs one handler, and everything else by its name: *"
     run(pytester).stdout.fnmatch_lines(
-        ["*ConfigurationError: exactly_once needs effects=*exactly_once(handler, effects=count)*"]
+        [
+            "*ConfigurationError: exactly_once needs effects=*exactly_once(handler, effects=count)*",
+            handler,
+            handler,
+        ]
     )
 
 

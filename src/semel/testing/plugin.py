@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import timedelta
 from functools import partial, wraps
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from unittest import TestCase
@@ -26,7 +24,6 @@ import msgspec
 import pytest
 
 from semel.errors import ConfigurationError
-from semel.options import MIN_LEASE, count, seconds
 
 if TYPE_CHECKING:
     from semel.testing.plugin_report import Report
@@ -49,8 +46,6 @@ pytest.register_assert_rewrite("semel.testing.sinks")
 # What is wrong stands in the message: pytest shows the lines of the test, and these only with --full-trace.
 __tracebackhide__ = True
 
-_PASSES = 3  # how often one and the same line of a loop is struck
-_LEAST_PATIENCE = 0.1  # seconds: a process is forked in that time
 _AGAIN = 2  # how often a window that was missed is tried again, alone
 _MARK = "exactly_once(effects, **options): run this test as a handler through every crash window; see semel's docs"
 
@@ -65,6 +60,7 @@ def prove(
     faults: Iterable[Fault] = ("kill", "zombie", "interrupt"),
     lease: float | timedelta | None = 0.3,
     also: Iterable[ModuleType | str] = (),
+    without: Iterable[ModuleType | str] = (),
     patience: float | timedelta = 30.0,
     lanes: int = 4,
 ) -> Report:
@@ -73,121 +69,41 @@ def prove(
     `run` is called in forked children, so it opens its connections itself. `arguments` makes its arguments from a key that
     is new for every try; where they are fixed, `reset` must empty everything between tries. `effects` counts (given the key
     if it takes one) from a file, a database or a server: it runs in a process of its own. `lease` shortens the leases of
-    the faces that the handler uses, in the children only; None leaves them. `also` names more modules whose lines are
-    windows; the handler's own file always is one.
+    the faces that the handler uses, in the children only; None leaves them. The lines of all files of the user's are windows:
+    `also` names modules that do not count as such, `without` those that stand for another process.
     """
+    from semel.testing.plugin_options import checked, checked_faults, name_of
     from semel.testing.plugin_report import Report, merged
+    from semel.testing.plugin_windows import chosen
 
     started = time.monotonic()
-    count("exactly_once: lanes", lanes, least=1)
-    case = _case(run, effects, arguments, reset, expected, lease, also, patience)
-    chosen = _faults(faults)
+    case = checked(
+        run=run,
+        effects=effects,
+        arguments=arguments,
+        reset=reset,
+        expected=expected,
+        lease=lease,
+        also=also,
+        without=without,
+        patience=patience,
+        lanes=lanes,
+    )
+    struck = checked_faults(faults)
     discovery = _discovered(case)
-    case = msgspec.structs.replace(case, pace=discovery.seconds)
-    plan: list[tuple[Window, Fault]] = [
-        (window, fault) for window in discovery.windows if window.passing <= _PASSES for fault in chosen
-    ]
+    seen = discovery.run
+    case = msgspec.structs.replace(case, pace=discovery.seconds, awaited=seen.awaited)
+    windows, left_out = chosen(seen.windows, seen.depths, case.places.named)
+    plan: list[tuple[Window, Fault]] = [(window, fault) for window in windows for fault in struck]
     tries = _tried(case, plan, lanes=1 if reset else lanes)
     return Report(
-        handler=_name(run),
+        handler=name_of(run),
         expected=expected,
-        tries=merged(discovery.windows, tries),
-        faults=chosen,
+        tries=merged(seen.windows, tries),
+        faults=struck,
         seconds=time.monotonic() - started,
+        left_out=left_out,
     )
-
-
-def _case(
-    run: Callable[..., Any],
-    effects: Callable[..., int],
-    arguments: Sequence[Any] | Callable[[str], Sequence[Any]],
-    reset: Callable[[], Any] | None,
-    expected: int,
-    lease: float | timedelta | None,
-    also: Iterable[ModuleType | str],
-    patience: float | timedelta,
-) -> Case:
-    from semel.testing.plugin_tries import Case
-
-    if not hasattr(os, "fork"):
-        raise ConfigurationError("exactly_once needs os.fork: run it on Linux or macOS")
-    for name, given in (("the handler", run), ("effects", effects)):
-        if not callable(given):
-            raise ConfigurationError(f"exactly_once: {name} must be a function, not {given!r}")
-    if not callable(arguments) and reset is None:
-        raise ConfigurationError(
-            "exactly_once: the same arguments in every try would meet what the try before left behind: make them from the "
-            "key, arguments=lambda key: (key, …), or give reset= a function that empties everything"
-        )
-    return Case(
-        run=run,
-        arguments=arguments if callable(arguments) else lambda _: arguments,
-        effects=_of_key(effects),
-        reset=reset,
-        files=frozenset(_files(run, also)),
-        expected=count("exactly_once: expected", expected, least=1),
-        lease=None if lease is None else seconds("exactly_once: lease", lease, least=MIN_LEASE),
-        patience=seconds("exactly_once: patience", patience, least=_LEAST_PATIENCE),
-    )
-
-
-def _plain(run: Any) -> Any:
-    while isinstance(run, partial):
-        run = run.func
-    if not inspect.isroutine(run) and not hasattr(run, "__wrapped__"):
-        return type(run).__call__
-    return run
-
-
-def _name(run: Any) -> str:
-    plain = inspect.unwrap(_plain(run))
-    return f"{plain.__module__}.{plain.__qualname__}"
-
-
-def _files(run: Callable[..., Any], also: Iterable[ModuleType | str]) -> Iterable[str]:
-    code = getattr(inspect.unwrap(_plain(run)), "__code__", None)
-    if code is not None:
-        yield code.co_filename
-    if isinstance(also, str | ModuleType):
-        name = repr(also) if isinstance(also, str) else also.__name__
-        raise ConfigurationError(f"exactly_once: also is a list: also=[{name}]")
-    for each in also:
-        yield _file(each)
-
-
-def _file(module: ModuleType | str) -> str:
-    """The name that its code has; what has no lines would be passed over, and its windows be missing without a word."""
-    if isinstance(module, str) and module not in sys.modules and Path(module).is_file():
-        return str(Path(module).absolute())
-    named = sys.modules.get(module) if isinstance(module, str) else module
-    if isinstance(named, ModuleType) and named.__dict__.get("__file__"):
-        return str(named.__file__)
-    raise ConfigurationError(
-        f"exactly_once: also={module!r} has no lines that could be windows: give an imported module of Python code, its name, or "
-        "the path of its file"
-    )
-
-
-def _of_key(effects: Callable[..., int]) -> Callable[[str], int]:
-    try:
-        takes_key = bool(inspect.signature(effects).parameters)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"exactly_once: {effects!r} does not say whether it takes a key: give a function, effects=lambda key: …"
-        ) from error
-    return effects if takes_key else lambda _: effects()
-
-
-def _faults(faults: Iterable[Fault]) -> tuple[Fault, ...]:
-    from semel.testing.plugin_windows import FAULTS
-
-    if isinstance(faults, str):
-        raise ConfigurationError(f"exactly_once: faults is a list: faults=[{faults!r}]")
-    chosen = tuple(faults)
-    unknown = [fault for fault in chosen if fault not in FAULTS]
-    if unknown or not chosen:
-        raise ConfigurationError(f"exactly_once: faults are some of {', '.join(FAULTS)}, not {chosen!r}")
-    return chosen
 
 
 def _discovered(case: Case) -> Discovery:
@@ -204,6 +120,11 @@ def _discovered(case: Case) -> Discovery:
             f"exactly_once: after one run without any fault effects() counts {found.effects}, expected={case.expected}. "
             + _miscounted(case, found)
         )
+    if found.unused:
+        raise ConfigurationError(
+            f"exactly_once: effects() counts {found.unused} for a key that was never used: it takes in other keys. Count those of the "
+            "key that it is given, effects=lambda key: …, or give reset= a function that empties everything"
+        )
     return found
 
 
@@ -211,9 +132,9 @@ def _miscounted(case: Case, found: Discovery) -> str:
     """What is most likely wrong."""
     if found.effects > case.expected:
         return "Does it count the effects of other keys as well, effects=lambda key: …? Or does one run have more, expected=n?"
-    if found.left:
+    if found.run.left:
         return (
-            f"The handler returned while {' and '.join(found.left)} still ran. Its process ends when it returns (by os._exit), and "
+            f"The handler returned while {' and '.join(found.run.left)} still ran. Its process ends when it returns (by os._exit), and "
             "with it what is left to the background: make the effect before it returns, join the thread, await the task"
         )
     return (
@@ -231,7 +152,10 @@ def _tried(case: Case, plan: list[tuple[Window, Fault]], *, lanes: int) -> list[
     everything = range(len(plan))
     answers = _in_lanes([partial(lane, everything[number::lanes]) for number in range(lanes)])
     tries = dict(msgspec.convert(answers, list[tuple[int, Try]]))
-    # A sleeping worker may hold a lock that keeps another try's worker from coming as far as its window: alone it will.
+    # A sleeping worker may hold a lock that keeps another try's worker from coming as far as its window, and another zombie's heirs
+    # from taking over: alone they will.
+    crowded = [at for at, each in tries.items() if each.blocked and lanes > 1]
+    tries |= dict(msgspec.convert(_in_lanes([partial(lane, crowded)]), list[tuple[int, Try]]))
     for _ in range(_AGAIN):
         again = [at for at, each in tries.items() if each.verdict == "missed" and not each.too_late]
         tries |= dict(msgspec.convert(_in_lanes([partial(lane, again)]), list[tuple[int, Try]]))
@@ -242,7 +166,7 @@ def _tried(case: Case, plan: list[tuple[Window, Fault]], *, lanes: int) -> list[
 
 def _in_lanes(works: Sequence[Callable[[], list[Any]]]) -> list[Any]:
     """Each in a process that does nothing but fork: this one, with the test runner's threads, is a bad parent."""
-    from semel.testing.plugin_tries import Child
+    from semel.testing.plugin_children import Child
 
     children = [Child(lambda _, work=work: work()) for work in works]  # type: ignore[misc]  # mypy knows no lambda with a default
     found: list[Any] = []
@@ -276,6 +200,10 @@ def exactly_once(request: pytest.FixtureRequest) -> Callable[..., Report]:
         if "effects" not in kwargs:
             raise ConfigurationError(
                 "exactly_once needs effects=, a function that counts the effects of a key: exactly_once(handler, effects=count)"
+            )
+        if len(args) + ("run" in kwargs) != 1:
+            raise ConfigurationError(
+                "exactly_once needs one handler, and everything else by its name: exactly_once(handler, effects=count)"
             )
         _check_options(name for name in kwargs if name != "run")
         report = prove(*args, **kwargs)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from semel.testing.plugin_files import short_names
 from semel.testing.plugin_tries import Try
 from semel.testing.plugin_windows import FAULTS, Window
 
@@ -15,6 +16,7 @@ _WIDTH = 62
 _SPOKEN = {
     "doubled": "DOUBLED",
     "lost": "LOST",
+    "failed": "FAILED",
     "unknown": "unknown",
     "stuck": "STUCK",
     "missed": "missed",
@@ -30,6 +32,11 @@ _ADVICE = {
         "semel hold the mark (once.execute(key, effect)), or commit mark and effect in one transaction "
         "(once.within(connection)). Does semel hold it already? Then the function must have made its effect when it returns: "
         "committed, not left to a background task, and none of its errors swallowed"
+    ),
+    "failed": (
+        'a failure is the outcome for good (on_error="replay"), and every client is told so. Where the cell counts an effect, the effect is '
+        "there and the next attempt recorded a failure: let the function find what the attempt before it did and return, or give "
+        "on_unknown= a probe that looks the effect up"
     ),
     "unknown": (
         "the outcome is held for a person: once.resolve(key, …), or give on_unknown= a probe that looks the effect up"
@@ -56,8 +63,16 @@ _EVERY_TIME = (
 )
 _ELSEWHERE = "  - a cancel does not strike here: the handler goes on to its next await, and the cell stands where it was met"
 _TOO_LATE = "  missed: no await follows, so that a cancel cannot strike here; it shows nothing, and counts as no failure"
+_NOT_OVERTAKEN = (
+    "  * nobody could take over while it slept: a transaction of its own was in their way, or a lock with a longer time limit than "
+    "patience="
+)
+_LEFT_OUT = (
+    "  of files that nobody named, the lines farthest from the handler were left out: also=[module] takes a file whole, "
+    "without=[module] leaves it out"
+)
 _UNSTRUCK = "nothing was struck: this handler never awaits anything, so that a cancel finds no place in it"
-_WORST = ("doubled", "lost", "unknown", "stuck", "missed", "once")
+_WORST = ("doubled", "lost", "failed", "unknown", "stuck", "missed", "once")
 _ASKED = frozenset({"claim.sent", "inbox.admitted"})
 _NO_SEMEL = "no call of semel was seen in this handler: nothing remembers that the effect happened"
 
@@ -71,6 +86,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...]
     seconds: float
     """How long it took."""
+    left_out: int = 0
+    """Lines of other files than the handler's that were too many to be struck."""
 
     @property
     def holds(self) -> bool:
@@ -110,6 +127,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         """Windows that the handler did not come to again."""
         return _titles(each for each in self.failures if each.verdict == "missed")
 
+    @property
+    def not_overtaken(self) -> tuple[str, ...]:
+        """Windows in which nobody could take over from a zombie while it slept: they show nothing about one."""
+        return _titles(each for each in self.tries if not each.overtaken)
+
     def windows(self, verdict: str, *, fault: str | None = None) -> tuple[str, ...]:
         """The names of the windows that ended so, in the order in which the handler passes them."""
         return _titles(each for each in self.tries if each.verdict == verdict and fault in (None, each.fault))
@@ -139,15 +161,20 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         for each in self.tries:
             if each.fault == "none":
                 yield f"  {_named(each.window):<{_WIDTH}}{_outcome(each)}".rstrip()
-        if any(not each.overtaken for each in self.tries):
-            yield "  * whoever tried meanwhile had to wait until it woke"
+        if self.not_overtaken:
+            yield _NOT_OVERTAKEN
         if self._has_gaps:
             yield _ELSEWHERE
         if any(each.too_late for each in self.tries):
             yield _TOO_LATE
+        if self.left_out:
+            yield _LEFT_OUT
         yield from self._remedies()
 
     def _summary(self) -> str:
+        return "; ".join((self._verdicts(), *self._reservations()))
+
+    def _verdicts(self) -> str:
         if self.holds:
             often = "exactly once" if self.expected == 1 else f"exactly {self.expected} effects"
             struck = sum(not each.too_late for each in self.tries)
@@ -158,6 +185,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             if (names := self._failed(verdict))
         ]
         return f"{', '.join(counts) or _UNSTRUCK} ({len(self.tries)} tries, {self.seconds:.1f} s)"
+
+    def _reservations(self) -> Iterator[str]:
+        """What the tries do not show."""
+        if waited := sum(not each.overtaken for each in self.tries):
+            zombies = sum(each.fault == "zombie" for each in self.tries)
+            yield f"in {waited} of {zombies} zombie tries nobody could take over: they show nothing about a zombie"
+        if self.left_out:
+            yield f"{self.left_out} lines of other files were left out"
 
     def _failed(self, verdict: str) -> tuple[str, ...]:
         return _titles(each for each in self.failures if each.verdict == verdict)
@@ -192,23 +227,32 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 yield ""
                 yield f"{verdict}: {_listed(names)}"
                 yield f"  {_EVERY_TIME if verdict == 'doubled' and self._repeats else advice}"
-        if self.failures and not self._asks:
+        if not self._asks:
             yield f"  {_NO_SEMEL}"
         yield from _errors(each.error for each in self.failures if each.error)
 
 
-def merged(windows: Sequence[Window], tries: Iterable[Try]) -> tuple[Try, ...]:
+def merged(windows: Sequence[Window], tries: Sequence[Try]) -> tuple[Try, ...]:
     """In the order in which the handler passes the windows. Cancels that were met at one and the same await are one try: the worst."""
     kept: dict[tuple[Window, str], Try] = {}
+    names = short_names({each.window.file for each in tries if each.window.file})
     for each in sorted(tries, key=lambda each: (each.too_late, _WORST.index(each.verdict))):
         kept.setdefault((each.window, each.fault), each)
     order = {window: at for at, window in enumerate(windows)}
-    return tuple(
-        sorted(
-            kept.values(),
-            key=lambda each: (order.get(each.window, len(order)), (*FAULTS, "none").index(each.fault)),
-        )
+    ordered = sorted(
+        kept.values(),
+        key=lambda each: (order.get(each.window, len(order)), (*FAULTS, "none").index(each.fault)),
     )
+    return tuple(_renamed(each, names) for each in ordered)
+
+
+def _renamed(one: Try, names: Mapping[str, str]) -> Try:
+    """Its window by a name that no other file's line has."""
+    window = one.window
+    if not window.file:
+        return one
+    name = f"{names[window.file]}:{window.name.rpartition(':')[2]}"
+    return msgspec.structs.replace(one, window=msgspec.structs.replace(window, name=name))
 
 
 def _titles(tries: Iterable[Try]) -> tuple[str, ...]:

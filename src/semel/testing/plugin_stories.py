@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import semel
+from semel.testing.plugin_files import SEMEL, is_others
 
-__all__ = ["story_of", "text_of"]
-
-_OTHERS = (
-    str(Path(semel.__file__).parent),
-    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-)
-"""Folders of files that are not the user's."""
+__all__ = ["story_of", "text_of", "told"]
 
 
 def text_of(error: BaseException) -> str:
@@ -25,15 +18,20 @@ def text_of(error: BaseException) -> str:
         return "(its text could not be made)"
 
 
+def told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {text_of(error)}".rstrip(": ")
+
+
 def story_of(error: BaseException) -> str:
     """The user's lines that led to it, and those of its causes. The error itself is told elsewhere."""
-    told = "\n".join(_told(error, text_of(error), set()))
-    if told or isinstance(error, semel.SemelError):
-        return told
-    return "\n".join(_shown(traceback.extract_tb(error.__traceback__)[-1:]))  # a handler out of a library
+    lines = "\n".join(_lines_and_causes(error, text_of(error), set()))
+    if lines or isinstance(error, semel.SemelError):
+        return lines
+    last = traceback.extract_tb(error.__traceback__)[-1:]  # a handler out of a library
+    return "\n".join(_shown(frame for frame in last if not frame.filename.startswith(SEMEL)))
 
 
-def _told(error: BaseException, known: str, seen: set[int]) -> Iterator[str]:
+def _lines_and_causes(error: BaseException, known: str, seen: set[int]) -> Iterator[str]:
     seen.add(id(error))
     yield from _lines(error)
     behind = [*(error.exceptions if isinstance(error, BaseExceptionGroup) else ()), _cause(error)]
@@ -43,8 +41,8 @@ def _told(error: BaseException, known: str, seen: set[int]) -> Iterator[str]:
         text, lines = text_of(each), [*_lines(each)]
         # A cause that the error has told already, and that no line of theirs raised, is an echo.
         if lines or text.partition("\n")[0] not in known:
-            yield f"because of {type(each).__name__}: {text}".rstrip(": ")
-        yield from _told(each, f"{known}\n{text}", seen)
+            yield f"because of {told(each)}"
+        yield from _lines_and_causes(each, f"{known}\n{text}", seen)
 
 
 def _cause(error: BaseException) -> BaseException | None:
@@ -53,7 +51,7 @@ def _cause(error: BaseException) -> BaseException | None:
 
 def _lines(error: BaseException) -> Iterator[str]:
     frames = traceback.extract_tb(error.__traceback__)
-    return _shown(frame for frame in frames if not frame.filename.startswith((*_OTHERS, "<frozen ")))
+    return _shown(frame for frame in frames if not is_others(frame.filename))
 
 
 def _shown(frames: Iterable[traceback.FrameSummary]) -> Iterator[str]:

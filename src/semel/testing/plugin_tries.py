@@ -8,32 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import inspect
 import os
-import signal
-import sys
-import tempfile
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import inf
-from typing import Any, Literal, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, Literal
 
 import msgspec
 
-from semel.errors import OutcomeUnknown, PreviousFailure
-from semel.testing.plugin_stories import story_of, text_of
+from semel.testing.plugin_children import Child, Misuse, Words
+from semel.testing.plugin_files import Places
+from semel.testing.plugin_stories import story_of, told
 from semel.testing.plugin_windows import CALLED, RETURNED, Fault, Watch, Window, shorter_leases, striker
 
-__all__ = ["Case", "Child", "Discovery", "Misuse", "Try", "Words", "discover", "repeat", "try_window"]
+__all__ = ["Case", "Discovery", "Run", "Try", "discover", "repeat", "try_window"]
 
-_DIE_WITH_PARENT = 1
-
-
-class Misuse(Exception):
-    """What was given to `exactly_once` cannot be a handler, its arguments or a count: no finding about a handler."""
+_End = Literal["overtaken", "blocked", "refused"]
+_TOLD_ASLEEP = "a client was told that it succeeded while the worker slept, and the effect was not there"
+_TOLD_STRUCK = "the struck worker itself told its client that it succeeded, and the effect was not there"
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,37 +37,20 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Callable[[str], Sequence[Any]]
     effects: Callable[[str], int]
     reset: Callable[[], Any] | None
-    files: frozenset[str]
+    places: Places
     expected: int
     lease: float | None
     patience: float
 
     pace: float = 1.0
     """Seconds that one run takes here."""
+    awaited: bool = False
+    """A call gives something to await: it is made in a loop."""
 
     @property
     def sleep(self) -> float:
         """How long a zombie sleeps at most: until somebody took over, or as long as that would take."""
         return 2 * (10.0 if self.lease is None else self.lease) + max(0.4, 4 * self.pace)
-
-
-class Words(msgspec.Struct):
-    """What a child says before it ends."""
-
-    ok: bool = False
-    error: str = ""
-    final: bool = False
-    """Calling again changes nothing: the key is unknown or failed for good."""
-    value: Any = None
-    story: str = ""
-    misuse: bool = False
-
-
-class _Strike(msgspec.Struct, frozen=True):
-    """A fault came to its window."""
-
-    place: Window | None
-    """Where it arrived: a cancel strikes at the next await. None: there was no await any more."""
 
 
 class Try(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,158 +61,67 @@ class Try(msgspec.Struct, frozen=True, kw_only=True):
     fault: str
     effects: int
     verdict: str
-    """once, doubled, lost, unknown (semel says so), stuck (no client succeeded), missed (the fault was not met)"""
+    """once, doubled, lost, failed (for good), unknown (semel says so), stuck (no client succeeded), missed (the fault was not met)"""
     error: str = ""
     overtaken: bool = True
-    """A zombie was overtaken while it slept; False: whoever tried had to wait for it."""
+    """A zombie was overtaken while it slept; False: nobody could, so that nothing is shown about a zombie."""
+    blocked: bool = False
+    """… because of a lock: its own, or that of another try that slept meanwhile."""
     too_late: bool = False
     """Missed because no await came after the window: a cancel cannot strike there, whatever the handler does. No failure."""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """What was seen of a run without faults, in the child."""
+
+    windows: tuple[Window, ...] = ()
+    depths: tuple[int, ...] = ()
+    left: tuple[str, ...] = ()
+    """Threads and tasks that still ran when the handler returned."""
+    awaited: bool = False
 
 
 class Discovery(msgspec.Struct, frozen=True):
     """A run without faults."""
 
-    windows: tuple[Window, ...] = ()
+    run: Run = Run()
     effects: int = 0
+    unused: int = 0
+    """What `effects` says of a key that nobody used."""
     error: str = ""
     story: str = ""
     seconds: float = 0.0
-    left: tuple[str, ...] = ()
-    """Threads and tasks that still ran when the handler returned."""
     misuse: bool = False
 
 
-class Child:
-    """A forked process that does one thing and says how it ended. What it says lies in a file: nobody has to read along."""
-
-    def __init__(self, work: Callable[[Child], Any]) -> None:
-        self._said = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `end`
-        self.ended = False
-        self._status = 0
-        sys.stdout.flush()
-        sys.stderr.flush()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: the test runner may have threads
-            self.pid = os.fork()
-        if self.pid == 0:
-            self._live(work)
-
-    def _live(self, work: Callable[[Child], Any]) -> NoReturn:
-        words = Words()
-        try:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            with contextlib.suppress(OSError, AttributeError):  # Linux only
-                ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-            words.value = work(self)
-            words.ok = True
-        except BaseException as error:  # noqa: BLE001 - it is the finding
-            # Whatever it is: it is told to the parent, and a forked child must never return into the test runner.
-            words.misuse = isinstance(error, Misuse)
-            words.error = (
-                text_of(error) if words.misuse else f"{type(error).__name__}: {text_of(error)}".rstrip(": ")
-            )
-            words.final = isinstance(error, OutcomeUnknown | PreviousFailure)
-            words.story = story_of(error)
-        finally:
-            try:
-                self._said.write(b"=" + _encoded(words))
-                sys.stdout.flush()
-            finally:
-                os._exit(0)
-
-    def say_struck(self, place: Window | None) -> None:
-        self._said.write(b"!" + msgspec.json.encode(_Strike(place)) + b"\n")
-
-    def wait(self, deadline: float = inf) -> Literal["ended", "stopped", "late"]:
-        while not self.ended:
-            pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
-            if pid and os.WIFSTOPPED(status):
-                return "stopped"
-            self.ended, self._status = pid != 0, status
-            if not self.ended:
-                if time.monotonic() >= deadline:
-                    return "late"
-                time.sleep(0.003)
-        return "ended"
-
-    def wake(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-
-    def words(self, deadline: float = inf) -> tuple[_Strike | None, Words]:
-        """How it was struck, if it was, and its last words. A killed one has none; one that is late is killed."""
-        if self.wait(deadline) == "late":
-            self.end()
-            return None, Words(error="it did not end: raise patience=, or find out what it waits for")
-        text = os.pread(self._said.fileno(), 1 << 30, 0)
-        self._said.close()
-        strike = None
-        if text.startswith(b"!"):
-            told, _, text = text[1:].partition(b"\n")
-            strike = msgspec.json.decode(told, type=_Strike)
-        return strike, msgspec.json.decode(text[1:], type=Words) if text else Words(error=self._silence())
-
-    def _silence(self) -> str:
-        """Why it said nothing."""
-        if os.WIFEXITED(self._status):
-            code = os.WEXITSTATUS(self._status)
-            return f"it ended its process itself (os._exit({code})): let it return, or raise an error"
-        return f"killed by {signal.Signals(os.WTERMSIG(self._status)).name}"
-
-    def end(self) -> None:
-        if not self.ended:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            self.ended = True
-        self._said.close()
-
-
 # ------------------------------------------------------------------------------------------ inside a child
-def _encoded(words: Words) -> bytes:
-    """As JSON, whatever is in it: an error's text may hold half a surrogate pair, `reset` may return a cursor."""
-    try:
-        return msgspec.json.encode(words)
-    except Exception:  # noqa: BLE001 - what cannot be encoded is told as it looks
-        return msgspec.json.encode(_plain(msgspec.structs.asdict(words)))
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case None | bool() | float():
-            return value
-        case int() if abs(value) < 1 << 63:
-            return int(value)
-        case str():
-            return value.encode("utf-8", "backslashreplace").decode()
-        case list() | tuple():
-            return [_plain(each) for each in value]
-        case dict():
-            return {_plain(str(name)): _plain(each) for name, each in value.items()}
-    return _plain(_shown(value))
-
-
-def _shown(value: Any) -> str:
-    try:
-        return repr(value)
-    except Exception:  # noqa: BLE001 - it is the user's class
-        return f"a {type(value).__name__}"
-
-
-def _perform(case: Case, key: str, watch: Watch | None, fault: Fault | None, child: Child) -> None:
-    """Call the handler once, as a worker would."""
+def _perform(case: Case, key: str, watch: Watch | None, fault: Fault | None, child: Child) -> bool:
+    """Call the handler once, as a worker would. Whether it had to be awaited."""
     shorter_leases(case.lease)
     arguments = _arguments(case, key)
-    if inspect.iscoroutinefunction(inspect.unwrap(case.run)) or inspect.iscoroutinefunction(
-        getattr(case.run, "__call__", None)  # noqa: B004 - an object whose call is a coroutine function
-    ):
+    if case.awaited or _is_async(case.run):
         asyncio.run(_perform_async(case, arguments, watch, fault, child))
-        return
+        return True
     with _watched(watch, fault, child, None):
-        _finished(case.run(*arguments))
+        value = case.run(*arguments)
+        if awaited := inspect.isawaitable(value):  # the first run; those after it are begun in a loop
+            asyncio.run(_await(value, watch))
+        _refuse_generator(value)
+    return awaited
+
+
+def _is_async(run: Any) -> bool:
+    """As it is called: what a wrapper wraps may have the other colour."""
+    return inspect.iscoroutinefunction(run) or inspect.iscoroutinefunction(getattr(run, "__call__", None))  # noqa: B004 - an object's
 
 
 def _arguments(case: Case, key: str) -> tuple[Any, ...]:
-    given: Any = case.arguments(key)
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+    given: Any
+    try:
+        given = case.arguments(key)
+    except Exception as error:
+        raise Misuse(f"arguments= fails for the key {key!r}: {told(error)}\n{story_of(error)}") from error
+    if isinstance(given, str | bytes | Mapping | AbstractSet) or not isinstance(given, Iterable):
         what = "the text " if isinstance(given, str | bytes) else ""
         raise Misuse(
             f"arguments= gave {what}{given!r}: give a tuple of arguments, arguments=lambda key: (key,)"
@@ -243,10 +129,8 @@ def _arguments(case: Case, key: str) -> tuple[Any, ...]:
     return tuple(given)
 
 
-def _finished(value: Any) -> None:
+def _refuse_generator(value: Any) -> None:
     """A call that only promises to work has done nothing yet."""
-    if inspect.isawaitable(value):
-        raise Misuse("the handler returned something to await: make it an `async def`, or await it inside")
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
         raise Misuse(
             f"the handler {value.__qualname__} is a generator, whose body does not run when it is called: take `yield` out, or "
@@ -258,7 +142,14 @@ async def _perform_async(
     case: Case, arguments: tuple[Any, ...], watch: Watch | None, fault: Fault | None, child: Child
 ) -> None:
     with _watched(watch, fault, child, asyncio.current_task()):
-        await case.run(*arguments)
+        await _await(case.run(*arguments), watch)
+
+
+async def _await(value: Any, watch: Watch | None) -> None:
+    _refuse_generator(await value if inspect.isawaitable(value) else value)
+    task = asyncio.current_task()
+    if watch is not None and task is not None:
+        watch.left = (*_tasks_beside(task),)
 
 
 @contextlib.contextmanager
@@ -275,7 +166,7 @@ def _watched(
         watch.reach(CALLED)
         yield
         watch.reach(RETURNED)
-    watch.left = (*_threads_since(before), *(() if task is None else _tasks_beside(task)))
+    watch.left = (*_threads_since(before), *watch.left)
 
 
 def _threads_since(before: set[threading.Thread]) -> Iterator[str]:
@@ -293,26 +184,29 @@ def _tasks_beside(task: asyncio.Task[Any]) -> Iterator[str]:
 
 
 # -------------------------------------------------------------------------------------- in a process that forks
-def _told(work: Callable[[], Any], what: str) -> Any:
+def _said_by(work: Callable[[], Any], what: str) -> Any:
     """Run something of the user's in a child and give its value; its failure is the test's mistake."""
-    child = Child(lambda _: work())
-    words = child.words()[1]
+    words = Child(lambda _: work()).words()[1]
     if not words.ok:
-        raise RuntimeError(f"{what} failed: {words.error}\n{words.story}".rstrip())
+        raise Misuse(f"{what} fails: {words.error}\n{words.story}".rstrip())
     return words.value
 
 
-def _count(case: Case, key: str) -> int:
-    value = _told(lambda: case.effects(key), "effects()")
+def _count(case: Case, key: str, what: str = "effects()") -> int:
+    value = _said_by(lambda: case.effects(key), what)
     if isinstance(value, bool) or not isinstance(value, int):
         raise Misuse(f"effects() must return how many effects there are, a whole number, not {value!r}")
     return value
 
 
+def _new_key() -> str:
+    return f"try-{os.urandom(6).hex()}"
+
+
 def _fresh(case: Case) -> str:
     if case.reset is not None:
-        _told(case.reset, "reset()")
-    return f"try-{os.urandom(6).hex()}"
+        _said_by(case.reset, "reset()")
+    return _new_key()
 
 
 def _client(case: Case, key: str) -> Child:
@@ -332,18 +226,22 @@ def _call_until_success(case: Case, key: str) -> Words:
 def discover(case: Case) -> Discovery:
     """A run without a fault: which windows there are, in their order."""
     key = _fresh(case)
-    watch = Watch(case.files)
+    watch = Watch(case.places)
 
     def work(child: Child) -> Any:
-        _perform(case, key, watch, None, child)
-        return msgspec.to_builtins((watch.seen, watch.left))
+        awaited = _perform(case, key, watch, None, child)
+        return msgspec.to_builtins(Run(tuple(watch.seen), tuple(watch.depths), watch.left, awaited))
 
     started = time.monotonic()
     words = Child(work).words(started + case.patience)[1]
     took = time.monotonic() - started
-    windows, left = msgspec.convert(words.value or ((), ()), tuple[tuple[Window, ...], tuple[str, ...]])
-    effects = _count(case, key) if words.ok else 0
-    return Discovery(windows, effects, words.error, words.story, took, left, words.misuse)
+    if not words.ok:
+        return Discovery(error=words.error, story=words.story, misuse=words.misuse)
+    effects, unused = _count(case, key), 0
+    # With a reset everything is the try's own, and the arguments may be fixed: there are no other keys.
+    if case.reset is None and effects == case.expected:
+        unused = _count(case, _new_key(), "effects() of a key without any effect")
+    return Discovery(msgspec.convert(words.value, Run), effects, unused, seconds=took)
 
 
 def repeat(case: Case) -> Try:
@@ -356,50 +254,75 @@ def repeat(case: Case) -> Try:
 
 def try_window(case: Case, window: Window, fault: Fault) -> Try:
     key = _fresh(case)
-    watch = Watch(case.files, window)
+    watch = Watch(case.places, window)
     victim = Child(lambda child: _perform(case, key, watch, fault, child))
-    overtaken, seen = True, case.expected
+    end: _End = "overtaken"
+    lost = _Lost(case.expected)
     if victim.wait(time.monotonic() + case.patience) == "stopped":
-        overtaken, seen = _overtake(case, key, victim)
-    strike, _ = victim.words(time.monotonic() + case.patience)
+        end = _overtake(case, key, victim, lost)
+    strike, words = victim.words(time.monotonic() + case.patience)
+    if words.ok and strike is not None and strike.place is not None:
+        lost.look(_count(case, key), _TOLD_STRUCK)
     last = _call_until_success(case, key)
     if strike is None or strike.place is None:
         count = _count(case, key)
         return Try(window=window, fault=fault, effects=count, verdict="missed", too_late=strike is not None)
-    found = _judged(case, key, strike.place, fault, last, overtaken=overtaken)
-    if seen < case.expected and found.verdict == "once":
-        # It came in the end: because the sleeper woke up, not because anybody had made it.
-        error = "a client was told that it succeeded while the worker slept, and the effect was not there"
-        return msgspec.structs.replace(found, verdict="lost", effects=seen, error=error)
+    found = _judged(case, key, strike.place, fault, last, end)
+    # What was missing came in the end, because the sleeper woke up or the client asked again: it need not have.
+    if lost.error and found.verdict != "doubled":
+        return msgspec.structs.replace(found, verdict="lost", effects=lost.seen, error=lost.error)
     return found
 
 
-def _overtake(case: Case, key: str, victim: Child) -> tuple[bool, int]:
-    """The victim sleeps: others try until one has succeeded, then it wakes. False: it was in everybody's way. And how many effects
-    there were when one had succeeded."""
-    until = time.monotonic() + case.sleep
+class _Lost:
+    """Whether somebody was told that it succeeded when the effect was not there."""
+
+    def __init__(self, expected: int) -> None:
+        self.seen = expected
+        self.error = ""
+
+    def look(self, effects: int, told: str) -> None:
+        if effects < self.seen:
+            self.seen, self.error = effects, told
+
+
+def _overtake(case: Case, key: str, victim: Child, lost: _Lost) -> _End:
+    """The victim sleeps: others try until one has succeeded, then it wakes. Where none can, they wait for a lock that it holds, or are
+    refused for as long as their patience lasts: a lock of the user's own may have a time limit."""
+    started = time.monotonic()
     while True:
         heir = _client(case, key)
-        if heir.wait(until) == "late":
-            victim.wake()  # it holds a lock that the heir waits for
-            heir.words(time.monotonic() + case.patience)
-            return False, case.expected
-        words = heir.words()[1]
-        if words.ok or words.final or time.monotonic() >= until:
-            seen = _count(case, key) if words.ok else case.expected
+        if heir.wait(time.monotonic() + case.sleep) == "late":
             victim.wake()
-            return words.ok or words.final, seen
-        time.sleep(0.02)
+            heir.words(time.monotonic() + case.patience)
+            return "blocked"
+        words = heir.words()[1]
+        slept = time.monotonic() - started
+        if words.ok or words.final:
+            if words.ok:
+                lost.look(_count(case, key), _TOLD_ASLEEP)
+            victim.wake()
+            return "overtaken"
+        if slept >= (case.sleep if words.lock else max(case.sleep, case.patience)):
+            victim.wake()
+            return "blocked" if words.lock == "store" else "refused"
+        time.sleep(0.02 if slept < case.sleep else 0.1)
 
 
-def _judged(case: Case, key: str, window: Window, fault: str, words: Words, *, overtaken: bool = True) -> Try:
+def _judged(case: Case, key: str, window: Window, fault: str, words: Words, end: _End = "overtaken") -> Try:
     count = _count(case, key)
     if count > case.expected:
         verdict = "doubled"
     elif not words.ok:
-        verdict = "unknown" if words.final else "stuck"
+        verdict = words.final or "stuck"
     else:
         verdict = "once" if count == case.expected else "lost"
     return Try(
-        window=window, fault=fault, effects=count, verdict=verdict, error=words.error, overtaken=overtaken
+        window=window,
+        fault=fault,
+        effects=count,
+        verdict=verdict,
+        error=words.error,
+        overtaken=end == "overtaken",
+        blocked=end == "blocked",
     )

@@ -1,4 +1,4 @@
-"""The windows in which a worker may be struck: semel's named points and the lines of the handler's own file.
+"""The windows in which a worker may be struck: semel's named points and the lines of the user's own files.
 
 All of this happens in a forked child. A `Watch` sees each window as the handler passes it; armed with a fault, it strikes
 at the n-th passing of one window.
@@ -11,7 +11,7 @@ import linecache
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -21,8 +21,9 @@ import msgspec
 
 from semel import points
 from semel.face import Face
+from semel.testing.plugin_files import Places
 
-__all__ = ["CALLED", "FAULTS", "RETURNED", "Fault", "Watch", "Window", "shorter_leases", "striker"]
+__all__ = ["CALLED", "FAULTS", "RETURNED", "Fault", "Watch", "Window", "chosen", "shorter_leases", "striker"]
 
 Fault = Literal["kill", "zombie", "interrupt"]
 FAULTS: tuple[Fault, ...] = ("kill", "zombie", "interrupt")
@@ -51,6 +52,9 @@ _MEANING = {
 }
 # Heartbeats come when they come: which line they meet is not the same twice.
 _UNTIMELY = frozenset({"renew.sent"})
+_PASSES = 3  # how often one and the same line of a loop is struck
+_RECALLED = 100  # … and how many of its passes are remembered, for where a cancel arrived
+_MOST = 100  # lines of files that nobody named
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -59,6 +63,8 @@ class Window(msgspec.Struct, frozen=True):
     name: str
     passing: int = 1
     text: str = ""
+    file: str = ""
+    """Of a line: the whole path. Two files may have the same name."""
 
     @property
     def title(self) -> str:
@@ -69,33 +75,37 @@ class Window(msgspec.Struct, frozen=True):
 class Watch:
     """Sees the windows that the handler passes; `struck` is called at the one it is armed for."""
 
-    def __init__(self, files: frozenset[str], target: Window | None = None) -> None:
+    def __init__(self, places: Places, target: Window | None = None) -> None:
         self.seen: list[Window] = []
+        self.depths: list[int] = []
+        """How deep in calls each of `seen` is."""
         self.left: tuple[str, ...] = ()
         """Threads and tasks that the handler had started and that still ran when it returned."""
-        self._files = files
-        self._passes: dict[str, int] = {}
+        self.last = Window(CALLED)
+        """Where the handler is: what it passed last."""
+        self._places = places
+        self._names: dict[str, str | None] = {}
+        self._passes: dict[tuple[str, str], int] = {}
         self._target = target
         self._strike: Callable[[Window], None] | None = None
 
     def arm(self, strike: Callable[[Window], None]) -> None:
         self._strike = strike
 
-    def reach(self, name: str, text: str = "") -> None:
-        if name in _UNTIMELY:
-            return
-        passing = self._passes[name] = self._passes.get(name, 0) + 1
-        window = Window(name, passing, text or _MEANING.get(name, ""))
-        self.seen.append(window)
+    def reach(self, name: str) -> None:
+        if name not in _UNTIMELY:
+            self._pass(name, "", _MEANING.get(name, ""), None)
+
+    def _pass(self, name: str, file: str, text: str, frame: FrameType | None) -> None:
+        passing = self._passes[file, name] = self._passes.get((file, name), 0) + 1
+        self.last = window = Window(name, passing, text, file)
         target, strike = self._target, self._strike
-        if strike and target and (target.name, target.passing) == (name, passing):
+        if target is None and passing <= _RECALLED:
+            self.seen.append(window)
+            self.depths.append(_depth(frame))
+        if strike and target and (target.file, target.name, target.passing) == (file, name, passing):
             self._strike = None  # one fault; what it leads to is the handler's own affair
             strike(window)
-
-    @property
-    def last(self) -> Window:
-        """Where the handler is: what it passed last."""
-        return self.seen[-1]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -113,15 +123,36 @@ class Watch:
 
     def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
         del event, argument
-        return self._line if frame.f_code.co_filename in self._files else None
+        file = frame.f_code.co_filename
+        if file not in self._names:
+            self._names[file] = Path(file).name if self._places.has(file) else None
+        return self._line if self._names[file] else None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
         del argument
         if event == "line":
             file = frame.f_code.co_filename
             text = linecache.getline(file, frame.f_lineno).strip()
-            self.reach(f"{Path(file).name}:{frame.f_lineno}", text)
+            self._pass(f"{self._names[file]}:{frame.f_lineno}", file, text, frame)
         return self._line
+
+
+def _depth(frame: FrameType | None) -> int:
+    depth = 0
+    while frame is not None:
+        depth, frame = depth + 1, frame.f_back
+    return depth
+
+
+def chosen(
+    windows: Sequence[Window], depths: Sequence[int], named: frozenset[str]
+) -> tuple[list[Window], int]:
+    """Those to be struck, and how many lines are left out: of files that nobody named, those farthest from the handler."""
+    near = [at for at, window in enumerate(windows) if window.passing <= _PASSES]
+    unnamed = [at for at in near if windows[at].file and windows[at].file not in named]
+    unnamed.sort(key=lambda at: (windows[at].passing, depths[at]))
+    left = frozenset(unnamed[_MOST:])
+    return [windows[at] for at in near if at not in left], len(left)
 
 
 def striker(
