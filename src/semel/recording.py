@@ -90,10 +90,10 @@ class Recorder:
             raise
         if answer is Answer.OK:
             self._heart.remove(run)
+            if self._debts.strays:
+                self._debts.ended(run.ask, end)
         else:
             await self._runtime.protect(self._persist(run, end, value, answer, until))
-        if self._debts.strays:
-            self._debts.ended(run.ask, end)
         reach("settle.stored")
 
     async def _record_when_quiet(self, run: Run, end: Settle, left_out: AbstractSet[str]) -> None:
@@ -113,6 +113,7 @@ class Recorder:
                 answer = await self._offered(end, until)
             if isinstance(answer, Answer):
                 if await self._debts.accepted(run, answer):
+                    self._debts.ended(run.ask, end)
                     return
                 answer = StoreUnavailable("the record was gone; it was claimed again")
                 end = self._debts.whole(run, end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 
@@ -17,6 +18,8 @@ from semel.testing.mutants.plant import recorded_seeds
 from semel.testing.simulation.invariants import CHECKS
 from semel.testing.simulation.plans import plan_of
 from semel.testing.simulation.runner import check, explore, names_of
+from semel.testing.simulation.workloads import workload_of
+from semel.testing.simulation.world import World
 from tests.command_line import refused
 
 MODE = os.environ.get("SEMEL_TEST", "full")
@@ -101,12 +104,41 @@ def test_a_lease_by_the_worker_s_clock_is_seen_because_clocks_are_off() -> None:
         assert "I4" not in names_of(check(msgspec.structs.replace(plan, clocks=()))[0])
 
 
+def told(name: str) -> list[str]:
+    """What its recorded seed shows of a mutant."""
+    with planted(name) as mutant:
+        return check(workload_of(mutant.workload).plan(recorded_seeds()[name]))[0]
+
+
+def test_R9_says_of_a_wrong_word_and_of_a_wrong_delay_what_differs() -> None:
+    r9 = re.compile(r"R9: on_error said (\w+) after (\S+) s, the key is (\w+) after (\S+) s")
+    word, delay = (
+        [told_of.groups() for line in told(name) if (told_of := r9.match(line))]
+        for name in ("on-error-unheard", "release-at-once")
+    )
+    assert any(said != was for said, _, was, _ in word)
+    assert delay
+    assert all(said == was and after != then for said, after, was, then in delay)
+
+
+def test_R31_alone_stands_between_a_caller_and_a_leader_that_gave_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    followed = "cancelled-leader-is-followed"
+    assert MUTANTS[followed].check == "R31"
+    assert "R31" in names_of(told(followed))
+    monkeypatch.setattr(World, "_check_followed", lambda *_: None)
+    assert "R31" not in names_of(told(followed))
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["nonsense"], "no mutant 'nonsense'; --list names them all"),
         (["--plan", "{}"], "--plan shows one mutant: name it"),
         (["settle-unfenced", "--plan", "{"], "this is no plan"),
+        (
+            ["settle-unfenced", "--report", "/dev/null/x"],
+            "--report /dev/null/x: nothing can be written there",
+        ),
     ],
 )
 def test_the_command_line_says_what_is_wrong_with_its_arguments(

@@ -123,6 +123,21 @@ GIVEN_BACK = Plan(
 """An owner is killed; who takes over never hears of it, and gives up; then somebody has another request under the key."""
 
 
+CANCELLED_IN_ITS_SETTLE = Plan(
+    6691,
+    "hold",
+    2.0,
+    0.05,
+    ((), (Op("k0", 0.0, 0.0, 20.0),)),
+    (Fault("cancel-at-point", 1, point="settle.sent"), Fault("reset-request", 1)),
+)
+"""A claim is sent again and won; its caller is cancelled while its settle is under way, which is written all the same."""
+
+
+def test_I15_a_claim_that_was_sent_again_is_forgotten_when_its_run_was_cancelled_in_its_settle() -> None:
+    assert check(CANCELLED_IN_ITS_SETTLE)[0] == []
+
+
 def test_R16_who_has_waited_for_an_answer_is_not_told_to_wait_for_his_own_claim() -> None:
     broken, world = check(OUT_OF_TIME)
     assert not broken

@@ -19,7 +19,7 @@ from semel.testing.simulation.runner import Report
 from semel.testing.simulation.workloads import workload_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "chaos"
-WORKLOADS = ("core", "sync", "stragglers", "resets", "beats", "cancels")
+WORKLOADS = ("core", "sync", "stragglers", "resets", "beats", "cancels", "leads")
 
 
 def published(name: str) -> Any:

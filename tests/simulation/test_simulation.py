@@ -38,6 +38,7 @@ SCHEDULES = {
     "resets": {"quick": 100, "full": 2_000, "long": 10_000}[MODE],
     "beats": {"quick": 100, "full": 500, "long": 5_000}[MODE],
     "cancels": {"quick": 100, "full": 1_500, "long": 10_000}[MODE],
+    "leads": {"quick": 100, "full": 1_000, "long": 10_000}[MODE],
 }
 TRACES = (
     "import hashlib, os, sys\n"
@@ -60,13 +61,15 @@ def test_no_promise_is_broken_and_every_window_is_reached(workload: str) -> None
     print(f"\n{report.schedules} schedules, {report.schedules / report.seconds:.0f} a second")
     assert not report.failures, _told(report, workload)
     # A run that reached nothing proves nothing.
-    assert MODE == "quick" or not shortcomings(report, workload)
+    assert MODE == "quick" or not shortcomings(report, workload, wanted=SCHEDULES[workload])
     assert report.doubled.get("keyed", 0) == report.doubled.get("tx", 0) == 0
 
 
 def test_a_run_that_proves_nothing_is_told_as_invalid() -> None:
     windows = workload_of("core").windows
     good = Report(
+        100,
+        histories=1,
         reached=dict.fromkeys(windows, 1),
         after={"value": 80, "ruled": 11, "refused": 9},
         doubled={"retry": 1, "probe": 1, "hold": 1},
@@ -75,8 +78,10 @@ def test_a_run_that_proves_nothing_is_told_as_invalid() -> None:
     assert shortcomings(good, "core") == []
 
     def told(**changes: Any) -> str:
-        return " ".join(shortcomings(replace(good, **changes), "core"))
+        return " ".join(shortcomings(replace(good, **changes), "core", wanted=100))
 
+    assert told(schedules=99) == "only 99 of 100 schedules were played"
+    assert told(schedules=0) == "no schedule was played"
     assert f"1 of {len(windows)} windows were never hit: late@note" in told(
         reached=dict.fromkeys(windows - {"late@note"}, 1)
     )
@@ -84,6 +89,7 @@ def test_a_run_that_proves_nothing_is_told_as_invalid() -> None:
     assert "only 89.0% of the calls ended" in told(after={"value": 89, "refused": 11})
     assert "only 0.0% of the calls ended" in told(after={})
     assert "2 of 1000 histories were too long" in told(histories=1000, undecided=2)
+    assert told(histories=0) == "no history was searched for an order of decisions"
     for mode in good.doubled:
         missing = {other: 1 for other in good.doubled if other != mode}
         assert f"mode {mode} never showed what it does not promise: no key was doubled" in told(
@@ -110,10 +116,17 @@ def test_refusals_are_told_apart_from_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"), [(["--schedules", "40"], 3), (["--schedules", "40", "--partial"], 0)]
+    ("arguments", "code", "why"),
+    [
+        (["--schedules", "40"], 3, "windows were never hit"),
+        (["--schedules", "40", "--partial"], 0, ""),
+        (["--campaign", "test", "--seconds", "0.2"], 3, " of 40,000 schedules were played"),
+        (["--campaign", "test", "--seconds", "0.2", "--partial"], 0, ""),
+        (["--seconds", "1e-9", "--partial"], 3, "no schedule was played"),
+    ],
 )
-def test_the_command_line_refuses_a_run_that_did_not_reach_every_window(
-    arguments: list[str], code: int
+def test_the_command_line_refuses_a_run_that_proves_nothing(
+    arguments: list[str], code: int, why: str
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "semel.testing.simulation", *arguments],
@@ -123,6 +136,7 @@ def test_the_command_line_refuses_a_run_that_did_not_reach_every_window(
     )
     assert done.returncode == code, done.stdout + done.stderr
     assert ("INVALID: " in done.stdout) == (code == 3)
+    assert why in done.stdout
 
 
 def _told(report: Report, workload: str) -> str:
@@ -261,6 +275,11 @@ register(Workload("liars", plan=plan, calls={"lie": lie, "execute": tell}, check
         (["--workload", "nonsense"], "no workload 'nonsense'; there are core, "),
         (["--schedules", "0"], "'0' is not a number of schedules"),
         (["--schedules", "-3"], "'-3' is not a number of schedules"),
+        (["--seconds", "0"], "'0' is not a time in seconds"),
+        (["--seconds", "-1"], "'-1' is not a time in seconds"),
+        (["--seconds", "nan"], "'nan' is not a time in seconds"),
+        (["--seconds", "soon"], "'soon' is not a time in seconds"),
+        (["--report", "/dev/null/x"], "--report /dev/null/x: nothing can be written there"),
         (["--plan", "{"], "this is no plan"),
         (["--plan", '{"seed": 1}'], "this is no plan"),
         (["--plan", "{}", "--seed", "1"], "not allowed with"),

@@ -12,7 +12,7 @@ from semel.testing.mutants import MUTANTS, Catch, catch, search, story
 from semel.testing.mutants.hunt import replayed
 from semel.testing.mutants.plant import recorded_seeds
 from semel.testing.simulation.plans import plan_from
-from semel.testing.simulation.published import publish_mutants
+from semel.testing.simulation.published import publish_mutants, see_to
 
 _SEEDS = Path(__file__).with_name("seeds.json")
 
@@ -53,6 +53,11 @@ def main() -> int:
         for name in names:
             print(f"{name}: {MUTANTS[name].what} Caught by {MUTANTS[name].check}.")
         return 0
+    if options.report is not None:
+        try:
+            see_to(options.report)
+        except ValueError as error:
+            parser.error(str(error))
     caught = []
     for name in names:
         found = search(name, first=options.first, most=options.most) if options.search else catch(name)

@@ -222,7 +222,8 @@ def _lost_lease_unheard() -> Sequence[Patch]:
 @mutant("on-error-unheard", check="R9")
 def _on_error_unheard() -> Sequence[Patch]:
     """Every failure of the function frees the key, whatever its caller said."""
-    return [(Engine, "_decision", staticmethod(lambda *_: ("release", 0.0)))]
+    real = Engine._decision
+    return [(Engine, "_decision", staticmethod(lambda run, error: ("release", real(run, error)[1])))]
 
 
 @mutant("release-at-once", check="R9")

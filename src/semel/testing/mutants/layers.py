@@ -169,7 +169,7 @@ def _batch_cancelled_as_a_whole() -> Sequence[Patch]:
     return [(batch._Queue, "_fly", fly)]
 
 
-@mutant("cancelled-leader-is-followed", check="I15")
+@mutant("cancelled-leader-is-followed", check="R31", workload="leads")
 def _cancelled_leader_is_followed() -> Sequence[Patch]:
     """A leader that was cancelled has released its key, and yet callers in its process go on following it."""
     real_settle = Coalesce.settle

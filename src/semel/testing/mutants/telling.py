@@ -11,7 +11,9 @@ import msgspec
 from semel import flow, model
 from semel.asking import Asker
 from semel.calls import Call, in_progress
+from semel.debts import Debts
 from semel.flow import Engine
+from semel.heart import Heart
 from semel.layers import coalesce
 from semel.model import Ask, Busy, Kind, Policy, Record, Settle, Unknown
 from semel.points import reach
@@ -164,6 +166,45 @@ def _parked_past_its_wait() -> Sequence[Patch]:
 def _seats_kept() -> Sequence[Patch]:
     """A waiter that leaves still counts: after `max_waiters` of them nobody may wait any more."""
     return [(Bench, "stand", lambda *_: None)]
+
+
+class _Kept(dict[bytes, Any]):
+    def pop(self, key: bytes, default: Any = None) -> Any:
+        return self.get(key, default)
+
+
+def _keeping(attribute: str) -> Sequence[Patch]:
+    real = Debts.__init__
+
+    def init(self: Debts, *args: Any) -> None:
+        real(self, *args)
+        setattr(self, attribute, _Kept())
+
+    return [(Debts, "__init__", init)]
+
+
+@mutant("paid-debts-kept", check="I15")
+def _paid_debts_kept() -> Sequence[Patch]:
+    """A debt that was paid, or is over, stays on the list: it grows with every lost answer, and is offered for ever."""
+    return _keeping("_owed")
+
+
+@mutant("strays-kept", check="I15", workload="resets")
+def _strays_kept() -> Sequence[Patch]:
+    """The nonce of a claim that was sent again is remembered when its call has ended: ten thousand of them fill the list."""
+    return _keeping("strays")
+
+
+@mutant("won-claims-expected-for-ever", check="I15")
+def _won_claims_expected_for_ever() -> Sequence[Patch]:
+    """A claim that was won still counts as on its way: whoever closes waits for it in vain."""
+    real = Heart.add
+
+    def add(self: Heart, run: Run) -> None:
+        real(self, run)
+        self.expected[run.ask.nonce] = None
+
+    return [(Heart, "add", add)]
 
 
 @mutant("token-kept-at-a-takeover", check="I4")

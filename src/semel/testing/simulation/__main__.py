@@ -1,7 +1,8 @@
 """`python -m semel.testing.simulation`: explore schedules, or replay one.
 
-Leaves with 1 when a promise was broken, with 3 when none was but the run proves nothing: a fault window was never hit, too
-few calls ended after the faults, too many histories were not decided, a mode that promises less never showed it.
+Leaves with 1 when a promise was broken, with 3 when none was but the run proves nothing: a campaign was not played to its
+end, a fault window was never hit, too few calls ended after the faults, histories were not asked for or not decided, a mode
+that promises less never showed it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from pathlib import Path
 
 from semel.testing.simulation.plans import Plan, plan_from
-from semel.testing.simulation.published import publish
+from semel.testing.simulation.published import publish, see_to
 from semel.testing.simulation.reach import ended_share, shortcomings
 from semel.testing.simulation.runner import Report, check, explore
 from semel.testing.simulation.stories import described, loading, told, told_of
@@ -36,6 +37,11 @@ def main() -> int:
             f"no workload {options.workload!r}; there are {', '.join(workloads())} (--load MODULE knows more)"
         )
     plan = _plan(parser, options)
+    if options.report is not None:
+        try:
+            see_to(options.report)
+        except ValueError as error:
+            parser.error(str(error))
     try:
         code = _explore(options) if plan is None else _replay(plan, options)
     except KeyboardInterrupt:
@@ -54,9 +60,11 @@ def _parser() -> argparse.ArgumentParser:
     campaigns = ", ".join(f"{name} {count:,}" for name, count in CAMPAIGNS.items())
     many.add_argument("--campaign", choices=CAMPAIGNS, help=f"as many schedules as belong to it: {campaigns}")
     many.add_argument("--first", type=int, default=0, metavar="N", help="the first seed (0)")
-    many.add_argument("--seconds", type=float, metavar="S", help="stop after so many seconds")
+    many.add_argument("--seconds", type=_seconds, metavar="S", help="stop after so many seconds")
     many.add_argument(
-        "--partial", action="store_true", help="a few schedules: do not ask that every window is hit"
+        "--partial",
+        action="store_true",
+        help="a few schedules, one at least: do not ask that every window is hit",
     )
     many.add_argument(
         "--report",
@@ -87,6 +95,16 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of schedules: 1 or more")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds: more than 0")
+    return seconds
 
 
 def _load(parser: argparse.ArgumentParser, module: str) -> None:
@@ -138,10 +156,11 @@ def _explore(options: argparse.Namespace) -> int:
         workload=options.workload,
     )
     print(
-        f"\n{report.schedules} schedules in {report.seconds:.1f} s ({report.schedules / report.seconds:.0f} a second)"
+        f"\n{report.schedules} schedules in {report.seconds:.1f} s"
+        f" ({report.schedules / max(report.seconds, 0.001):.0f} a second)"
     )
     _show(report)
-    if options.report is not None:
+    if options.report is not None and report.schedules:
         publish(options.report, options.workload, options.first, report, command=_repeat(options, report))
     if report.failures:
         print(f"{len(report.failures)} seeds failed.")
@@ -149,10 +168,17 @@ def _explore(options: argparse.Namespace) -> int:
         for seed in [seed for seed, broken in report.failures if not broken[0].startswith("died:")][:1]:
             print(f"The first of them, made smaller:\n\n{told(seed, workload=options.workload)}")
         return 1
-    missing = [] if options.partial else shortcomings(report, options.workload)
+    missing = _missing(options, report)
     for text in missing:
         print(f"INVALID: {text}")
     return INVALID if missing else 0
+
+
+def _missing(options: argparse.Namespace, report: Report) -> list[str]:
+    if options.partial and report.schedules:
+        return []
+    wanted = CAMPAIGNS[options.campaign] if options.campaign else 1
+    return shortcomings(report, options.workload, wanted=wanted)
 
 
 def _repeat(options: argparse.Namespace, report: Report) -> str:
@@ -168,6 +194,8 @@ def _repeat(options: argparse.Namespace, report: Report) -> str:
 
 
 def _show(report: Report) -> None:
+    shares = [number / max(report.schedules, 1) for number in (report.faultless, report.untouched)]
+    print(f"schedules without a fault: {shares[0]:.1%}; in which no fault struck anything: {shares[1]:.1%}")
     print(f"calls during the faults: {_counted(report.during)}")
     print(f"calls after the faults: {_counted(report.after)}; {ended_share(report.after):.1%} ended")
     print(f"  refused with {_counted(report.refusals)}")

@@ -298,7 +298,10 @@ class Auditor:
     def _check_decision(self, end: Settle) -> None:
         wanted = self.expected.get(end.nonce)
         if wanted is not None and wanted != (end.kind, end.after) and not self._lossy:
-            self._say("R9", f"on_error said {wanted[0].value}, the key is {end.kind.value}", end.scope)
+            said, told = (
+                f"{kind.value} after {after:g} s" for kind, after in (wanted, (end.kind, end.after))
+            )
+            self._say("R9", f"on_error said {said}, the key is {told}", end.scope)
 
     def _check_word(self, end: Settle, grant: Grant, now: float) -> None:
         live = grant.ended is None and now < grant.lease_until

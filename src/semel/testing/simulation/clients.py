@@ -16,6 +16,7 @@ from semel.options import NOT_FOUND, UNDECIDED, Found
 from semel.run import CONSUMED, Run, current_run
 from semel.testing.simulation.auditor import name_of
 from semel.testing.simulation.failures import on_error_of, will_fail
+from semel.testing.simulation.leads import leads_plan_of
 from semel.testing.simulation.plans import (
     NETWORK,
     POINTS,
@@ -374,5 +375,17 @@ register(
         points=POINTS,
         windows=_windows(("cancel",), (), {"cancel-at-await"}) - _PARKED,
         shows=("retry doubled", "hold unknown"),
+    )
+)
+register(
+    Workload(
+        "leads",
+        plan=leads_plan_of,
+        calls=CALLS,
+        points=POINTS,
+        windows=frozenset(
+            {"cancel", "cancel-at-await"} | {f"cancel-at-point@{point}" for point in POINTS[:6]}
+        ),
+        shows=("hold unknown",),
     )
 )

@@ -30,7 +30,7 @@ CHECKS = {
     "I10": "a lost run under hold or probe never becomes a success, a failure or a re-run by time alone; nothing else is unknown",
     "I11": "nothing is told of a key whose time is over, and that it is over only when the store says so",
     "I14": "a purge removes nothing that is not over",
-    "I15": "when its calls have ended, a worker holds no run, seat, lead or place of theirs",
+    "I15": "when its calls have ended, a worker holds no run, claim, paid debt, seat, lead or place of theirs",
     "R2": "who is told a replay did not run it, and who is told that he ran it did",
     "R3": "nobody waits much longer than he said he would",
     "R7": "a live run is never forgotten; labels, ref and history are told as they were stored",
@@ -69,7 +69,7 @@ def violations(world: World) -> list[str]:
         found += check(world)
     for own in workload_of(world.plan.workload).checks:
         found += own(world)
-    if not found and not world.plan.lossy and not world.plan.unsweeps:
+    if not found and world.plan.has_order:
         told, world.histories, world.undecided = inexplicable(world.server.history)
         found += told
     return found

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from semel.debts import _Debt
 from semel.flow import Engine
 from semel.layers.batch import Batch
 from semel.layers.coalesce import Coalesce
+from semel.testing.simulation.loop import worker_tag
 from semel.testing.simulation.world import World
 
 __all__ = ["leftovers"]
 
+_LONG = 5.0
+"""Seconds: two pauses between offers, and what a store that answers may take for each of them."""
+
 
 def leftovers(world: World) -> list[str]:
-    """In words: runs that are kept alive, waiters, flights and batches that nobody is in any more."""
+    """In words: debts, claims and runs, waiters, flights and batches that nobody is in any more."""
     found = [
         f"I15: worker {tag} has ended its calls and keeps {what}"
         for tag, face in world.faces.items()
         if not world.loop.is_dead(tag)
         for engine in _engines(face)
-        for what in _held(engine)
+        for what in _held(engine, _open_debts(world, tag, engine))
     ]
     # A subscription that arrives after its caller left, or died, is the network's; an outcome that is cached keeps its own.
     plan = world.plan
@@ -34,19 +39,48 @@ def _engines(face: Any) -> list[Engine]:
     return [made] if made is not None else list(getattr(face, "_engines", {}).values())
 
 
-def _held(engine: Engine) -> Iterator[str]:
-    if engine.debts._owed:
-        return  # what the store has not taken yet is offered on, run, lead and place with it (R16)
-    if count := engine.heart.count:
-        yield f"{count} runs alive"
+def _open_debts(world: World, tag: str, engine: Engine) -> dict[bytes, _Debt]:
+    """What the store has not taken yet, or may still be asked for: it is offered on, run, lead and place with it (R16)."""
+    owed = engine.debts._owed
+    if world.loop.now - world.calm_at <= _LONG:
+        return dict(owed)
+    token = worker_tag.set(tag)
+    now = world.loop.time()
+    worker_tag.reset(token)
+    return {nonce: debt for nonce, debt in owed.items() if not _is_over(world, debt, now)}
+
+
+def _is_over(world: World, debt: _Debt, now: float) -> bool:
+    """Nobody offers it, though it is due (at the end of its time at the latest), or the store has had its outcome for long."""
+    if now - debt.due > _LONG:
+        return True
+    ended_at = world.server.auditor.ended_at.get(debt.end.nonce)
+    return debt.run is not None and ended_at is not None and world.server._time() - ended_at > _LONG
+
+
+def _held(engine: Engine, owed: Mapping[bytes, _Debt]) -> Iterator[str]:
+    debts, heart = engine.debts, engine.heart
+    if over := debts._owed.keys() - owed.keys():
+        yield f"{len(over)} debts that are paid, or nobody's any more"
+    if strays := debts.strays.keys() - owed.keys():
+        yield f"{len(strays)} claims that were sent again"
+    if heart.expected:
+        yield f"{len(heart.expected)} claims on their way"
+    if alive := [run for run in heart._alive() if run.ask.nonce not in owed]:
+        yield f"{len(alive)} runs alive"
     if waiting := engine.bench._waiting:
         yield f"seats for {sum(waiting.values())} waiters"
-    layer: Any = engine.store
+    yield from _held_by_layers(engine.store, {debt.end.scope.hash for debt in owed.values()})
+
+
+def _held_by_layers(store: Any, owed: Collection[bytes]) -> Iterator[str]:
+    layer = store
     while layer is not None:
-        if isinstance(layer, Coalesce) and layer._flights:
-            yield f"{len(layer._flights)} keys that nobody leads"
-        if isinstance(layer, Batch) and any(
+        if isinstance(layer, Coalesce) and (flights := layer._flights.keys() - owed):
+            yield f"{len(flights)} keys that nobody leads"
+        in_batches = isinstance(layer, Batch) and any(
             queue._items or queue._flying for queue in (layer._claims, layer._ends)
-        ):
+        )
+        if in_batches and not owed:
             yield "places in batches"
         layer = getattr(layer, "inner", None)

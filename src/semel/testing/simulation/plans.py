@@ -174,10 +174,10 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
         return any(fault.kind == "failover" for fault in self.faults)
 
     @property
-    def unsweeps(self) -> bool:
-        """A record is swept away because its time is over, and then its time comes back."""
+    def has_order(self) -> bool:
+        """Whether some order of decisions must explain its history: what was lost, or swept away and is due again, has none."""
         sweeps = self.purge_every or any(op.kind == "purge" for ops in self.workers for op in ops)
-        return bool(sweeps) and _steps_back(self.faults)
+        return not self.lossy and not (sweeps and _steps_back(self.faults))
 
     @property
     def slowest(self) -> float:

@@ -17,7 +17,7 @@ import msgspec
 
 from semel.testing.simulation.invariants import doubled, violations
 from semel.testing.simulation.plans import Plan
-from semel.testing.simulation.reach import class_of
+from semel.testing.simulation.reach import class_of, is_struck
 from semel.testing.simulation.workloads import workload_of
 from semel.testing.simulation.world import World
 
@@ -28,6 +28,10 @@ CHUNK = 200  # schedules per forked process: what killed workers leave behind is
 
 class Report(msgspec.Struct):
     schedules: int = 0
+    faultless: int = 0
+    """Schedules whose plan has no fault."""
+    untouched: int = 0
+    """Schedules in which no fault struck anything: these, and those whose faults came to nothing."""
     seconds: float = 0.0
     failures: list[tuple[int, list[str]]] = []
     reached: dict[str, int] = {}
@@ -46,10 +50,9 @@ class Report(msgspec.Struct):
     """Histories whose search for an order was given up."""
 
     def add(self, other: Report) -> None:
-        self.schedules += other.schedules
         self.failures += other.failures
-        self.histories += other.histories
-        self.undecided += other.undecided
+        for name in ("schedules", "faultless", "untouched", "histories", "undecided"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("reached", "doubled", "unknown", "during", "after", "refusals"):
             mine: dict[str, int] = getattr(self, name)
             for key, number in getattr(other, name).items():
@@ -167,6 +170,8 @@ def _tally(world: World) -> Report:
     twice: dict[str, int] = {world.plan.mode: doubled(world)}
     return Report(
         1,
+        faultless=not world.plan.faults,
+        untouched=not is_struck(world),
         reached=dict(world.reached),
         doubled=twice,
         unknown={world.plan.mode: len(doubts)},

@@ -33,6 +33,8 @@ class Server(MemoryStore):
         self.loop = loop
         super().__init__(capacity=100_000, clock=self._time)
         self.down = False
+        self.turned_away = 0
+        """Requests that have met a server that was down, since it went down."""
         self.tx = tx
         self.effects: list[tuple[str, bytes]] = []
         self.auditor = Auditor(lossy=lossy)
@@ -110,14 +112,16 @@ class Server(MemoryStore):
         self.auditor.purged(gone, self._records, self._time())
         return count
 
-    def fail_over(self, lost: float) -> None:
-        """A replica takes over that lacks the last `lost` seconds of acknowledged writes."""
+    def fail_over(self, lost: float) -> bool:
+        """A replica takes over that lacks the last `lost` seconds of acknowledged writes; whether there were any."""
         horizon = self.loop.now - lost
         while self._past and self._past[-1][0] > horizon:
             self._past.pop()
         records, audit, effects = self._past[-1][1] if self._past else ({}, ({}, {}, {}, {}), [])
+        differs: bool = records != self._records
         self._records, self.effects = dict(records), list(effects)
         self.auditor.restore(audit)
+        return differs
 
 
 _DECIDE: dict[str, Callable[[Server, Any], Any]] = {
@@ -313,6 +317,7 @@ class _Message:
         """It arrives although its sender died. The reply dies with its reader."""
         server = self._server
         if server.down:
+            server.turned_away += 1
             return
         answer = server.apply(self._verb, self._argument)
         if server.granted_to_copies and self._verb == "claim":

@@ -75,6 +75,7 @@ class World:
         self.answers: list[Answered] = []
         self.trace: list[str] = []
         self.reached: Counter[str] = Counter()
+        """Points that were passed, and faults that struck something: one aimed at who is dead or done is none."""
         self.broken: list[str] = []
         self.started: set[str] = set()
         self.ran: set[bytes] = set()
@@ -98,6 +99,8 @@ class World:
         self._passes: Counter[tuple[str, str]] = Counter()
         self._tasks: dict[int, list[asyncio.Task[None]]] = {}
         self._by_call: dict[str, asyncio.Task[None]] = {}
+        self._under_way: dict[asyncio.Task[None] | None, str] = {}
+        """Clients whose calls have begun and not ended, with their workers: what a fault can strike."""
         self._incarnation: Counter[int] = Counter()
         self._restarted: list[asyncio.Task[None]] = []
         self._returning = 0
@@ -264,6 +267,7 @@ class World:
             self._by_call[name] = task
         await asyncio.sleep(op.after)
         answered = Answered(op, tag, self.loop.now, name)
+        self._under_way[task] = tag
         self.say(f"call {op.kind} {op.name}")
         try:
             call = self._calls[op.kind](self, face, op, answered)
@@ -280,6 +284,7 @@ class World:
             raise
         finally:
             if not self.loop.is_dead(tag):
+                self._under_way.pop(task, None)
                 answered.at = self.loop.now
                 self.answers.append(answered)
                 self.say(f"told {op.kind} {op.name} {answered.value or answered.error}")
@@ -315,34 +320,48 @@ class World:
 
     def _strike(self, fault: Fault) -> None:
         tag = f"w{fault.worker}.{self._incarnation[fault.worker]}"
-        self.reached[fault.kind] += 1
         self.say(f"fault {fault.kind} {tag}")
         self._troubled(fault.span if fault.kind == "store-down" else 0.0)
+        if self._struck(fault, tag):
+            self.reached[fault.kind] += 1
+
+    def _struck(self, fault: Fault, tag: str) -> bool:
+        """Whether it struck something. Of a store that is down this is known when it is up again."""
         match fault.kind:
             case "kill":
-                self._kill(fault.worker, tag)
+                return self._kill(fault.worker, tag)
             case "pause":
-                self._pause(tag, fault.span)
+                return self._pause(tag, fault.span)
             case "cancel":
                 tasks = self._tasks.get(fault.worker, [])
-                for task in tasks[(fault.nth - 1) % max(1, len(tasks)) :][:1]:
-                    self._cancel(task)
+                chosen = tasks[(fault.nth - 1) % max(1, len(tasks)) :][:1]
+                return any(self._cancel(task) for task in chosen)
             case "store-down":
                 self.server.down = True
                 self.loop.call_later(fault.span, self._up)
+                return False
             case "failover":
-                self.server.fail_over(fault.span)
+                return self.server.fail_over(fault.span)
             case "worker-clock":
                 self.loop.jump(tag, fault.span)
+                return self._is_at_work(tag)
             case _:
                 self.server.skew += fault.span
+                return bool(self.server._records)
+
+    def _is_at_work(self, tag: str) -> bool:
+        return tag in self._under_way.values() and not self.loop.is_dead(tag)
 
     def _up(self) -> None:
         self.server.down = False
+        if self.server.turned_away:
+            self.reached["store-down"] += 1
+            self.server.turned_away = 0
 
-    def _kill(self, number: int, tag: str) -> None:
+    def _kill(self, number: int, tag: str) -> bool:
         if self.loop.is_dead(tag):
-            return
+            return False
+        struck = self._is_at_work(tag)
         self.loop.kill(tag)
         answered = Counter(answer.op for answer in self.answers if answer.worker == tag)
         left: list[Op] = []
@@ -355,6 +374,7 @@ class World:
         self._returning += 1
         self._troubled(self.plan.lease / 4)
         self._from_outside(self.plan.lease / 4, self._restart, number, tuple(left))
+        return struck and self.loop.is_dead(tag)
 
     def _from_outside(self, delay: float, then: Callable[..., object], *args: Any) -> None:
         token = worker_tag.set("")
@@ -367,20 +387,26 @@ class World:
         self._returning -= 1
         self._restarted.append(self._start(number, ops))
 
-    def _pause(self, tag: str, span: float) -> None:
+    def _pause(self, tag: str, span: float) -> bool:
+        struck = self._is_at_work(tag) and not self.loop.is_stopped(tag)
         self.loop.pause(tag)
         self._troubled(span)
         self._from_outside(span, self.loop.resume, tag)
+        return struck and self.loop.is_stopped(tag)
 
     def _cancel_at_await(self, tasks: list[asyncio.Task[None]]) -> None:
-        self.reached["cancel-at-await"] += 1
         self.say("fault cancel-at-await")
-        self.loop.call_soon(self._cancel, tasks[0])
+        self.loop.call_soon(self._cancel_awaiting, tasks[0])
 
-    def _cancel(self, task: asyncio.Task[None]) -> None:
+    def _cancel_awaiting(self, task: asyncio.Task[None]) -> None:
+        if self._cancel(task):
+            self.reached["cancel-at-await"] += 1
+
+    def _cancel(self, task: asyncio.Task[None]) -> bool:
+        tag = self._under_way.get(task)
         self._cancelled.add(task)
         self._troubled()
-        task.cancel()
+        return task.cancel() and tag is not None and not self.loop.is_dead(tag)
 
     def _at_point(self, name: str) -> None:
         tag = worker_tag.get()
@@ -389,15 +415,18 @@ class World:
         for fault in self.plan.faults:
             if fault.point != name or self._passes[tag, name] != fault.nth or tag != f"w{fault.worker}.1":
                 continue
-            self.reached[f"{fault.kind}@{name}"] += 1
             self.say(f"fault {fault.kind} at {name}")
-            match fault.kind:
-                case "kill-at-point":
-                    self._kill(fault.worker, tag)
-                case "pause-at-point":
-                    self._pause(tag, fault.span)
-                case _:
-                    self._cancel(self._by_call[_call_tag.get()])
+            if self._struck_at_point(fault, tag):
+                self.reached[f"{fault.kind}@{name}"] += 1
+
+    def _struck_at_point(self, fault: Fault, tag: str) -> bool:
+        match fault.kind:
+            case "kill-at-point":
+                return self._kill(fault.worker, tag)
+            case "pause-at-point":
+                return self._pause(tag, fault.span)
+            case _:
+                return self._cancel(self._by_call[_call_tag.get()])
 
     # -------------------------------------------------------------------------------------------------- audit
 
