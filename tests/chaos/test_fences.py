@@ -59,6 +59,19 @@ def test_each_rule_of_the_fence_has_teeth(changes: dict[str, Any], what: str) ->
     assert what in breach(cell(), story(**changes), Verdict.DOUBLED)
 
 
+@pytest.mark.parametrize(("part", "mode"), [("http", "http-db"), ("grpc", "grpc-db")])
+def test_the_client_of_an_edge_who_was_overtaken_is_told_that_its_key_is_in_progress(
+    part: str, mode: str
+) -> None:
+    edge = cell(part=part, mode=mode)
+    told = Answer("victim", 5.0, error="InProgress")
+    assert breach(edge, story(answers=[told, RAN, JUDGED]), Verdict.DOUBLED) == ""
+    wrong = Answer("victim", 5.0, error="previous-failure")
+    assert "was overtaken and was told previous-failure" in breach(
+        edge, story(answers=[wrong, RAN, JUDGED]), Verdict.DOUBLED
+    )
+
+
 def test_a_heartbeat_that_is_not_refused_is_a_breach() -> None:
     renewing = cell(point="renew.sent")
     assert "heartbeat" in breach(renewing, story(), Verdict.DOUBLED)

@@ -161,7 +161,9 @@ def test_recoveries_that_are_late_or_were_not_measured_make_a_run_invalid() -> N
     name = APPLICABLE[0].name
     slow = Report(results=[good(name, recovery=2.0, lease=0.5)] * 9, timed=9)
     assert slow.reach == ["90% of the recoveries took up to 1.5 s beyond the lease: 1 s is the limit"]
-    assert Report(results=[good(name)], timed=4).reach == ["no recovery was measured"]
+    assert Report(results=[good(name)], timed=4).reach == ["only 0 of 4 recoveries were measured"]
+    few = Report(results=[good(name, recovery=0.6, lease=0.5)], timed=2)
+    assert few.reach == ["only 1 of 2 recoveries were measured"]
     assert Report(results=[good(name, recovery=0.6, lease=0.5)], timed=1).valid
     assert math.isnan(quantile([], 0.5))
     figures = {each.name: each for each in campaign([good(name)], [name], [])}
@@ -210,3 +212,11 @@ def test_the_page_shows_a_peer_beside_our_own_cell(tmp_path: Path) -> None:
     text = (tmp_path / "matrix.md").read_text("utf-8")
     assert f"| {case.what} | doubled | doubled | doubled |" in text
     assert "hold and probe" in text
+
+
+def test_a_run_without_a_call_after_its_faults_or_without_a_driver_proves_nothing() -> None:
+    name = APPLICABLE[0].name
+    assert Report(results=[good(name, well=0, after=0)]).reach == [
+        "only 0 of 0 calls ended well after the faults were over: 90% must"
+    ]
+    assert Report(results=[good(name)], lost=3).reach == ["a driver died, and 3 schedules have no result"]

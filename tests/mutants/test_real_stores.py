@@ -15,6 +15,12 @@ SETTLES = {
     store: [f"{store}/{colour}/retry/overlap@run.returned" for colour in ("sync", "async")]
     for store in FENCES
 }
+SETTLES["redis"] += [
+    f"redis/{colour}/{mode}-db/overlap@run.returned"
+    for mode in ("http", "grpc")
+    for colour in ("sync", "async")
+]
+SETTLES["postgres"] += [f"postgres/{colour}/http-db/overlap@run.returned" for colour in ("sync", "async")]
 OTHERS = {
     "redis-renewal-of-anybody": ("redis/sync/retry/overlap@renew.sent", "heartbeat"),
     "mariadb-note-of-anybody": ("mariadb/sync/steps/overlap@step.returned#1", "went on after"),

@@ -58,6 +58,8 @@ def chaos(
     if file is not None:
         if report is None:
             raise ConfigurationError("--from FILE needs --report FOLDER: where the page is written")
+        if listing or cell:
+            raise ConfigurationError("--from FILE plays and lists nothing: leave --list and --cell out")
         raise typer.Exit(show_again(file, report))
     command = shlex.join(["semel", *sys.argv[1:]])
     code = run_matrix(

@@ -29,7 +29,7 @@ from semel.testing.chaos.verdicts import Result
 from semel.testing.chaos.wires import ProxiedCluster, Wire
 from semel.testing.chaos.workers import PATIENCE, Errand, Forked, Helper, Worker
 
-__all__ = ["PATIENCE", "Job", "Stage", "Worker", "run"]
+__all__ = ["PATIENCE", "Job", "Stage", "Worker", "entered", "run"]
 
 
 # Whose worker goes on afterwards: it may be the victim of the next schedule, as a service's worker lives on.
@@ -170,7 +170,7 @@ def _overlapped(stage: Stage) -> None:
     victim = stage.start("victim", **changes)
     stopped = os.WIFSTOPPED(victim.wait(stopped=True))
     heir = stage.send("heir")
-    inside = stopped and _until(lambda: _entered(stage, "heir"), heir)
+    inside = stopped and _until(lambda: entered(stage, "heir"), heir)
     if stopped:
         victim.wake()
         victim.wait()
@@ -180,7 +180,7 @@ def _overlapped(stage: Stage) -> None:
     stage.send("judge").wait()
 
 
-def _entered(stage: Stage, by: str) -> bool:
+def entered(stage: Stage, by: str) -> bool:
     return any(each.by == by for each in stage.ledger.owners())
 
 

@@ -17,6 +17,7 @@ __all__ = ["OVERTAKEN", "breach", "certain"]
 
 OVERTAKEN: Final = ("zombie", "overlap", "overruled", "clock-forward")
 """Faults after which a live owner finds somebody else's nonce in its record."""
+_EDGES: Final = frozenset({"http", "grpc"})
 # Past these a woken owner has made its effects: nothing but a write is left to do.
 _MADE: Final = {"effect.made", "run.returned", "settle.sent", "renew.sent"}
 
@@ -88,14 +89,21 @@ def _record(_: Cell, story: Story) -> str:
 
 def _overtaken(cell: Cell, story: Story) -> str:
     """Who entered and does not own the record in the end was told LeaseLost, and nothing else."""
-    told = next((each for each in _late(cell, story) if each.error != "LeaseLost"), None)
-    return _not_told(told)
+    return _not_told(next((each for each in _late(cell, story) if each.error not in _words(cell)), None))
 
 
 def _overtaken_for_certain(cell: Cell, story: Story) -> str:
     """The same, when it was told something that no store that was away explains."""
-    excused = {"LeaseLost", "StoreUnavailable", "NotRecorded"}
+    excused = {*_words(cell), "StoreUnavailable", "NotRecorded"}
     return _not_told(next((each for each in _late(cell, story) if each.error not in excused), None))
+
+
+def _words(cell: Cell) -> frozenset[str]:
+    """The client of an edge is told that somebody else owns its key, as whoever comes meanwhile: it may ask again. A response
+    that has begun is broken off."""
+    if cell.mode == "http-stream":
+        return frozenset({"InProgress", "IncompleteRead"})
+    return frozenset({"InProgress" if cell.part in _EDGES else "LeaseLost"})
 
 
 def _late(cell: Cell, story: Story) -> list[Answer]:
@@ -119,6 +127,8 @@ def _no_more(cell: Cell, story: Story) -> str:
     late = {each.by for each in story.owners if each.nonce != story.records[-1].nonce}
     if any(each.by in late for each in story.noted):
         return "an overtaken owner went on after its write was due: its step's note was taken"
+    if cell.mode == "http-tx":
+        return ""  # its rows are looked at in the end, and are fenced by a record of their own
     more = [each.what for each in story.effects if each.by in late and each.at > story.woken[0].at]
     most = 0 if cell.point.partition("#")[0] in {*_MADE, "step.returned"} else 1
     return (

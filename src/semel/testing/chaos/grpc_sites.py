@@ -74,7 +74,7 @@ def _said(context: Any) -> dict[str, str]:
 
 
 def _handlers(site: Site) -> grpc.GenericRpcHandler:
-    made = {mode: _handler(site, mode) for mode in (*_METHODS, "arm")}
+    made = {mode: _handler(site, mode) for mode in (*_METHODS, "arm", "record")}
     handlers: grpc.GenericRpcHandler = grpc.method_handlers_generic_handler(SERVICE, made)
     return handlers
 

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from semel.testing.chaos.cells import Heir
-from semel.testing.chaos.driver import PATIENCE, Stage, Worker
+from semel.testing.chaos.driver import PATIENCE, Stage, Worker, entered
 from semel.testing.chaos.harness import PARKED, QUIETER, WIRE
 from semel.testing.chaos.http_sites import FOLDER, SCHEDULE, USER, prepare
 from semel.testing.chaos.signals import GO, HOLD, Line
@@ -212,6 +212,7 @@ class _Scene:
             self.stage.ledger.error("stranger", "Unexpected", f"an answer that is not his: {stranger}")
         if self.stage.cell.mode == "http-tx":
             self.tell("look")
+        self.tell("record")
         self._other.rest()
 
 
@@ -261,9 +262,9 @@ def _overlapped(stage: Stage) -> None:
     scene.port = scene.other
     retry = scene.visit()
     until = time.monotonic() + PATIENCE
-    while not stage.ledger.owners() and time.monotonic() < until:
+    while not entered(stage, "heir") and time.monotonic() < until:
         time.sleep(0.004)
-    stage.bit = stopped and bool(stage.ledger.owners())
+    stage.bit = stopped and entered(stage, "heir")
     victim.wake()
     scene.told("victim", visit.read())
     (stage.folder / GO).touch()

@@ -110,9 +110,13 @@ class Order(msgspec.Struct, frozen=True):
         ledger = Ledger(headers[FOLDER])
         return cls(path.strip("/"), headers["x-user"], name, headers[SCHEDULE], ledger)
 
+    @property
+    def is_ours(self) -> bool:
+        """Of the schedule's own key: neither a stranger's nor one without a key."""
+        return self.user == USER and self.key == self.schedule
+
     def effect(self, what: str, by: str) -> None:
-        mine = self.user == USER and self.key == self.schedule
-        self.ledger.effect(what if mine else "another's", by)
+        self.ledger.effect(what if self.is_ours else "another's", by)
 
 
 class Site:
@@ -160,6 +164,8 @@ class Site:
                 return {}
             case "look":
                 return await self._look(order)
+            case "record":
+                return await self._record(order)
         await self._enter(order)
         if order.mode == "http-steps":
             return await self._steps(order)
@@ -170,11 +176,13 @@ class Site:
         return self._value(order)
 
     async def _enter(self, order: Order) -> None:
-        """An heir waits in its handler, where the schedule says so, for the one that it has overtaken."""
+        """Who owns the key now is told. An heir then waits, where the schedule says so, for the one that it has overtaken."""
+        if order.is_ours:
+            run = current_run()
+            order.ledger.place(run.scope)
+            order.ledger.entered(self.plan.role, run.ask.nonce, run.attempt)
         if self.plan.role != "heir" or not (order.ledger.folder / HOLD).exists():
             return
-        run = current_run()
-        order.ledger.entered(self.plan.role, run.ask.nonce, run.attempt)
         while not (order.ledger.folder / GO).exists():
             if self.is_sync:
                 _rest()
@@ -248,6 +256,14 @@ class Site:
                 order.ledger.effect(row.what, row.by)
         finally:
             await opened.close()
+        return {}
+
+    async def _record(self, order: Order) -> dict[str, str]:
+        """The record of the edge's own key goes into the ledger, as it is in the end."""
+        scope = order.ledger.scope()
+        record = None if scope is None else await wait(self.once.peek(scope))
+        if record is not None:
+            order.ledger.keep(record.state.value, record.nonce, record.attempts)
         return {}
 
     # ---- the same under ASGI and WSGI

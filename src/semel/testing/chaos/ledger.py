@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from semel.keys import Scope
+
 __all__ = ["Answer", "Effect", "Kept", "Ledger", "Owner", "Story"]
 
 _Line = TypeVar("_Line")
@@ -102,6 +104,13 @@ class Ledger:
 
     def note(self, by: str) -> None:
         self._append("noted", Answer(by, time.monotonic()))
+
+    def place(self, scope: Scope) -> None:
+        """Under which name an edge keeps the record of this schedule."""
+        self._append("scopes", scope)
+
+    def scope(self) -> Scope | None:
+        return next(iter(self._read("scopes", Scope)), None)
 
     def keep(self, state: str, nonce: bytes, attempts: int) -> None:
         self._append("records", Kept(state, nonce.hex(), attempts))

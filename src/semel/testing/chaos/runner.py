@@ -50,6 +50,8 @@ class Report(msgspec.Struct, kw_only=True):
     """How many recoveries were to be measured."""
     missing: list[str] = []
     """Cells that were to run and have no result: the run is invalid."""
+    lost: int = 0
+    """Schedules that a driver had when it died."""
     left: int | None = None
     """Somebody interrupted the run: how many schedules were not played."""
 
@@ -69,16 +71,18 @@ class Report(msgspec.Struct, kw_only=True):
         found += [
             f"no fault has hit {name}" for name in unreached(self.results, (*self.missing, *self._seen))
         ]
+        if self.lost:
+            found.append(f"a driver died, and {self.lost} schedules have no result")
         good, calls = well(self.results)
-        if good < WELL * calls:
+        if self.results and (not calls or good < WELL * calls):
             found.append(
                 f"only {good} of {calls} calls ended well after the faults were over: {WELL:.0%} must"
             )
         found += self._played_too_often
         if slow := late(self.lateness):
             found.append(slow)
-        if self.timed and not self.lateness:
-            found.append("no recovery was measured")
+        if (measured := len(self.lateness)) < self.timed:
+            found.append(f"only {measured} of {self.timed} recoveries were measured")
         return found
 
     @property
@@ -244,24 +248,26 @@ class _Run:
 
     def play(self, jobs: Sequence[Job], lines: Sequence[socket.socket]) -> None:
         homes = Homes(jobs)
-        busy = {line for line in lines if self._feed(line, homes)}
+        busy = {line: given for line in lines if (given := self._feed(line, homes))}
         while busy:
             ready, _, _ = select.select(list(busy), [], [])
             for line in ready:
-                text = receive(line)
-                if text is None:  # a driver died: its cells end up in `missing`
-                    busy.discard(line)
+                given, text = busy.pop(line), receive(line)
+                if text is None:
+                    self._report.lost += given
                     continue
                 for result in msgspec.json.decode(text, type=list[Result]):
                     self._got(result)
-                if not self._feed(line, homes):
-                    busy.discard(line)
+                if given := self._feed(line, homes):
+                    busy[line] = given
 
-    def _feed(self, line: socket.socket, homes: Homes) -> bool:
+    def _feed(self, line: socket.socket, homes: Homes) -> int:
+        """How many schedules it was given to play."""
         batch = homes.next(line) if time.monotonic() <= self._until else None
-        if batch is not None:
-            send(line, msgspec.json.encode(batch))
-        return batch is not None
+        if batch is None:
+            return 0
+        send(line, msgspec.json.encode(batch))
+        return len(batch)
 
     def _got(self, result: Result) -> None:
         self._report.results.append(result)
