@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, NoneType
 from typing import Any, Literal
 
 import msgspec
@@ -18,13 +18,14 @@ from semel.model import Busy, Failure
 from semel.options import Options
 
 __all__ = [
-    "LAZY",
     "Call",
     "add_note",
+    "check_arguments",
     "clean",
     "cut",
     "failure_of",
     "in_progress",
+    "is_lazy",
     "name_of",
     "not_run",
     "nothing_to_run",
@@ -33,8 +34,8 @@ __all__ = [
 
 
 _GENERATORS = CO_GENERATOR | CO_ASYNC_GENERATOR
-LAZY = frozenset({GeneratorType, AsyncGeneratorType, CoroutineType})
-"""Classes of values that are a promise to run, and no result."""
+_LAZY = frozenset({GeneratorType, AsyncGeneratorType, CoroutineType})
+_PLAIN = frozenset({NoneType, bool, bytes, dict, float, int, list, str, tuple})
 
 
 def nothing_to_run() -> None:
@@ -70,17 +71,39 @@ def refuse_generator(fn: Any) -> None:
         )
 
 
+def check_arguments(fn: Callable[..., Any], kwargs: Any) -> None:
+    """Raises ConfigurationError for what cannot be the arguments by name of a function."""
+    if fn is nothing_to_run:
+        raise ConfigurationError("kwargs are arguments of a function, and a claim runs none: leave them out")
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise ConfigurationError(
+            f"kwargs must be a mapping of arguments for the function, each by its name, not {kwargs!r}"
+        )
+
+
+def is_lazy(value: Any) -> bool:
+    """Whether a value is a promise to run, and no result: a generator, a coroutine, or anything else to await."""
+    kind = value.__class__
+    return kind not in _PLAIN and (kind in _LAZY or hasattr(kind, "__await__"))
+
+
 def not_run(call: Call, value: Any, colour: Literal["sync", "async"] = "async") -> ConfigurationError:
-    """For a function that gave back one of `LAZY`, whose effects have not happened."""
+    """For a function that gave back what `is_lazy`, whose effects have not happened."""
     if isinstance(value, CoroutineType):
         value.close()
         remedy = "await it, or return" if colour == "async" else "use AsyncSemel, or return"
         return ConfigurationError(
             f"{name_of(call)}: the function returned a coroutine, and nothing of that has run: {remedy} what it gives"
         )
+    awaited = hasattr(type(value), "__await__")
+    if awaited and colour == "async":
+        return ConfigurationError(
+            f"{name_of(call)}: the function returned a {type(value).__name__} that nobody has awaited: await it, and return "
+            "what it gives"
+        )
     return ConfigurationError(
         f"{name_of(call)}: the function returned a {type(value).__name__}, and nothing of that has run. Return what it "
-        "gives instead of the thing itself"
+        f"gives instead of the thing itself{', or use AsyncSemel' if awaited else ''}"
     )
 
 
@@ -93,7 +116,7 @@ def in_progress(call: Call, busy: Busy, *, crowded: bool = False) -> InProgress:
     if busy.delayed:
         text = f"{name_of(call)} failed and may be tried again in {busy.retry_after:.3g} s"
     elif crowded:
-        text = f"{name_of(call)} is in progress and {call.options.max_waiters} callers wait for it already (max_waiters)"
+        text = f"{name_of(call)} is in progress and {call.options.max_waiters} callers wait for it already (max_waiters): try again later"
     elif not busy.attempt:  # locked: nobody but the transaction that holds the record knows more
         text = (
             f"{name_of(call)} is in progress: a transaction that is still open holds its record; try again later, or "

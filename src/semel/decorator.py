@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, 
 from uuid import UUID
 
 from semel.calls import refuse_generator
+from semel.coroutines import refuse_async
 from semel.errors import CodecError, ConfigurationError
-from semel.keys import FieldPath, check_tenant, fingerprint
+from semel.keys import FieldPath, check_operation, check_tenant, fingerprint
 from semel.loop import is_async
 from semel.options import OF_A_CALL, Options, unknown_option
 from semel.run import Outcome
-from semel.settings import checked_readable
+from semel.settings import checked_labels, checked_readable
 
 if TYPE_CHECKING:
     from semel.once import AsyncSemel, Semel
@@ -108,8 +109,7 @@ def decorate(face: Semel | AsyncSemel, misplaced: tuple[object, ...], options: d
     for name in options:
         if name not in Options.__struct_fields__ and name not in OF_A_CALL:
             raise unknown_option(name, _OWN)
-    if "readable" in options:
-        checked_readable(options["readable"])
+    _check_of_a_call(options, picked)
     face._options({name: value for name, value in options.items() if name not in _OF_A_CALL})  # noqa: SLF001 - our own face
 
     def wrap(target: Any) -> Any:
@@ -129,6 +129,19 @@ def decorate(face: Semel | AsyncSemel, misplaced: tuple[object, ...], options: d
         return _wrapped(face, target, options, picked, is_method=_is_method(target))
 
     return wrap
+
+
+def _check_of_a_call(options: Mapping[str, Any], picked: Mapping[str, Any]) -> None:
+    if "readable" in options:
+        checked_readable(options["readable"])
+    if "operation" in options:
+        check_operation(options["operation"])
+    if options.get("labels") is not None:
+        checked_labels(options["labels"])
+    if options.get("fields") is not None and "request" not in picked:
+        raise ConfigurationError(
+            "fields= chooses fields of request=, and there is no request=: say what the request is, as request='cmd'"
+        )
 
 
 def _is_method(fn: Any) -> bool:
@@ -342,6 +355,7 @@ def _picker(chosen: Any, what: str, *, first: str, signature: inspect.Signature)
         raise ConfigurationError(
             f"{what}= must be a field path such as 'cmd.request_id' or a callable, not {chosen!r}"
         )
+    refuse_async(f"{what}=", chosen, "give a plain function of the arguments")
     if first and _takes_owner(chosen):
         return lambda owner, bound: chosen(owner, *bound.args, **bound.kwargs)
     return lambda _owner, bound: chosen(*bound.args, **bound.kwargs)

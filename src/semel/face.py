@@ -14,14 +14,24 @@ from typing import Any, NoReturn, Self
 import msgspec
 
 from semel import keeping
-from semel.calls import Call, nothing_to_run, refuse_generator
+from semel.calls import Call, check_arguments, nothing_to_run, refuse_generator
 from semel.configuring import settings_from, settings_of_environment
 from semel.door import Door
 from semel.errors import ConfigurationError, InvalidKey, SemelWarning
 from semel.flow import Engine
 from semel.forks import survive_fork
 from semel.hooks import Unprotected, emitter
-from semel.keys import Scope, SecretRing, check_fingerprint, check_namespace, fingerprint, make_scope
+from semel.keys import (
+    Scope,
+    SecretRing,
+    check_fingerprint,
+    check_key,
+    check_namespace,
+    check_operation,
+    check_tenant,
+    fingerprint,
+    make_scope,
+)
 from semel.layers import Batch, Cache, Coalesce, Namespace, Observe, Retry
 from semel.loop import is_async
 from semel.options import Duration, Options, checked_policy, count, resolve, seconds, switch
@@ -277,23 +287,21 @@ class Face:
             print_ = self._fingerprint(
                 given.pop("request", None), given.pop("fingerprint", None), given.pop("fields", None)
             )
-            if kwargs is not None and not _are_arguments(kwargs):
-                raise ConfigurationError(
-                    f"kwargs must be a mapping of arguments for the function, each by its name, not {kwargs!r}"
-                )
+            if kwargs is not None:
+                check_arguments(fn, kwargs)
         options = self._options(given) if given else self._defaults
         if inline and not options.inline:
             options = self._inlined(options)
         if not print_ and options.fingerprints == "required" and claims:
             raise ConfigurationError(
-                'this call has no request= and no fingerprint=, and fingerprints="required"'
+                'this call has no request= and no fingerprint=, and fingerprints="required": pass request=, what the caller asked for'
             )
         if keep and (codec is None or options.result_type is not None):
             codec = codec_for(fn if runs else None, options.result_type)
         scope = make_scope(self._prefix, options.tenant, options.operation, key, readable)
         return Call(
             scope if self._names is None else self._names.shown(scope),
-            key,
+            key if key.__class__ is str else check_key(key),
             options,
             fn,
             args,
@@ -391,13 +399,17 @@ class Face:
                 raise ConfigurationError(
                     f"{getattr(fn, '__qualname__', fn)!r} is a coroutine function: use AsyncSemel to recover with it"
                 )
-        self._recoveries[operation, tenant] = Recovery(probe, resume, masked, options)
+        if tenant is not None:
+            check_tenant(tenant)
+        self._recoveries[check_operation(operation), tenant] = Recovery(probe, resume, masked, options)
 
     def tag(self, key: str, *, tenant: str | None = None, operation: str | None = None) -> str:
         """The hash tag of a key's record, for business keys that must share its Redis Cluster slot."""
         tag = getattr(self._store, "tag", None)
         if tag is None:
-            raise ConfigurationError("only a Redis store has hash tags")
+            raise ConfigurationError(
+                "only a Redis store has hash tags: on this one no key needs to share a place, so leave tag() out"
+            )
         scope = make_scope(
             self._prefix,
             tenant or self._defaults.tenant,
@@ -417,10 +429,6 @@ class Face:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {type(self._store).__name__}>"
-
-
-def _are_arguments(kwargs: Any) -> bool:
-    return isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)
 
 
 def _not_a_function(thing: Any) -> ConfigurationError:

@@ -19,7 +19,7 @@ import msgspec
 
 from semel import steps
 from semel.asking import Asker
-from semel.calls import LAZY, Call, add_note, failure_of, name_of, not_run
+from semel.calls import Call, add_note, failure_of, is_lazy, name_of, not_run
 from semel.canonical import FINGERPRINT_VERSION
 from semel.debts import Debts
 from semel.door import Door
@@ -57,9 +57,10 @@ from semel.options import NOT_FOUND, Found, Release, check_probe, release_delay
 from semel.points import reach
 from semel.posting import Brief, poster_of
 from semel.recording import Recorder
-from semel.refusals import check_ref_type, refused, undecided, unkept
+from semel.refusals import check_ref_type, refused, undecided, unkept, unreadable
 from semel.run import Outcome, Run, _current, not_kept
 from semel.runtime import NO_INTERRUPT, Interrupt, Runtime, Ticker, own
+from semel.seals import MARK
 from semel.shrinking import TOO_LARGE
 from semel.stepping import Stepper
 from semel.store import Store
@@ -148,8 +149,8 @@ class Engine:
         try:
             reach("run.started")
             value = await self.runtime.call(call.fn, call.args, call.kwargs, call.options.inline)
-            if value.__class__ in LAZY:
-                raise not_run(call, value)
+            if is_lazy(value):
+                raise not_run(call, value, self.runtime.colour)
             reach("run.returned")
         except Exception as error:
             await self.fail(run, own(error))
@@ -218,12 +219,7 @@ class Engine:
         try:
             return Outcome(codec.decode(result, at), True, ref, attempts, marker)
         except CodecError as error:
-            raise OutcomeUnknown(
-                f"the stored result of {name_of(call)} cannot be read ({error}); it is kept as it is: read it with the "
-                "version or key that wrote it, or repair the key with resolve(key, value=…, result_type=…) or forget(key)",
-                attempt=attempts,
-                unreadable=True,
-            ) from error
+            raise unreadable(call, attempts, error, sealed=result[at : at + 1] == MARK) from error
 
     # ------------------------------------------------------------------------------------------ claiming
 

@@ -35,6 +35,11 @@ class PublicId(msgspec.Struct, frozen=True, gc=False):
     text: str
 
     @property
+    def type(self) -> str:
+        """`kind`, by the name that its prefix has elsewhere."""
+        return self.kind
+
+    @property
     def uuid(self) -> UUID:
         return UUID(bytes=self.bytes)
 

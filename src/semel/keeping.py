@@ -19,7 +19,7 @@ from semel.errors import (
 )
 from semel.flow import Engine
 from semel.guarantees import Guarantee
-from semel.keys import scope_hash
+from semel.keys import check_name, scope_hash
 from semel.model import Answer, Event, Kind, Policy, Record, Settle, State
 from semel.options import count
 from semel.records import NOBODY
@@ -114,6 +114,11 @@ def query_for(
     abandoned: bool,
 ) -> Query:
     """What `find` was asked for."""
+    if not isinstance(states, Iterable):
+        raise ConfigurationError(f"states must be states of a record, such as ['unknown'], not {states!r}")
+    for what, name in (("tenant", tenant), ("operation", operation), ("ref", ref)):
+        if name is not None:
+            check_name(what, name)
     return Query(
         tenant=tenant,
         operation=operation,
@@ -236,18 +241,14 @@ def _check_resolvable(call: Call, record: Record | None, now: float) -> None:
     seen = model.view(record, now)
     if record is None or seen is None:
         raise _refused(call, "there is no record of it (are tenant and operation those of its call?)")
-    if seen is State.RUNNING:
-        how = (
-            "is running"
-            if now < record.lease_until
-            else "has lost its worker, and runs again for its next caller"
-        )
+    if seen is State.RUNNING and now < record.lease_until:
         raise InProgress(
-            f"{name_of(call)} {how} (attempt {record.attempts}): only an unknown or failed key can be resolved",
-            retry_after=max(0.0, record.lease_until - now),
+            f"{name_of(call)} is running (attempt {record.attempts}): only an unknown or failed key can be resolved",
+            retry_after=record.lease_until - now,
             attempt=record.attempts,
         )
-    if seen not in (State.UNKNOWN, State.FAILED) or record.resolved:
+    # A run that has lost its worker is unknown to callers with `hold` or a probe, whatever it was claimed with (R10).
+    if seen not in (State.RUNNING, State.UNKNOWN, State.FAILED) or record.resolved:
         told = " and was resolved already" if record.resolved else ""
         hint = _UNREADABLE if seen is State.DONE else _TOLD_WRONGLY if seen is State.FAILED else ""
         raise _refused(call, f"it is {seen.value}{told}{hint}")

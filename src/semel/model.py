@@ -220,8 +220,8 @@ def _decide(record: Record, seen: State, end: Settle, now: float) -> tuple[Answe
     if end.noted is not None and record.noted != end.noted:
         # The late owner has noted another step since `end.steps` was read: it must not be lost.
         return Answer.LOST, None
-    if seen is State.RUNNING and now >= record.lease_until and not end.actor:
-        # A probe was asked because its caller's policy is the stricter one: for it, a lapsed run under retry is unknown.
+    if seen is State.RUNNING and now >= record.lease_until:
+        # Whoever speaks was asked because a caller's policy is the stricter one: for it, a lapsed run under retry is unknown.
         seen = State.UNKNOWN
     repairable = end.repair and seen is not State.RUNNING
     if not repairable and (record.resolved or seen not in TRANSITIONS[end.kind][1]):

@@ -26,6 +26,7 @@ __all__ = [
     "Release",
     "check_probe",
     "checked_policy",
+    "checked_type",
     "count",
     "release_delay",
     "resolve",
@@ -53,6 +54,10 @@ class _Word:
         self._name = name
 
     def __repr__(self) -> str:
+        return self._name
+
+    def __reduce__(self) -> str:
+        """The one word of this module, for a probe that answers from another process."""
         return self._name
 
 
@@ -173,7 +178,7 @@ def unknown_option(name: str, more: tuple[str, ...] = ()) -> ConfigurationError:
     )
 
 
-def _type(value: Any) -> Any:
+def checked_type(value: Any) -> Any:
     """Whatever an annotation may be, but no text: nobody knows whose names are meant."""
     if value is None or isinstance(value, type) or get_origin(value) is not None:
         return value
@@ -284,7 +289,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "on_error": _on_error,
     "on_unknown": checked_policy,
     "inline": partial(switch, "inline"),
-    "result_type": _type,
+    "result_type": checked_type,
     "ref_type": _kind,
     **{name: partial(_count, name) for name in ("max_result", "max_waiters", "compress_over")},
     **{name: partial(_word, name, allowed=allowed) for name, allowed in _WORDS.items()},

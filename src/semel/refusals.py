@@ -7,7 +7,7 @@ from semel.calls import Call, name_of
 from semel.errors import CodecError, InvalidKey, KeyExpired, KeyMismatch, OutcomeUnknown
 from semel.model import Expired, Mismatch, Unknown
 
-__all__ = ["check_ref_type", "refused", "undecided", "unkept"]
+__all__ = ["check_ref_type", "refused", "undecided", "unkept", "unreadable"]
 
 
 def refused(call: Call, verdict: Mismatch | Expired) -> KeyMismatch | KeyExpired:
@@ -44,6 +44,21 @@ def undecided(call: Call, unknown: Unknown, *, probed: bool) -> OutcomeUnknown:
     )
 
 
+def unreadable(call: Call, attempts: int, error: CodecError, *, sealed: bool) -> OutcomeUnknown:
+    remedy = (
+        "give this program the ring that wrote it (encrypt=), repair the key with resolve(key, …) in one that has a ring, or "
+        "forget(key)"
+        if sealed
+        else "read it with the version or key that wrote it, or repair the key with resolve(key, value=…, result_type=…) or "
+        "forget(key)"
+    )
+    return OutcomeUnknown(
+        f"the stored result of {name_of(call)} cannot be read ({error}); it is kept as it is: {remedy}",
+        attempt=attempts,
+        unreadable=True,
+    )
+
+
 def unkept(call: Call, problem: CodecError, recorded: str) -> CodecError:
     """For who made the effect happen: its result cannot be stored."""
     told = CodecError(
@@ -60,5 +75,6 @@ def check_ref_type(call: Call, ref: str) -> None:
         ids.parse(ref, call.options.ref_type)
     except InvalidKey as error:
         raise KeyMismatch(
-            f"{name_of(call)} holds the ref {ref!r}, not one of type {call.options.ref_type!r}"
+            f"{name_of(call)} holds the ref {ref!r}, not one of type {call.options.ref_type!r}: this key made "
+            "something else, so use another key, or the ref_type= that it was made with"
         ) from error

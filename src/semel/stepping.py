@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from semel import ids, steps
-from semel.calls import LAZY, name_of, not_run, refuse_generator
+from semel.calls import check_arguments, is_lazy, name_of, not_run, refuse_generator
 from semel.codec import Codec
 from semel.coroutines import refuse_async
 from semel.debts import Debts
@@ -27,7 +27,7 @@ from semel.errors import (
 )
 from semel.keys import check_name, fingerprint
 from semel.model import Answer, Note, Policy
-from semel.options import NOT_FOUND, Found, check_probe, checked_policy
+from semel.options import NOT_FOUND, Found, check_probe, checked_policy, checked_type
 from semel.points import reach
 from semel.results import codec_for
 from semel.run import Run
@@ -104,7 +104,8 @@ class Stepper:
             raise ConfigurationError(
                 f"a step's name may not begin with 'id:', as {name!r} does: ids are kept there"
             )
-        codec = codec_for(fn, result_type)
+        check_arguments(fn, kwargs)
+        codec = codec_for(fn, checked_type(result_type))
         wanted = "" if request is None else fingerprint(request)
         turn = Turn(run, name)
         try:
@@ -112,7 +113,10 @@ class Stepper:
             with inside(turn):
                 known = run.steps.get(name)
                 if known is not None and wanted and known.fingerprint and wanted != known.fingerprint:
-                    raise KeyMismatch(f"step {name!r} of {name_of(run.call)} was made with another request")
+                    raise KeyMismatch(
+                        f"step {name!r} of {name_of(run.call)} was made with another request: give a step that asks for "
+                        "something else a name of its own, or the request that it had"
+                    )
                 if known is not None and known.phase == "done":
                     if run in self._debts.bare:
                         await self._keep(run, known)  # it was made here, and the store has not heard of it
@@ -193,7 +197,7 @@ class Stepper:
     async def _kept(self, asked: _Asked, value: Any) -> Any:
         """The value of a step that has been made, remembered."""
         run = asked.run
-        if value.__class__ in LAZY:
+        if is_lazy(value):
             # Its mark stays: what the function did before it returned has happened.
             raise not_run(run.call, value, self._runtime.colour)
         reach("step.returned")

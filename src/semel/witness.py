@@ -8,7 +8,7 @@ from functools import wraps
 from inspect import isawaitable, iscoroutine
 from typing import Any
 
-from semel.calls import LAZY
+from semel.calls import is_lazy
 from semel.coroutines import is_async
 from semel.errors import ConfigurationError
 
@@ -73,7 +73,7 @@ def _checked(answer: Any, check: Check) -> Any:
 
 
 def _refuse_promise(answer: Any) -> None:
-    if not isawaitable(answer) and answer.__class__ not in LAZY:
+    if not is_lazy(answer):
         return
     if iscoroutine(answer):
         answer.close()  # or Python warns that nobody awaited it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sqlite3
 import subprocess
@@ -137,6 +138,25 @@ def test_counting_ends(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = examine(f"sqlite:///{file}").attention
     assert found.more
     assert found.unknown == 2
+
+
+@pytest.mark.parametrize("typo", ["exactly_once", "Durable", ""])
+def test_a_requirement_that_nobody_knows_is_not_judged(typo: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"'exactly-once' or 'durable', not {typo!r}"):
+        judge(examine("memory://"), typo)
+
+
+def test_a_directory_is_called_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="it is a directory; name a file in it"):
+        examine(f"sqlite:///{tmp_path}")
+
+
+def test_inside_an_event_loop_the_other_function_is_named() -> None:
+    async def main() -> None:
+        examine("memory://")
+
+    with pytest.raises(ConfigurationError, match=r"await examine_async\(url\)"):
+        asyncio.run(main())
 
 
 def test_memory_is_weaker_than_required_and_shows_no_row_that_it_does_not_have() -> None:

@@ -194,6 +194,26 @@ async def test_R13_resolve_takes_exactly_one_word_and_only_once(lab: Lab) -> Non
     ]
 
 
+async def test_R13_a_run_that_is_lost_to_callers_who_hold_is_resolved_though_it_was_claimed_with_retry(
+    lab: Lab,
+) -> None:
+    once = lab.face(on_unknown="hold")
+    words: dict[str, dict[str, Any]] = {
+        "done": {"value": 1},
+        "failed": {"error": "no"},
+        "released": {"release": True},
+    }
+    for state, word in words.items():
+        await _died(lab, state)
+        with pytest.raises(OutcomeUnknown, match="resolve"):
+            await lab.do(once.execute(state, lab.effect()))
+        await lab.do(_resolve(once, state, actor="ann", **word))
+        assert (await lab.do(once.peek(state))).state == state
+    assert (await lab.do(once.execute("done", lab.effect()))).value == 1
+    assert (await lab.do(once.execute("released", lab.effect()))).value == "done"
+    assert len(lab.effects) == 1
+
+
 async def test_R13_resolve_by_error_and_release(lab: Lab) -> None:
     once = await _died(lab, "e", on_unknown="hold")
     await lab.do(once.resolve("e", error="never arrived", actor="ann"))

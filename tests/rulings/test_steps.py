@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -403,6 +403,44 @@ async def test_R4_who_forgets_to_await_is_told_so(light_lab: Lab) -> None:
         ConfigurationError, match=r"returned a coroutine.*: await it, or return what it gives"
     ):
         await once.execute("k", _stepping(light_lab, "charge", work))
+
+
+class _Promise:
+    """Something to await that is no coroutine, as clients of HTTP libraries return it."""
+
+    def __await__(self) -> Generator[None, None, str]:
+        yield from ()
+        return "paid"
+
+
+async def test_R4_what_nobody_has_awaited_is_no_outcome(light_lab: Lab) -> None:
+    lab, once = light_lab, light_lab.face()
+
+    async def forgets() -> Any:
+        return _Promise()
+
+    fn = _Promise if lab.colour == "sync" else forgets
+    remedy = "or use AsyncSemel" if lab.colour == "sync" else "await it, and return what it gives"
+    for verb in (once.execute, once.consume):
+        with pytest.raises(ConfigurationError, match=rf"returned a _Promise.*{remedy}"):
+            await lab.do(verb("k", fn))
+    assert await lab.do(once.consume("k", lab.effect())) is True
+    if lab.colour == "async":
+        assert (await once.execute("plain", _Promise)).value == "paid"
+        assert (await once.execute("step", _stepping(lab, "charge", _Promise))).value == "paid"
+
+
+async def test_R26_a_step_whose_arguments_are_wrong_leaves_no_mark(light_lab: Lab) -> None:
+    lab, once = light_lab, light_lab.face()
+    for wrong in ({"kwargs": [1]}, {"kwargs": {1: 2}}, {"result_type": "int"}, {"result_type": 5}):
+        with pytest.raises(ConfigurationError, match=f"{next(iter(wrong))} must be"):
+            await lab.do(
+                once.execute("k", _stepping(lab, "charge", lab.effect(), on_unknown="hold", **wrong))
+            )
+    assert (
+        await lab.do(once.execute("k", _stepping(lab, "charge", lab.effect(), on_unknown="hold")))
+    ).value == "done"
+    assert len(lab.effects) == 1
 
 
 async def test_R26_a_mark_is_not_taken_back_for_a_promise_that_was_made_further_inside(

@@ -36,7 +36,7 @@ def test_R25_an_id_gives_back_its_kind_bytes_uuid_and_time(kind: str, unix_ms: i
     minted = mint(kind, unix_ms, noise)
     parsed = parse(minted.text, kind)
     assert parsed == minted
-    assert (parsed.kind, len(parsed.bytes), parsed.unix_ms) == (kind, 16, unix_ms)
+    assert (parsed.kind, parsed.type, len(parsed.bytes), parsed.unix_ms) == (kind, kind, 16, unix_ms)
     assert parsed.uuid == UUID(bytes=parsed.bytes)
     assert (parsed.uuid.version, parsed.uuid.variant) == (7, "specified in RFC 4122")
     assert str(parsed) == minted.text

@@ -92,7 +92,17 @@ def test_R11_what_a_strict_callers_probe_found_settles_a_lapsed_run_under_retry_
     assert answer is Answer.OK
     assert changed is not None
     assert (changed.state, changed.result, changed.nonce) == (State.DONE, b"found", THREE)
-    assert model.settle(running, word(nonce=running.nonce), running.lease_until)[0] is Answer.REFUSED
+
+
+@pytest.mark.parametrize("kind", [Kind.DONE, Kind.FAILED, Kind.RELEASED])
+def test_R13_a_person_decides_on_a_lapsed_run_under_retry_which_strict_callers_hold(kind: Kind) -> None:
+    running = won()
+    said = word(kind, nonce=running.nonce)
+    assert model.settle(running, said, NOW)[0] is Answer.REFUSED
+    answer, changed = model.settle(running, said, running.lease_until)
+    assert answer is Answer.OK
+    assert changed is not None
+    assert (changed.state.value, changed.resolved, changed.nonce) == (kind.value, True, THREE)
 
 
 @pytest.mark.parametrize("policy", STRICT)
@@ -135,9 +145,9 @@ def test_R13_a_word_decides_unknown_and_failed_records_once(kind: Kind) -> None:
         assert model.settle(changed, word(kind, TWO), later) == (Answer.REFUSED, None)  # a second one
 
 
-def test_R13_never_on_live_or_takeable_runs_nor_on_done_or_released_records() -> None:
+def test_R13_never_on_live_runs_nor_on_done_or_released_records() -> None:
     live = won(asked=ask(policy=Policy.HOLD))
-    cases = [(live, NOW), (won(), NOW), (won(), NOW + LEASE), (settled(Kind.DONE), NOW)]
+    cases = [(live, NOW), (won(), NOW), (settled(Kind.DONE), NOW)]
     cases.append((settled(Kind.RELEASED), NOW))
     for record, now in cases:
         for kind in (Kind.DONE, Kind.FAILED, Kind.RELEASED):

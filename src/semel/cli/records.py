@@ -34,7 +34,8 @@ _PROBED: Final = (
 _DELAYED: Final = "An attempt ended without an outcome, and the key is free in {left}. Until then callers wait, or get InProgress."
 _LIVE: Final = "A worker has it and renews its lease. Callers wait, or get InProgress."
 _LOST: Final = {
-    Policy.RETRY: "Its worker has not renewed its lease. The next caller takes it over and runs it again.",
+    Policy.RETRY: "Its worker has not renewed its lease. The next caller takes it over and runs it again; one with on_unknown= hold or a "
+    "probe gets OutcomeUnknown, or asks its probe.",
     Policy.PROBE: "Its worker has not renewed its lease. The next caller asks its probe whether the effect happened.",
     Policy.HOLD: "Its worker has not renewed its lease. Nobody runs it again: callers get OutcomeUnknown.",
 }
@@ -177,5 +178,8 @@ def _remedy(record: Record) -> str:
 
 def _lost_remedy(policy: Policy) -> str:
     if policy is Policy.RETRY:
-        return "Nothing has to be done; once.reconcile() takes such runs over without waiting for a caller."
+        return (
+            "Nothing has to be done; once.reconcile() takes such runs over without waiting for a caller. Where callers hold "
+            "such keys, decide by yourself: semel resolve, semel release."
+        )
     return "once.reconcile() asks its registered probe; or decide by yourself: semel resolve, semel release."

@@ -1,6 +1,6 @@
 """What a store's live settings are worth: the rows of the guarantee table that hold, and what would strengthen them.
 
-`examine(url)` only reads: no table is made, no setting changed, no file created. It answers also where semel's tables are
+`examine(url)` only reads: no table is made, no setting changed. It answers also where semel's tables are
 not there yet. `once.guarantee()` gives the same `guarantee` to a program that has a face open.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import warnings
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
@@ -76,6 +76,10 @@ def examine(url: str, settings: Settings | None = None) -> Checkup:
     driver = scheme_of(url).partition("+")[2]
     if driver in _SYNC_DRIVERS:
         return run_sync(_examine(url, settings or Settings(), "sync"))
+    if asyncio._get_running_loop() is not None:  # noqa: SLF001 - the one that raises nothing
+        raise ConfigurationError(
+            "examine(url) inside a running event loop would stop it: await examine_async(url)"
+        )
     return asyncio.run(_examine(url, settings or Settings(), "async"))
 
 
@@ -146,6 +150,10 @@ def _checkup(url: str, facts: Facts, schema: Schema, attention: Attention, probl
 
 def judge(checkup: Checkup, require: Requirement | None = None) -> Verdict:
     """Whether this store is as strong as required; without a requirement, whether semel would work on it at all."""
+    if require not in (None, *get_args(Requirement)):
+        raise ConfigurationError(
+            f"require must be {' or '.join(map(repr, get_args(Requirement)))}, not {require!r}: what is not known is not judged"
+        )
     if checkup.unread:
         return Verdict(2, f"cannot tell: {checkup.unread[0]}")
     no_tx = checkup.guarantee.absent.get(Mode.TX)

@@ -291,7 +291,10 @@ def adopt(engine: object, settings: Settings, colour: Colour) -> Store:
     wanted = "async" if isinstance(engine, AsyncEngine) else "sync"
     if colour != wanted:
         face = "AsyncSemel" if wanted == "async" else "Semel"
-        raise ConfigurationError(f"an SQLAlchemy {type(engine).__name__} works with {face} only")
+        maker = "create_engine" if wanted == "async" else "create_async_engine"
+        raise ConfigurationError(
+            f"an SQLAlchemy {type(engine).__name__} works with {face} only: use that, pass an engine of {maker}, or the URL"
+        )
     name = engine.dialect.name
     if name == "sqlite":
         return open_store(f"sqlite:///{engine.url.database or ''}", settings, colour)

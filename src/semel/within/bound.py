@@ -95,7 +95,8 @@ class Bound:
         connection = id(self.port.connection)
         if places.is_open(connection, ask.scope.hash):
             raise InProgress(
-                f"key {mask(ask.scope.key)} is run by this very transaction: a run cannot wait for itself"
+                f"key {mask(ask.scope.key)} is run by this very transaction: a run cannot wait for itself. "
+                "Give what runs inside of it a key or an operation of its own"
             )
         if (scripts := self.port.scripts) is not None:
             return self._claim_by_script(scripts, ask, connection)

@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from semel import model, steps
-from semel.calls import LAZY, Call, add_note, failure_of, not_run
+from semel.calls import Call, add_note, failure_of, is_lazy, not_run
 from semel.errors import ConfigurationError, OutcomeUnknown, SemelError, StoreUnavailable
 from semel.flow import Engine, done_of
 from semel.hooks import Executed, Failed, TakenOver
@@ -84,8 +84,8 @@ class TxEngine(Engine):
         try:
             reach("run.started")
             value = await self.runtime.call(call.fn, call.args, call.kwargs, True)
-            if value.__class__ in LAZY:
-                raise not_run(call, value)
+            if is_lazy(value):
+                raise not_run(call, value, self.runtime.colour)
             if (flushing := self.bound.flush(run.ask.nonce)) is not None:
                 await flushing
             reach("run.returned")

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from semel import model
-from semel.calls import LAZY, Call, add_note, failure_of, name_of, not_run
+from semel.calls import Call, add_note, failure_of, is_lazy, name_of, not_run
 from semel.errors import ConfigurationError, LeaseLost, SemelError, StoreUnavailable
 from semel.flow import Engine, done_of
 from semel.hooks import Executed, Unrecorded
@@ -88,8 +88,8 @@ class PipelineEngine(Engine):
         try:
             reach("run.started")
             value = await self.runtime.call(call.fn, call.args, call.kwargs, True)
-            if value.__class__ in LAZY:
-                raise not_run(call, value)
+            if is_lazy(value):
+                raise not_run(call, value, self.runtime.colour)
             reach("run.returned")
         except Exception as error:
             await self.fail(run, own(error))

@@ -64,10 +64,11 @@ elseif new_nonce then
   if end_nonce_size > 0 and nonce ~= end_nonce then return echo .. 'L' end
   -- The late owner has noted another step since the new steps were made: it must not be lost.
   if band(options, 8) ~= 0 and unpack('<d', ending, end_noted_at) ~= noted then return echo .. 'L' end
-  -- A probe was asked because its caller's policy is the stricter one: for it, a lapsed run under retry is unknown.
-  if seen == RUNNING and now >= lease_until and end_actor == 0 then seen = UNKNOWN end
-  local repairs = band(options, 1) ~= 0 and seen ~= RUNNING
-  local allowed = kind ~= UNKNOWN and (seen == UNKNOWN or seen == FAILED) and band(flags, RESOLVED) == 0
+  -- Whoever speaks was asked because a caller's policy is the stricter one: for it, a lapsed run under retry is unknown.
+  local live = seen == RUNNING and now < lease_until
+  local repairs = band(options, 1) ~= 0 and not live
+  local allowed = kind ~= UNKNOWN and not live and (seen == RUNNING or seen == UNKNOWN or seen == FAILED)
+    and band(flags, RESOLVED) == 0
   if not repairs and not allowed then return echo .. 'R' end
 elseif nonce ~= end_nonce then
   return echo .. 'L'

@@ -48,7 +48,7 @@ def explain(error: sqlite3.Error, path: str) -> SemelError:
     code = _primary(error)
     if code in _BUSY:
         answer: SemelError = overdue(path)
-    elif code == sqlite3.SQLITE_CANTOPEN:
+    elif code == sqlite3.SQLITE_CANTOPEN or Path(path).is_dir():
         answer = _not_opened(path)
     elif code in _REMEDIES:
         kind = ConfigurationError if code == sqlite3.SQLITE_NOTADB else StoreUnavailable

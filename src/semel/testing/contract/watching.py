@@ -114,7 +114,8 @@ class LifeClauses:
 
     @clause
     async def test_what_is_durable_outlives_the_store_object(self, bench: Bench) -> None:
-        bench.needs("shared")
+        if not bench.store.capabilities.durable:
+            bench.needs("shared")
         ask = await bench.settled(Kind.DONE, result=b"kept")
         await bench.store.aclose()
         record, _ = await bench.open().peek(ask.scope)
