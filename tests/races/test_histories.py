@@ -176,15 +176,20 @@ def race_url(request: pytest.FixtureRequest, store: str, tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("store", STORES)
 def test_H1_an_order_explains_a_race_with_leases_that_lapse(race_url: str, tmp_path: Path) -> None:
-    race = Race(tmp_path, lease=0.05)
-    try:
-        race.run(race_url, kill=False)
-    finally:
-        race.close()
-    calls = read_logs(race.logs)
-    _explained(race, calls)
-    assert any(isinstance(call.answer, Won) and call.answer.record.attempts > 1 for call in calls)
-    assert any(call.answer == "lost" for call in calls), "no owner was overtaken: leases did not lapse"
+    for number in range(4):  # on a busy machine an owner may be as late as its heirs
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        race = Race(folder, lease=0.05)
+        try:
+            race.run(race_url, kill=False)
+        finally:
+            race.close()
+        calls = read_logs(race.logs)
+        _explained(race, calls)
+        taken_over = any(isinstance(call.answer, Won) and call.answer.record.attempts > 1 for call in calls)
+        if taken_over and any(call.answer == "lost" for call in calls):
+            return
+    pytest.fail("no owner was overtaken: leases did not lapse")
 
 
 @pytest.mark.parametrize("store", STORES)
