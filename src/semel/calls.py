@@ -19,6 +19,7 @@ from semel.options import Options
 
 __all__ = [
     "Call",
+    "Unawaited",
     "add_note",
     "check_arguments",
     "clean",
@@ -87,23 +88,27 @@ def is_lazy(value: Any) -> bool:
     return kind not in _PLAIN and (kind in _LAZY or hasattr(kind, "__await__"))
 
 
+class Unawaited(ConfigurationError):
+    """A function gave back a task, or another thing to await, that may be at work: its key is held, whatever `on_error` says."""
+
+
 def not_run(call: Call, value: Any, colour: Literal["sync", "async"] = "async") -> ConfigurationError:
-    """For a function that gave back what `is_lazy`, whose effects have not happened."""
+    """For a function that gave back what `is_lazy`."""
     if isinstance(value, CoroutineType):
         value.close()
         remedy = "await it, or return" if colour == "async" else "use AsyncSemel, or return"
         return ConfigurationError(
             f"{name_of(call)}: the function returned a coroutine, and nothing of that has run: {remedy} what it gives"
         )
-    awaited = hasattr(type(value), "__await__")
-    if awaited and colour == "async":
-        return ConfigurationError(
-            f"{name_of(call)}: the function returned a {type(value).__name__} that nobody has awaited: await it, and return "
-            "what it gives"
+    if hasattr(type(value), "__await__"):
+        remedy = "await it, and return" if colour == "async" else "use AsyncSemel, or return"
+        return Unawaited(
+            f"{name_of(call)}: the function returned a {type(value).__name__} that nobody has awaited, and whether it happens is "
+            f"not known: {remedy} what it gives. Look the effect up, then resolve the key"
         )
     return ConfigurationError(
         f"{name_of(call)}: the function returned a {type(value).__name__}, and nothing of that has run. Return what it "
-        f"gives instead of the thing itself{', or use AsyncSemel' if awaited else ''}"
+        "gives instead of the thing itself"
     )
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from semel import steps
 from semel.asking import Asker
-from semel.calls import Call, add_note, failure_of, is_lazy, name_of, not_run
+from semel.calls import Call, Unawaited, add_note, failure_of, is_lazy, name_of, not_run
 from semel.canonical import FINGERPRINT_VERSION
 from semel.debts import Debts
 from semel.door import Door
@@ -375,6 +375,8 @@ class Engine:
     @staticmethod
     def _decision(run: Run, error: Exception) -> tuple[str | Release, float]:
         """What `on_error` says. One that fails itself decides nothing: then the careful answer is to hold."""
+        if isinstance(error, Unawaited) and not run.lease_lost:
+            return "hold", 0.0
         try:
             decision = Release() if run.lease_lost else _decide(run, error)
             return decision, release_delay(decision) if isinstance(decision, Release) else 0.0

@@ -262,7 +262,8 @@ def _was_told(call: Call, record: Record | None, now: float) -> bool:
     seen = model.view(record, now)
     if record is not None and record.resolved and seen in (State.DONE, State.FAILED):
         return True
-    remedy = ", resolve it without that" if seen in (State.UNKNOWN, State.FAILED) else ""
+    lapsed = seen is State.RUNNING and record is not None and now >= record.lease_until
+    remedy = ", resolve it without that" if lapsed or seen in (State.UNKNOWN, State.FAILED) else ""
     raise ConfigurationError(
         f"{name_of(call)} holds no outcome that a person gave: there is nothing to correct{remedy}"
     )

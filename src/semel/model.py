@@ -212,7 +212,7 @@ def bury(record: Record) -> Record:
 
 
 def _decide(record: Record, seen: State, end: Settle, now: float) -> tuple[Answer, Record | None]:
-    """A person or a probe speaks: only on unknown or failed records, and only once (R13)."""
+    """A person or a probe speaks: only on unknown or failed records and lapsed runs, and only once (R13)."""
     if record.nonce == end.new_nonce:
         return Answer.OK, None
     if end.nonce and record.nonce != end.nonce:

@@ -177,7 +177,7 @@ class Semel(Face):
         reason: str = "",
         **where: Any,
     ) -> None:
-        """A person's word on an unknown or failed key: exactly one of value=, error=, release=True.
+        """A person's word on an unknown or failed key, or a run whose lease is over: exactly one of value=, error=, release=True.
 
         Actor and reason are kept in the audit trail (`history`). Refused for a live run and for a second word.
         A release makes steps that were only started possible again; those that are finished stay. The outcome is kept for
@@ -386,7 +386,7 @@ class AsyncSemel(Face):
         reason: str = "",
         **where: Any,
     ) -> None:
-        """A person's word on an unknown or failed key: exactly one of value=, error=, release=True.
+        """A person's word on an unknown or failed key, or a run whose lease is over: exactly one of value=, error=, release=True.
 
         Actor and reason are kept in the audit trail (`history`). Refused for a live run and for a second word.
         A release makes steps that were only started possible again; those that are finished stay. The outcome is kept for

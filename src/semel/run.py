@@ -328,7 +328,9 @@ class Run:
         as its call, but a probe of the call knows nothing of its steps: under one they are held.
         """
         self.check_process()
-        step = self._engine.stepper.step(self, name, fn, args, kwargs or {}, request, result_type, on_unknown)
+        step = self._engine.stepper.step(
+            self, name, fn, args, {} if kwargs is None else kwargs, request, result_type, on_unknown
+        )
         return self._engine.runtime.drive(step)
 
     def new_id(self, kind: str, *, name: str | None = None) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import functools
 import inspect
@@ -13,25 +12,12 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from decimal import Decimal
-from enum import StrEnum
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from semel import (
-    NOT_FOUND,
-    UNDECIDED,
-    AsyncSemel,
-    CodecError,
-    ConfigurationError,
-    Found,
-    InvalidKey,
-    LeaseLost,
-    Semel,
-    current_run,
-)
+from semel import NOT_FOUND, AsyncSemel, CodecError, ConfigurationError, Found, LeaseLost, Semel, current_run
 from semel.errors import NotRecorded
 from semel.hooks import log_events
 from semel.model import State
@@ -523,56 +509,3 @@ def test_R2_a_stop_iteration_keeps_its_cause_and_is_itself_under_within(tmp_path
     assert record is not None
     assert record.error is not None
     assert record.error.type == "StopIteration"
-
-
-class Name(StrEnum):
-    PAY = "pay-1"
-
-
-async def test_R21_a_key_of_a_class_of_texts_is_its_text_inside_of_the_run(light_lab: Lab) -> None:
-    lab, once = light_lab, light_lab.face(secret=b"s" * 32)
-
-    def look() -> dict[str, str]:
-        run = current_run()
-        return {"key": run.key, "downstream": run.downstream_key("stripe")}
-
-    said = (await lab.do(once.execute(Name.PAY, lab.fn(look)))).value
-    await lab.do(once.forget("pay-1"))
-    assert said == (await lab.do(once.execute("pay-1", lab.fn(look)))).value
-    assert said["key"] == "pay-1"
-
-
-def test_a_probe_answers_from_another_process() -> None:
-    for word in (NOT_FOUND, UNDECIDED):
-        assert ForkingPickler.loads(ForkingPickler.dumps(word)) is word
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"operation": 5}, "operation must be a str"),
-        ({"operation": ""}, "operation"),
-        ({"labels": 5}, "labels must be a mapping"),
-        ({"fields": ["id"]}, "there is no request="),
-        ({"key": asyncio.sleep}, "key= cannot be the coroutine function"),
-    ],
-    ids=["operation", "empty", "labels", "fields", "async key"],
-)
-def test_R5_wrong_options_are_refused_when_decorating(options: dict[str, Any], said: str) -> None:
-    with Semel("memory://") as once, pytest.raises((ConfigurationError, InvalidKey), match=said):
-        once(**options)(lambda order: order)
-
-
-async def test_names_that_are_none_are_refused_by_find_recovery_and_claim(light_lab: Lab) -> None:
-    lab, once = light_lab, light_lab.face()
-    for wrong, said in (
-        ({"states": 5}, "states must be"),
-        ({"tenant": 5}, "tenant must"),
-        ({"ref": 5}, "ref must"),
-    ):
-        with pytest.raises((ConfigurationError, InvalidKey), match=said):
-            await lab.do(once.find(**wrong))
-    with pytest.raises(InvalidKey, match="operation must be a str"):
-        once.recovery(5, probe=print)
-    with pytest.raises(ConfigurationError, match="a claim runs none"):
-        once.claim("k", kwargs={"a": 1})

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from semel import current_run
 from semel.runtime import run_sync
 
 from .conftest import Lab
@@ -123,3 +124,16 @@ def let_pass(once: Any, seconds: float) -> None:
     else:
         clock = store._clock
         store._clock = lambda: clock() + seconds
+
+
+def stepping(lab: Lab, name: str, fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """A function that makes one step, in the lab's colour."""
+
+    def plain() -> Any:
+        return current_run().step(name, fn, **options)
+
+    async def coroutine() -> Any:
+        run: Any = current_run()
+        return await run.step(name, fn, **options)
+
+    return plain if lab.colour == "sync" else coroutine

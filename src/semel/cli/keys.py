@@ -280,7 +280,7 @@ def resolve(
     table: Table = "semel",
     prefix: Prefix = "semel",
 ) -> None:
-    """Decide about an unknown or failed key: exactly one of --value, --error and --release."""
+    """Decide about an unknown or failed key, or a run whose lease is over: exactly one of --value, --error and --release."""
     word: dict[str, Any] = {} if value is None else {"value": _json(value)}
     word |= {"error": error} if error is not None else {}
     word |= {"release": True} if release else {}
@@ -321,7 +321,7 @@ def release(
     table: Table = "semel",
     prefix: Prefix = "semel",
 ) -> None:
-    """Let an unknown or failed key run again: the next caller does. Only if the effect did not happen."""
+    """Let an unknown or failed key, or a run whose lease is over, run again: the next caller does. Only if the effect did not happen."""
     with _opened(url, table, prefix, tenant, operation, by_scope=by_scope) as once:
         name = _name(once, key, by_scope=by_scope)
         once.resolve(name, release=True, actor=actor or _me(), reason=reason, retention=retention)

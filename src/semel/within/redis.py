@@ -154,6 +154,7 @@ class PipelineEngine(Engine):
                 try:
                     if await self._try(run, sealed, sender, queued):
                         await self._tell(end)
+                        self.debts.ended(run.ask, end)
                         break
                     # Aborted, most likely by our own heartbeat, which writes the record that we watch. Where a try takes longer than
                     # a third of the lease that would happen every time: none during the next one.
@@ -232,6 +233,7 @@ class PipelineEngine(Engine):
                     "Make the pipeline from a client of the same server; nothing was applied"
                 )
         run.lease_lost = True
+        self.debts.lost(run)
         raise LeaseLost(
             f"{name_of(run.call)} was taken over by another owner while attempt {run.attempt} ran: none of its commands was "
             "applied. Read the key to see the outcome that counts"

@@ -59,7 +59,7 @@ if kind == FORGOTTEN then
 elseif not seen or seen == EXPIRED then
   return echo .. 'G'
 elseif new_nonce then
-  -- A person or a probe speaks: only on unknown or failed records, and only once (R13).
+  -- A person or a probe speaks: only on unknown or failed records and lapsed runs, and only once (R13).
   if nonce == new_nonce then return echo .. 'O' end
   if end_nonce_size > 0 and nonce ~= end_nonce then return echo .. 'L' end
   -- The late owner has noted another step since the new steps were made: it must not be lost.

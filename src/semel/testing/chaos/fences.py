@@ -88,14 +88,16 @@ def _record(_: Cell, story: Story) -> str:
 
 
 def _overtaken(cell: Cell, story: Story) -> str:
-    """Who entered and does not own the record in the end was told LeaseLost, and nothing else."""
-    return _not_told(next((each for each in _late(cell, story) if each.error not in _words(cell)), None))
+    """Who entered and does not own the record in the end was told so, and nothing else."""
+    return _not_told(
+        cell, next((each for each in _late(cell, story) if each.error not in _words(cell)), None)
+    )
 
 
 def _overtaken_for_certain(cell: Cell, story: Story) -> str:
     """The same, when it was told something that no store that was away explains."""
     excused = {*_words(cell), "StoreUnavailable", "NotRecorded"}
-    return _not_told(next((each for each in _late(cell, story) if each.error not in excused), None))
+    return _not_told(cell, next((each for each in _late(cell, story) if each.error not in excused), None))
 
 
 def _words(cell: Cell) -> frozenset[str]:
@@ -114,10 +116,11 @@ def _late(cell: Cell, story: Story) -> list[Answer]:
     return [each for each in story.answers if each.by in late]
 
 
-def _not_told(told: Answer | None) -> str:
+def _not_told(cell: Cell, told: Answer | None) -> str:
     if told is None:
         return ""
-    return f"the {told.by} was overtaken and was told {told.error or told.value}, not LeaseLost"
+    due = " or ".join(sorted(_words(cell)))
+    return f"the {told.by} was overtaken and was told {told.error or told.value}, not {due}"
 
 
 def _no_more(cell: Cell, story: Story) -> str:

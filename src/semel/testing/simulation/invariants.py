@@ -36,7 +36,7 @@ CHECKS = {
     "R7": "a live run is never forgotten; labels, ref and history are told as they were stored",
     "R9": "a known failure means what on_error said; a delayed release is delayed",
     "R10": "a call ends as cancelled only if its own caller cancelled it; its key is decided on at once",
-    "R13": "a person's word is taken on unknown or failed keys only, once",
+    "R13": "a person's word is taken on unknown or failed keys and lapsed runs only, once",
     "R14": "a released key blocks nobody",
     "R16": "a lost message locks no key: not against its own sender, not for good",
     "R17": "a lease is lost only to another owner, and who lost it is stopped",

@@ -78,9 +78,11 @@ def _held_by_layers(store: Any, owed: Collection[bytes]) -> Iterator[str]:
     while layer is not None:
         if isinstance(layer, Coalesce) and (flights := layer._flights.keys() - owed):
             yield f"{len(flights)} keys that nobody leads"
-        in_batches = isinstance(layer, Batch) and any(
-            queue._items or queue._flying for queue in (layer._claims, layer._ends)
-        )
-        if in_batches and not owed:
+        if isinstance(layer, Batch) and any(_is_left(queue, owed) for queue in (layer._claims, layer._ends)):
             yield "places in batches"
         layer = getattr(layer, "inner", None)
+
+
+def _is_left(queue: Any, owed: Collection[bytes]) -> bool:
+    """What waits is told by its key; what is on its way is a number only, and may be that of a debt."""
+    return any(item.scope.hash not in owed for item, _ in queue._items) or (queue._flying and not owed)
