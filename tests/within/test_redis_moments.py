@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis.exceptions import NoPermissionError, ResponseError
 
-from semel import CodecError, ConfigurationError, PreviousFailure, points
+from semel import CodecError, ConfigurationError, LeaseLost, PreviousFailure, current_run, points
 from semel.hooks import Executed, Failed, Unrecorded
 from semel.testing.proxy import RESP, Proxy
 from tests.within.lab import wait
@@ -71,6 +71,29 @@ def test_R28_a_function_that_is_interrupted_applies_nothing(lab: RedisLab) -> No
 
 async def _second() -> str:
     return "second"
+
+
+@pytest.mark.parametrize("overtaken", [False, True], ids=["recorded", "overtaken"])
+def test_R16_a_claim_that_was_sent_again_leaves_nothing_behind(lab: RedisLab, overtaken: bool) -> None:
+    async def body() -> None:
+        once, pipe = lab.face(lease=0.1), lab.pipe()
+        debts = once._engine().debts
+
+        async def work() -> None:
+            current = current_run()
+            debts.suspect(current.ask)
+            if overtaken:
+                once._engine().heart.remove(current)
+                await wait(lab.face().execute("k1", lab.fn(_second), wait=30))
+
+        if overtaken:
+            with pytest.raises(LeaseLost):
+                await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        else:
+            await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        assert not debts.strays
+
+    run(lab, body())
 
 
 def test_R28_a_claim_by_hand_that_fails_applies_nothing(lab: RedisLab) -> None:
