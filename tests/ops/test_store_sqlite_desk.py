@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from semel import AsyncSemel
+from semel.stores.sqlite import file as sqlite_file
 from semel.stores.sqlite.file import DatabaseFile
 
 
@@ -105,6 +106,21 @@ def test_loops_that_end_with_a_write_on_its_way_leave_no_file_open(tmp_path: Pat
         asyncio.run(use(f"run-{number}"))
     gc.collect()
     assert open_files() < before + 10
+
+
+@in_a_loop
+async def test_the_thread_that_writes_moves_the_log_into_the_file(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sqlite_file, "CHECKPOINT", 100_000)
+    path = tmp_path / "a.db"
+    async with AsyncSemel(f"sqlite:///{path}") as once:
+
+        async def work() -> str:
+            return "x" * 50_000
+
+        for number in range(20):
+            await once.execute(f"key-{number}", work)
+        assert Path(f"{path}-wal").stat().st_size < 500_000
+        assert path.stat().st_size > 500_000
 
 
 def test_a_file_that_nobody_writes_has_nothing_to_tidy(tmp_path: Path) -> None:

@@ -65,9 +65,17 @@ async def test_R4_what_a_plain_function_gives_to_await_is_awaited(light_lab: Lab
 
 async def test_R26_a_step_whose_arguments_are_wrong_leaves_no_mark(light_lab: Lab) -> None:
     lab, once = light_lab, light_lab.face()
-    for wrong in ({"kwargs": [1]}, {"kwargs": []}, {"kwargs": {1: 2}}, {"result_type": "int"}, {"result_type": 5}):
-        with pytest.raises(ConfigurationError, match=f"{next(iter(wrong))} must be"):
-            await lab.do(once.execute("k", stepping(lab, "charge", lab.effect(), on_unknown="hold", **wrong)))
+    wrong: list[tuple[str, Any]] = [
+        ("kwargs", [1]),
+        ("kwargs", []),
+        ("kwargs", {1: 2}),
+        ("result_type", "int"),
+        ("result_type", 5),
+    ]
+    for name, value in wrong:
+        work = stepping(lab, "charge", lab.effect(), on_unknown="hold", **{name: value})
+        with pytest.raises(ConfigurationError, match=f"{name} must be"):
+            await lab.do(once.execute("k", work))
     assert (
         await lab.do(once.execute("k", stepping(lab, "charge", lab.effect(), on_unknown="hold")))
     ).value == "done"

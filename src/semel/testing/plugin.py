@@ -47,6 +47,7 @@ pytest.register_assert_rewrite("semel.testing.sinks")
 __tracebackhide__ = True
 
 _AGAIN = 2  # how often a window that was missed is tried again, alone
+_ENOUGH = 3  # how many windows that were stuck must be so alone for the rest to be believed
 _MARK = "exactly_once(effects, **options): run this test as a handler through every crash window; see semel's docs"
 
 
@@ -92,8 +93,10 @@ def prove(
     struck = checked_faults(faults)
     discovery = _discovered(case)
     seen = discovery.run
-    case = msgspec.structs.replace(case, pace=discovery.seconds, awaited=seen.awaited)
-    windows, left_out = chosen(seen.windows, seen.depths, case.places.named)
+    case = msgspec.structs.replace(
+        case, pace=discovery.seconds, counting=discovery.counting, awaited=seen.awaited
+    )
+    windows, left_out = chosen(seen.windows, seen.depths, case.places)
     plan: list[tuple[Window, Fault]] = [(window, fault) for window in windows for fault in struck]
     tries = _tried(case, plan, lanes=1 if reset else lanes)
     return Report(
@@ -125,6 +128,12 @@ def _discovered(case: Case) -> Discovery:
             f"exactly_once: effects() counts {found.unused} for a key that was never used: it takes in other keys. Count those of the "
             "key that it is given, effects=lambda key: …, or give reset= a function that empties everything"
         )
+    if unmet := sorted(case.places.without - found.run.left_out):
+        raise ConfigurationError(
+            f"exactly_once: without= names {', '.join(unmet)}, and the handler passed no line of it in a run without any fault, so that "
+            "nothing would be left out. Is it another file than the one that runs? Give the module itself, without=[module]; or take "
+            "it out of without="
+        )
     return found
 
 
@@ -149,13 +158,25 @@ def _tried(case: Case, plan: list[tuple[Window, Fault]], *, lanes: int) -> list[
     def lane(numbers: Sequence[int]) -> list[Any]:
         return [msgspec.to_builtins((at, try_window(case, *plan[at]))) for at in numbers]
 
+    def alone(numbers: Sequence[int]) -> list[Any]:
+        found: list[Any] = []
+        stuck = 0
+        for at in numbers:
+            # Each costs all of `patience`. After so many the handler is stuck by itself: the others are taken at their word.
+            if tries[at].verdict == "stuck" and stuck >= _ENOUGH:
+                continue
+            again = try_window(case, *plan[at])
+            stuck += again.verdict == "stuck"
+            found.append(msgspec.to_builtins((at, again)))
+        return found
+
     everything = range(len(plan))
     answers = _in_lanes([partial(lane, everything[number::lanes]) for number in range(lanes)])
     tries = dict(msgspec.convert(answers, list[tuple[int, Try]]))
-    # A sleeping worker may hold a lock that keeps another try's worker from coming as far as its window, and another zombie's heirs
-    # from taking over: alone they will.
-    crowded = [at for at, each in tries.items() if each.blocked and lanes > 1]
-    tries |= dict(msgspec.convert(_in_lanes([partial(lane, crowded)]), list[tuple[int, Try]]))
+    # A sleeping worker may hold a lock that keeps another try's worker from coming as far as its window, another zombie's heirs
+    # from taking over, and clients from success: alone they will.
+    crowded = [at for at in tries if lanes > 1 and (tries[at].blocked or tries[at].verdict == "stuck")]
+    tries |= dict(msgspec.convert(_in_lanes([lambda: alone(crowded)]), list[tuple[int, Try]]))
     for _ in range(_AGAIN):
         again = [at for at, each in tries.items() if each.verdict == "missed" and not each.too_late]
         tries |= dict(msgspec.convert(_in_lanes([partial(lane, again)]), list[tuple[int, Try]]))

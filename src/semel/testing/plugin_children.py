@@ -23,6 +23,7 @@ from semel.testing.plugin_windows import Window
 __all__ = ["Child", "Misuse", "Strike", "Words"]
 
 _DIE_WITH_PARENT = 1
+_LATE = "it did not end: raise patience=, or find out what it waits for"
 _LOCKED = frozenset({"SQLITE_BUSY", "SQLITE_LOCKED", "55P03"})
 
 
@@ -42,6 +43,8 @@ class Words(msgspec.Struct):
     value: Any = None
     story: str = ""
     misuse: bool = False
+    late: bool = False
+    """It did not end in time."""
 
 
 class Strike(msgspec.Struct, frozen=True):
@@ -106,16 +109,19 @@ class Child:
         os.kill(self.pid, signal.SIGCONT)
 
     def words(self, deadline: float = inf) -> tuple[Strike | None, Words]:
-        """How it was struck, if it was, and its last words. A killed one has none; one that is late is killed."""
-        if self.wait(deadline) == "late":
-            self.end()
-            return None, Words(error="it did not end: raise patience=, or find out what it waits for")
+        """How it was struck, if it was, and its last words. A killed one has none; one that is late (or stopped so late that nobody
+        will wake it) is killed, and was struck all the same."""
+        late = self.wait(deadline) != "ended"
+        if late:
+            self._kill()
         text = os.pread(self._said.fileno(), 1 << 30, 0)
         self._said.close()
         strike = None
         if text.startswith(b"!"):
             first, _, text = text[1:].partition(b"\n")
             strike = msgspec.json.decode(first, type=Strike)
+        if late:
+            return strike, Words(error=_LATE, late=True)
         return strike, msgspec.json.decode(text[1:], type=Words) if text else Words(error=self._silence())
 
     def _silence(self) -> str:
@@ -126,11 +132,14 @@ class Child:
         return f"killed by {signal.Signals(os.WTERMSIG(self._status)).name}"
 
     def end(self) -> None:
+        self._kill()
+        self._said.close()
+
+    def _kill(self) -> None:
         if not self.ended:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
             self.ended = True
-        self._said.close()
 
 
 def _finality(error: BaseException) -> Literal["", "unknown", "failed"]:

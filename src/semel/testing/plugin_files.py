@@ -13,7 +13,7 @@ import msgspec
 
 import semel
 
-__all__ = ["SEMEL", "Places", "is_others", "short_names"]
+__all__ = ["SEMEL", "Places", "is_others", "real", "short_names"]
 
 SEMEL = str(Path(semel.__file__).parent) + os.sep  # wherever it is: an editable one lies beside the user's
 _OTHERS = (
@@ -23,17 +23,29 @@ _OTHERS = (
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
+@cache
+def real(file: str) -> str:
+    """One name for a file, however a path (`..`, a link) or an import came to it."""
+    return os.path.realpath(file)
+
+
 class Places(msgspec.Struct, frozen=True, kw_only=True):
-    """The files whose lines are windows."""
+    """The files whose lines are windows, by their `real` names."""
 
     named: frozenset[str]
     """The handler's own file and those of `also`: taken whole, whoever's they are."""
     without: frozenset[str] = frozenset()
 
     def has(self, file: str) -> bool:
-        if file in self.without:
+        if self.leaves_out(file):
             return False
-        return file in self.named or not (file.startswith("<") or is_others(file))
+        return self.names(file) or not (file.startswith("<") or is_others(file))
+
+    def names(self, file: str) -> bool:
+        return real(file) in self.named
+
+    def leaves_out(self, file: str) -> bool:
+        return real(file) in self.without
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import Any
 
 from semel.errors import ConfigurationError
 from semel.options import MIN_LEASE, count, seconds
-from semel.testing.plugin_files import Places
+from semel.testing.plugin_files import Places, real
 from semel.testing.plugin_tries import Case
 from semel.testing.plugin_windows import FAULTS, Fault
 
@@ -51,8 +51,8 @@ def checked(
         effects=_of_key(effects, total=reset is not None),
         reset=reset,
         places=Places(
-            named=frozenset((*_own(run), *files_of("also", also))),
-            without=frozenset(files_of("without", without)),
+            named=frozenset(map(real, (*_own(run), *files_of("also", also)))),
+            without=frozenset(map(real, files_of("without", without))),
         ),
         expected=count("exactly_once: expected", expected, least=1),
         lease=None if lease is None else seconds("exactly_once: lease", lease, least=MIN_LEASE),
@@ -161,7 +161,7 @@ def files_of(option: str, modules: Any) -> Iterator[str]:
 def _file(option: str, module: Any) -> str:
     """The name that its code has; what has no lines would be passed over, and its windows be missing without a word."""
     if isinstance(module, str) and module not in sys.modules and Path(module).is_file():
-        return str(Path(module).absolute())
+        return os.path.abspath(module)  # noqa: PTH100 - Path.absolute leaves `..` in
     named = sys.modules.get(module) if isinstance(module, str) else module
     if isinstance(named, ModuleType) and named.__dict__.get("__file__"):
         return str(named.__file__)

@@ -41,7 +41,10 @@ _ADVICE = {
     "unknown": (
         "the outcome is held for a person: once.resolve(key, …), or give on_unknown= a probe that looks the effect up"
     ),
-    "stuck": "no client could finish: see the error; after a crash the next attempt must be able to go on",
+    "stuck": (
+        "no client could finish, or the struck worker did not end: see the error; after a crash the next attempt must be able to go on, "
+        "and a worker that was paused or interrupted must come to an end"
+    ),
     "missed": "the fault was not met, because the handler did not run as it did before: make it deterministic",
 }
 # The same, where an inbox was asked.
@@ -64,8 +67,8 @@ _EVERY_TIME = (
 _ELSEWHERE = "  - a cancel does not strike here: the handler goes on to its next await, and the cell stands where it was met"
 _TOO_LATE = "  missed: no await follows, so that a cancel cannot strike here; it shows nothing, and counts as no failure"
 _NOT_OVERTAKEN = (
-    "  * nobody could take over while it slept: a transaction of its own was in their way, or a lock with a longer time limit than "
-    "patience="
+    "  * nobody could take over while it slept, or be seen to: a transaction or lock of its own was in the way, without a time limit or "
+    "with one that is longer than half of patience="
 )
 _LEFT_OUT = (
     "  of files that nobody named, the lines farthest from the handler were left out: also=[module] takes a file whole, "
@@ -87,7 +90,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """How long it took."""
     left_out: int = 0
-    """Lines of other files than the handler's that were too many to be struck."""
+    """Lines of other files than the handler's that were too many to be struck, at all or at each of their first passes."""
 
     @property
     def holds(self) -> bool:
@@ -192,7 +195,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             zombies = sum(each.fault == "zombie" for each in self.tries)
             yield f"in {waited} of {zombies} zombie tries nobody could take over: they show nothing about a zombie"
         if self.left_out:
-            yield f"{self.left_out} lines of other files were left out"
+            yield f"{self.left_out} lines of other files were left out, or some of their passes"
 
     def _failed(self, verdict: str) -> tuple[str, ...]:
         return _titles(each for each in self.failures if each.verdict == verdict)

@@ -26,6 +26,7 @@ from semel.testing.plugin_windows import CALLED, RETURNED, Fault, Watch, Window,
 __all__ = ["Case", "Discovery", "Run", "Try", "discover", "repeat", "try_window"]
 
 _End = Literal["overtaken", "blocked", "refused"]
+_LONGEST_COUNT = 30.0  # seconds, or patience: what counts for longer waits for something that does not come
 _TOLD_ASLEEP = "a client was told that it succeeded while the worker slept, and the effect was not there"
 _TOLD_STRUCK = "the struck worker itself told its client that it succeeded, and the effect was not there"
 
@@ -44,6 +45,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     pace: float = 1.0
     """Seconds that one run takes here."""
+    counting: float = 1.0
+    """Seconds that one count takes here."""
     awaited: bool = False
     """A call gives something to await: it is made in a loop."""
 
@@ -51,6 +54,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     def sleep(self) -> float:
         """How long a zombie sleeps at most: until somebody took over, or as long as that would take."""
         return 2 * (10.0 if self.lease is None else self.lease) + max(0.4, 4 * self.pace)
+
+    @property
+    def long_sleep(self) -> float:
+        """… where it may hold a lock of the user's own, which has its own time limit. All of `patience` would be as long as the clients
+        of other lanes go on calling, and the lock may be theirs too."""
+        return max(self.sleep, self.patience / 2)
 
 
 class Try(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,12 +70,13 @@ class Try(msgspec.Struct, frozen=True, kw_only=True):
     fault: str
     effects: int
     verdict: str
-    """once, doubled, lost, failed (for good), unknown (semel says so), stuck (no client succeeded), missed (the fault was not met)"""
+    """once, doubled, lost, failed (for good), unknown (semel says so), stuck (no client succeeded, or the struck worker did
+    not end), missed (the fault was not met)"""
     error: str = ""
     overtaken: bool = True
-    """A zombie was overtaken while it slept; False: nobody could, so that nothing is shown about a zombie."""
+    """A zombie was overtaken while it slept; False: nobody could, or nobody could count, so that nothing is shown about a zombie."""
     blocked: bool = False
-    """… because of a lock: its own, or that of another try that slept meanwhile."""
+    """… because of a lock that may be another try's, which slept meanwhile, as well as its own."""
     too_late: bool = False
     """Missed because no await came after the window: a cancel cannot strike there, whatever the handler does. No failure."""
 
@@ -79,6 +89,8 @@ class Run(msgspec.Struct, frozen=True):
     left: tuple[str, ...] = ()
     """Threads and tasks that still ran when the handler returned."""
     awaited: bool = False
+    left_out: frozenset[str] = frozenset()
+    """The files of `without` that the handler came to."""
 
 
 class Discovery(msgspec.Struct, frozen=True):
@@ -91,6 +103,7 @@ class Discovery(msgspec.Struct, frozen=True):
     error: str = ""
     story: str = ""
     seconds: float = 0.0
+    counting: float = 0.0
     misuse: bool = False
 
 
@@ -184,19 +197,32 @@ def _tasks_beside(task: asyncio.Task[Any]) -> Iterator[str]:
 
 
 # -------------------------------------------------------------------------------------- in a process that forks
-def _said_by(work: Callable[[], Any], what: str) -> Any:
-    """Run something of the user's in a child and give its value; its failure is the test's mistake."""
-    words = Child(lambda _: work()).words()[1]
+def _value(words: Words, what: str) -> Any:
+    """What something of the user's gave that is not the handler; its failure is the test's mistake."""
     if not words.ok:
         raise Misuse(f"{what} fails: {words.error}\n{words.story}".rstrip())
     return words.value
 
 
-def _count(case: Case, key: str, what: str = "effects()") -> int:
-    value = _said_by(lambda: case.effects(key), what)
+def _ask(case: Case, key: str, within: float) -> Words:
+    return Child(lambda _: case.effects(key)).words(time.monotonic() + within)[1]
+
+
+def _number(words: Words, what: str = "effects()") -> int:
+    value = _value(words, what)
     if isinstance(value, bool) or not isinstance(value, int):
         raise Misuse(f"effects() must return how many effects there are, a whole number, not {value!r}")
     return value
+
+
+def _count(case: Case, key: str) -> int:
+    """Nobody of this try sleeps. Somebody of another lane may, with a lock on everything: it wakes up before patience ends."""
+    until = time.monotonic() + case.patience
+    while True:
+        words = _ask(case, key, max(case.patience, _LONGEST_COUNT))
+        if words.ok or time.monotonic() >= until:
+            return _number(words)
+        time.sleep(0.1)
 
 
 def _new_key() -> str:
@@ -205,7 +231,8 @@ def _new_key() -> str:
 
 def _fresh(case: Case) -> str:
     if case.reset is not None:
-        _said_by(case.reset, "reset()")
+        reset = case.reset
+        _value(Child(lambda _: reset()).words()[1], "reset()")
     return _new_key()
 
 
@@ -230,18 +257,22 @@ def discover(case: Case) -> Discovery:
 
     def work(child: Child) -> Any:
         awaited = _perform(case, key, watch, None, child)
-        return msgspec.to_builtins(Run(tuple(watch.seen), tuple(watch.depths), watch.left, awaited))
+        run = Run(tuple(watch.seen), tuple(watch.depths), watch.left, awaited, frozenset(watch.left_out))
+        return msgspec.to_builtins(run)
 
     started = time.monotonic()
     words = Child(work).words(started + case.patience)[1]
     took = time.monotonic() - started
     if not words.ok:
         return Discovery(error=words.error, story=words.story, misuse=words.misuse)
-    effects, unused = _count(case, key), 0
+    started = time.monotonic()
+    within = max(case.patience, _LONGEST_COUNT)
+    effects, unused = _number(_ask(case, key, within)), 0
+    counting = time.monotonic() - started
     # With a reset everything is the try's own, and the arguments may be fixed: there are no other keys.
     if case.reset is None and effects == case.expected:
-        unused = _count(case, _new_key(), "effects() of a key without any effect")
-    return Discovery(msgspec.convert(words.value, Run), effects, unused, seconds=took)
+        unused = _number(_ask(case, _new_key(), within), "effects() of a key without any effect")
+    return Discovery(msgspec.convert(words.value, Run), effects, unused, seconds=took, counting=counting)
 
 
 def repeat(case: Case) -> Try:
@@ -265,9 +296,13 @@ def try_window(case: Case, window: Window, fault: Fault) -> Try:
         lost.look(_count(case, key), _TOLD_STRUCK)
     last = _call_until_success(case, key)
     if strike is None or strike.place is None:
-        count = _count(case, key)
-        return Try(window=window, fault=fault, effects=count, verdict="missed", too_late=strike is not None)
+        count, late = _count(case, key), strike is not None
+        return Try(
+            window=window, fault=fault, effects=count, verdict="missed", error=words.error, too_late=late
+        )
     found = _judged(case, key, strike.place, fault, last, end)
+    if words.late and found.verdict == "once":
+        found = msgspec.structs.replace(found, verdict="stuck", error=f"the struck worker: {words.error}")
     # What was missing came in the end, because the sleeper woke up or the client asked again: it need not have.
     if lost.error and found.verdict != "doubled":
         return msgspec.structs.replace(found, verdict="lost", effects=lost.seen, error=lost.error)
@@ -287,8 +322,8 @@ class _Lost:
 
 
 def _overtake(case: Case, key: str, victim: Child, lost: _Lost) -> _End:
-    """The victim sleeps: others try until one has succeeded, then it wakes. Where none can, they wait for a lock that it holds, or are
-    refused for as long as their patience lasts: a lock of the user's own may have a time limit."""
+    """The victim sleeps: others try until one has succeeded and was counted, then it wakes. Where none can, they wait for a lock that
+    it holds, or are refused for half of their patience: a lock of the user's own may have a time limit."""
     started = time.monotonic()
     while True:
         heir = _client(case, key)
@@ -299,14 +334,28 @@ def _overtake(case: Case, key: str, victim: Child, lost: _Lost) -> _End:
         words = heir.words()[1]
         slept = time.monotonic() - started
         if words.ok or words.final:
-            if words.ok:
-                lost.look(_count(case, key), _TOLD_ASLEEP)
+            counted = _ask(case, key, case.sleep + 4 * case.counting) if words.ok else None
             victim.wake()
+            if counted is None:
+                return "overtaken"
+            if (
+                not counted.ok
+            ):  # it waits for the sleeper, as the effect may: what fails by itself fails again in the end
+                return "blocked"
+            lost.look(_number(counted), _TOLD_ASLEEP)
             return "overtaken"
-        if slept >= (case.sleep if words.lock else max(case.sleep, case.patience)):
+        if slept >= (case.sleep if words.lock else case.long_sleep):
+            blocked = words.lock == "store" or (not words.lock and _keeps_others_off(case))
             victim.wake()
-            return "blocked" if words.lock == "store" else "refused"
+            return "blocked" if blocked else "refused"
         time.sleep(0.02 if slept < case.sleep else 0.1)
+
+
+def _keeps_others_off(case: Case) -> bool:
+    """Whether another key is refused as well: then the lock is everybody's, and it may not be this sleeper who holds it."""
+    if case.reset is not None:
+        return False  # all keys are one, and no other try is under way
+    return not _client(case, _new_key()).words(time.monotonic() + case.sleep)[1].ok
 
 
 def _judged(case: Case, key: str, window: Window, fault: str, words: Words, end: _End = "overtaken") -> Try:

@@ -21,7 +21,7 @@ import msgspec
 
 from semel import points
 from semel.face import Face
-from semel.testing.plugin_files import Places
+from semel.testing.plugin_files import Places, real
 
 __all__ = ["CALLED", "FAULTS", "RETURNED", "Fault", "Watch", "Window", "chosen", "shorter_leases", "striker"]
 
@@ -54,7 +54,7 @@ _MEANING = {
 _UNTIMELY = frozenset({"renew.sent"})
 _PASSES = 3  # how often one and the same line of a loop is struck
 _RECALLED = 100  # … and how many of its passes are remembered, for where a cancel arrived
-_MOST = 100  # lines of files that nobody named
+_MOST = 100  # lines of files that nobody named, each pass by itself
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -81,6 +81,8 @@ class Watch:
         """How deep in calls each of `seen` is."""
         self.left: tuple[str, ...] = ()
         """Threads and tasks that the handler had started and that still ran when it returned."""
+        self.left_out: set[str] = set()
+        """Files that it came to and whose lines are no windows because the user said so."""
         self.last = Window(CALLED)
         """Where the handler is: what it passed last."""
         self._places = places
@@ -126,6 +128,8 @@ class Watch:
         file = frame.f_code.co_filename
         if file not in self._names:
             self._names[file] = Path(file).name if self._places.has(file) else None
+            if self._places.leaves_out(file):
+                self.left_out.add(real(file))
         return self._line if self._names[file] else None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
@@ -144,15 +148,15 @@ def _depth(frame: FrameType | None) -> int:
     return depth
 
 
-def chosen(
-    windows: Sequence[Window], depths: Sequence[int], named: frozenset[str]
-) -> tuple[list[Window], int]:
-    """Those to be struck, and how many lines are left out: of files that nobody named, those farthest from the handler."""
+def chosen(windows: Sequence[Window], depths: Sequence[int], places: Places) -> tuple[list[Window], int]:
+    """Those to be struck, and how many lines are left out, at all or some of their passes: of files that nobody named, those farthest
+    from the handler."""
     near = [at for at, window in enumerate(windows) if window.passing <= _PASSES]
-    unnamed = [at for at in near if windows[at].file and windows[at].file not in named]
+    unnamed = [at for at in near if windows[at].file and not places.names(windows[at].file)]
     unnamed.sort(key=lambda at: (windows[at].passing, depths[at]))
     left = frozenset(unnamed[_MOST:])
-    return [windows[at] for at in near if at not in left], len(left)
+    lines = {(windows[at].file, windows[at].name) for at in left}
+    return [windows[at] for at in near if at not in left], len(lines)
 
 
 def striker(
