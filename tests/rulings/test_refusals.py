@@ -1,135 +1,121 @@
-"""What is wrong is refused before anything is marked or run; what nobody has awaited is no outcome."""
+"""Mistakes are named at once, with the remedy, and nothing runs."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Generator
-from enum import StrEnum
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
 
-from semel import (
-    NOT_FOUND,
-    UNDECIDED,
-    ConfigurationError,
-    InvalidKey,
-    OutcomeUnknown,
-    Semel,
-    current_run,
-)
+from semel import ConfigurationError, InvalidKey, Semel, SemelError
 
 from .conftest import Lab
-from .tools import stepping
+from .tools import owned
 
 
-class _Promise:
-    """Something to await that is no coroutine, as clients of HTTP libraries return it."""
-
-    def __await__(self) -> Generator[None, None, str]:
-        yield from ()
-        return "paid"
-
-
-@pytest.mark.parametrize("verb", ["execute", "consume"])
-async def test_R4_what_nobody_has_awaited_is_no_outcome_and_is_not_made_again(
-    light_lab: Lab, verb: str
-) -> None:
-    """Neither done, as nobody knows whether it happens, nor free: what the function did before it returned has happened."""
-    lab, once = light_lab, light_lab.face()
-
-    def plain() -> Any:
-        lab.effects.append("charged")
-        return _Promise()
-
-    async def forgets() -> Any:
-        return plain()
-
-    fn = plain if lab.colour == "sync" else forgets
-    remedy = "use AsyncSemel, or return" if lab.colour == "sync" else "await it, and return"
-    with pytest.raises(ConfigurationError, match=rf"returned a _Promise.*{remedy} what it gives.*resolve"):
-        await lab.do(getattr(once, verb)("k", fn))
-    for _ in range(2):
-        with pytest.raises(OutcomeUnknown):
-            await lab.do(getattr(once, verb)("k", fn))
-    assert lab.effects == ["charged"]
-
-
-@pytest.mark.parametrize("colour", ["async"])
-async def test_R4_what_a_plain_function_gives_to_await_is_awaited(light_lab: Lab) -> None:
-    once = light_lab.face()
-    assert (await once.execute("plain", _Promise)).value == "paid"
-    assert (await once.execute("step", stepping(light_lab, "charge", _Promise))).value == "paid"
-
-
-async def test_R26_a_step_whose_arguments_are_wrong_leaves_no_mark(light_lab: Lab) -> None:
-    lab, once = light_lab, light_lab.face()
-    wrong: list[tuple[str, Any]] = [
-        ("kwargs", [1]),
-        ("kwargs", []),
-        ("kwargs", {1: 2}),
-        ("result_type", "int"),
-        ("result_type", 5),
-    ]
-    for name, value in wrong:
-        work = stepping(lab, "charge", lab.effect(), on_unknown="hold", **{name: value})
-        with pytest.raises(ConfigurationError, match=f"{name} must be"):
-            await lab.do(once.execute("k", work))
-    assert (
-        await lab.do(once.execute("k", stepping(lab, "charge", lab.effect(), on_unknown="hold")))
-    ).value == "done"
-    assert len(lab.effects) == 1
-
-
-class Name(StrEnum):
-    PAY = "pay-1"
-
-
-async def test_R21_a_key_of_a_class_of_texts_is_its_text_inside_of_the_run(light_lab: Lab) -> None:
-    lab, once = light_lab, light_lab.face(secret=b"s" * 32)
-
-    def look() -> dict[str, str]:
-        run = current_run()
-        return {"key": run.key, "downstream": run.downstream_key("stripe")}
-
-    said = (await lab.do(once.execute(Name.PAY, lab.fn(look)))).value
-    await lab.do(once.forget("pay-1"))
-    assert said == (await lab.do(once.execute("pay-1", lab.fn(look)))).value
-    assert said["key"] == "pay-1"
-
-
-def test_a_probe_answers_from_another_process() -> None:
-    for word in (NOT_FOUND, UNDECIDED):
-        assert ForkingPickler.loads(ForkingPickler.dumps(word)) is word
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"threads": 0}, "threads"),
+        ({"threads": "x"}, "threads"),
+        ({"cache": -1}, "cache"),
+        ({"capacity": 0}, "capacity"),
+        ({"namespace": ""}, "empty"),
+        ({"acks": 1}, "acks"),
+        ({"index": {"ref"}}, "index"),
+        ({"index": "ref"}, "index"),
+        ({"hooks": print}, "hooks"),
+        ({"hooks": [5]}, "hooks"),
+        ({"encrypt": b"x" * 32}, "encrypt"),
+        ({"readable": "some"}, "readable"),
+        ({"tenant": ""}, "tenant"),
+        ({"timeout": 0}, "timeout"),
+        ({"retention": -1}, "retention"),
+        ({"tombstone": float("inf")}, "tombstone"),
+        ({"poll": 5}, "poll"),
+        ({"poll": (2, 1)}, "poll"),
+        ({"max_result": -1}, "max_result"),
+        ({"on_unknown": "guess"}, "on_unknown"),
+        ({"on_lease_lost": "panic"}, "on_lease_lost"),
+        ({"secret": b""}, "secret"),
+        ({"leese": 5}, "did you mean 'lease'"),
+    ],
+)
+def test_a_face_refuses_what_it_cannot_do(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(SemelError, match=said):
+        Semel("memory://", **settings)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"operation": 5}, "operation must be a str"),
-        ({"operation": ""}, "operation"),
-        ({"labels": 5}, "labels must be a mapping"),
-        ({"fields": ["id"]}, "there is no request="),
-        ({"key": asyncio.sleep}, "key= cannot be the coroutine function"),
+        ({"fields": ("a",)}, "no request"),
+        ({"kwargs": [5]}, "kwargs"),
+        ({"labels": {"a": 5}}, "labels"),
+        ({"labels": [1]}, "labels"),
+        ({"request": 1, "fingerprint": "0" * 64}, "not both"),
+        ({"on_error": 5}, "on_error"),
+        ({"wait": "long"}, "wait"),
     ],
-    ids=["operation", "empty", "labels", "fields", "async key"],
 )
-def test_R5_wrong_options_are_refused_when_decorating(options: dict[str, Any], said: str) -> None:
-    with Semel("memory://") as once, pytest.raises((ConfigurationError, InvalidKey), match=said):
-        once(**options)(lambda order: order)
+async def test_a_call_refuses_what_it_cannot_do(light_lab: Lab, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        await light_lab.do(light_lab.face().execute("k", light_lab.effect(), **options))
+    assert light_lab.effects == []
 
 
-async def test_names_that_are_none_are_refused_by_find_recovery_and_claim(light_lab: Lab) -> None:
-    lab, once = light_lab, light_lab.face()
-    for wrong, said in (
-        ({"states": 5}, "states must be"),
-        ({"tenant": 5}, "tenant must"),
-        ({"ref": 5}, "ref must"),
-    ):
-        with pytest.raises((ConfigurationError, InvalidKey), match=said):
-            await lab.do(once.find(**wrong))
-    with pytest.raises(InvalidKey, match="operation must be a str"):
-        once.recovery(5, probe=print)
-    with pytest.raises(ConfigurationError, match="a claim runs none"):
-        once.claim("k", kwargs={"a": 1})
+async def test_the_function_itself_is_passed_and_the_key_comes_first(light_lab: Lab) -> None:
+    once, work = light_lab.face(), light_lab.effect()
+    result = work()
+    with pytest.raises(ConfigurationError, match="execute"):
+        await light_lab.do(once.execute("k", result))
+    with pytest.raises(InvalidKey, match="key comes first"):
+        await light_lab.do(once.execute(work, "k"))
+    assert await light_lab.do(once.peek("k")) is None
+
+
+async def test_a_probe_that_answers_nonsense_is_a_mistake_not_an_answer(light_lab: Lab) -> None:
+    once = light_lab.face()
+    with pytest.raises(OSError, match="x"):
+        await light_lab.do(once.execute("k", light_lab.raising(OSError("x")), on_unknown="hold"))
+    with pytest.raises(ConfigurationError, match="Found"):
+        await light_lab.do(once.execute("k", light_lab.effect(), on_unknown=light_lab.fn(lambda: True)))
+    assert (await light_lab.do(once.peek("k"))).state == "unknown"
+
+
+async def test_the_decorator_wants_parentheses(light_lab: Lab) -> None:
+    with pytest.raises(ConfigurationError, match="parentheses"):
+        light_lab.face()(light_lab.effect())
+
+
+async def test_looking_at_a_key_takes_only_what_names_it(light_lab: Lab) -> None:
+    with pytest.raises(ConfigurationError, match="wait"):
+        await light_lab.do(light_lab.face().peek("k", wait=5))
+
+
+async def test_a_closed_face_says_so(lab: Lab) -> None:
+    once = lab.face()
+    await lab.do(once.execute("k", lab.effect()))
+    await lab.do(once.close())
+    with pytest.raises(ConfigurationError, match="closed"):
+        await lab.do(once.execute("k", lab.effect()))
+
+
+async def test_a_claim_is_answered_once_and_in_its_own_colour(light_lab: Lab) -> None:
+    once = light_lab.face()
+    async with owned(light_lab, once, "k") as claim:
+        await light_lab.do(claim.complete(1))
+        with pytest.raises(ConfigurationError, match="already"):
+            await light_lab.do(claim.complete(2))
+    wrong = once.claim("other")
+    with pytest.raises(ConfigurationError, match="colour"):
+        if light_lab.colour == "sync":
+            await wrong.__aenter__()
+        else:
+            wrong.__enter__()
+
+
+def test_records_and_messages_do_not_show_keys_or_bytes() -> None:
+    once = Semel("memory://")
+    once.execute("customer-4711-secret", lambda: "x")
+    assert "4711" not in repr(once.peek("customer-4711-secret"))
+    assert "Semel on MemoryStore" in repr(once)
