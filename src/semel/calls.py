@@ -89,7 +89,12 @@ def is_lazy(value: Any) -> bool:
 
 
 class Unawaited(ConfigurationError):
-    """A function gave back a task, or another thing to await, that may be at work: its key is held, whatever `on_error` says."""
+    """A function gave back a task, or another thing to await, that may be at work: its key is held, whatever `on_error` says.
+
+    Only its own: a run around it, through which this error passes, ends as its own `on_error` says.
+    """
+
+    scope: Scope
 
 
 def not_run(call: Call, value: Any, colour: Literal["sync", "async"] = "async") -> ConfigurationError:
@@ -102,10 +107,12 @@ def not_run(call: Call, value: Any, colour: Literal["sync", "async"] = "async") 
         )
     if hasattr(type(value), "__await__"):
         remedy = "await it, and return" if colour == "async" else "use AsyncSemel, or return"
-        return Unawaited(
+        held = Unawaited(
             f"{name_of(call)}: the function returned a {type(value).__name__} that nobody has awaited, and whether it happens is "
             f"not known: {remedy} what it gives. Look the effect up, then resolve the key"
         )
+        held.scope = call.scope
+        return held
     return ConfigurationError(
         f"{name_of(call)}: the function returned a {type(value).__name__}, and nothing of that has run. Return what it "
         "gives instead of the thing itself"

@@ -375,7 +375,7 @@ class Engine:
     @staticmethod
     def _decision(run: Run, error: Exception) -> tuple[str | Release, float]:
         """What `on_error` says. One that fails itself decides nothing: then the careful answer is to hold."""
-        if isinstance(error, Unawaited) and not run.lease_lost:
+        if isinstance(error, Unawaited) and error.scope == run.scope and not run.lease_lost:
             return "hold", 0.0
         try:
             decision = Release() if run.lease_lost else _decide(run, error)

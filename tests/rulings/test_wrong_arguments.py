@@ -19,6 +19,7 @@ from semel import (
     Semel,
     current_run,
 )
+from semel.runtime import run_sync
 
 from .conftest import Lab
 from .tools import stepping
@@ -54,6 +55,21 @@ async def test_R4_what_nobody_has_awaited_is_no_outcome_and_is_not_made_again(
         with pytest.raises(OutcomeUnknown):
             await lab.do(getattr(once, verb)("k", fn))
     assert lab.effects == ["charged"]
+
+
+async def test_R4_a_run_around_it_ends_as_its_own_on_error_says(light_lab: Lab) -> None:
+    lab, once = light_lab, light_lab.face()
+
+    async def inner() -> Any:
+        return _Promise()
+
+    async def around() -> Any:
+        return (await lab.do(once.execute("inner", _Promise if lab.colour == "sync" else inner))).value
+
+    with pytest.raises(ConfigurationError, match="nobody has awaited"):
+        await lab.do(once.execute("outer", (lambda: run_sync(around())) if lab.colour == "sync" else around))
+    assert (await lab.do(once.peek("inner"))).state == "unknown"
+    assert (await lab.do(once.peek("outer"))).state == "released"
 
 
 @pytest.mark.parametrize("colour", ["async"])
