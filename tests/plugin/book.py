@@ -13,6 +13,18 @@ from typing import Any
 from semel.testing.plugin import prove
 from semel.testing.plugin_report import Report
 
+OPTIONS: dict[str, Any] = {
+    "arguments": lambda key: (key,),
+    "reset": None,
+    "expected": 1,
+    "lease": 0.3,
+    "also": (),
+    "without": (),
+    "patience": 30,
+    "lanes": 4,
+}
+"""What `checked` wants of a case, but for handler and effects."""
+
 
 class Book:
     """Effects of a key, one byte each."""

@@ -19,7 +19,7 @@ from semel.testing.plugin_children import Child, Misuse
 from semel.testing.plugin_options import checked
 from semel.testing.plugin_tries import Case, Try, _count, _keeps_others_off, try_window
 from semel.testing.plugin_windows import Fault, Window
-from tests.plugin.book import Book
+from tests.plugin.book import OPTIONS, Book
 
 pytestmark = pytest.mark.slow
 
@@ -30,19 +30,7 @@ def book(tmp_path: Path) -> Book:
 
 
 def case_of(book: Book, **given: Any) -> Case:
-    options: dict[str, Any] = {
-        "run": book.note,
-        "effects": book.count,
-        "arguments": lambda key: (key,),
-        "reset": None,
-        "expected": 1,
-        "lease": 0.3,
-        "also": (),
-        "without": (),
-        "patience": 30,
-        "lanes": 4,
-    }
-    return checked(**options | given)
+    return checked(**{"run": book.note, "effects": book.count, **OPTIONS, **given})
 
 
 # ------------------------------------------------------------------------------------------ other tries

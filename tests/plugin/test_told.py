@@ -8,7 +8,6 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,20 +19,9 @@ from semel.testing.plugin_options import checked
 from semel.testing.plugin_report import Report
 from semel.testing.plugin_tries import Case, Try
 from semel.testing.plugin_windows import Fault, Window
-from tests.plugin.book import Book
+from tests.plugin.book import OPTIONS, Book
 
 pytestmark = pytest.mark.slow
-
-OPTIONS: dict[str, Any] = {
-    "arguments": lambda key: (key,),
-    "reset": None,
-    "expected": 1,
-    "lease": 0.3,
-    "also": (),
-    "without": (),
-    "patience": 30,
-    "lanes": 4,
-}
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -46,6 +45,7 @@ def chaos(
     try:  # its servers and drivers are for this command only
         from semel.testing.chaos import run_matrix, show_again
         from semel.testing.chaos.cells import load
+        from semel.testing.folders import see_to
 
         load()
     except (ImportError, ConfigurationError) as missing:
@@ -54,7 +54,7 @@ def chaos(
             f'"semel[cli,redis,postgres,mysql,messaging]" ({missing})'
         ) from missing
     if report is not None and not listing:
-        _see_to(report)
+        see_to(report)
     if file is not None:
         if report is None:
             raise ConfigurationError("--from FILE needs --report FOLDER: where the page is written")
@@ -74,15 +74,3 @@ def chaos(
         command=command,
     )
     raise typer.Exit(code)
-
-
-def _see_to(report: Path) -> None:
-    """Before minutes of work: the folder is there and can be written."""
-    try:
-        report.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=report):
-            pass
-    except OSError as error:
-        raise ConfigurationError(
-            f"--report {report}: nothing can be written there ({error.strerror}); name another folder"
-        ) from error

@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from semel.errors import ConfigurationError
+from semel.testing.folders import see_to
 from semel.testing.mutants import MUTANTS, Catch, catch, search, story
 from semel.testing.mutants.hunt import replayed
 from semel.testing.mutants.plant import recorded_seeds
 from semel.testing.simulation.plans import plan_from
-from semel.testing.simulation.published import publish_mutants, see_to
+from semel.testing.simulation.published import publish_mutants
 
 _SEEDS = Path(__file__).with_name("seeds.json")
 
@@ -56,7 +58,7 @@ def main() -> int:
     if options.report is not None:
         try:
             see_to(options.report)
-        except ValueError as error:
+        except ConfigurationError as error:
             parser.error(str(error))
     caught = []
     for name in names:

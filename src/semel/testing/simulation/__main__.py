@@ -14,8 +14,10 @@ import sys
 import time
 from pathlib import Path
 
+from semel.errors import ConfigurationError
+from semel.testing.folders import see_to
 from semel.testing.simulation.plans import Plan, plan_from
-from semel.testing.simulation.published import publish, see_to
+from semel.testing.simulation.published import publish
 from semel.testing.simulation.reach import ended_share, shortcomings
 from semel.testing.simulation.runner import Report, check, explore
 from semel.testing.simulation.stories import described, loading, told, told_of
@@ -40,7 +42,7 @@ def main() -> int:
     if options.report is not None:
         try:
             see_to(options.report)
-        except ValueError as error:
+        except ConfigurationError as error:
             parser.error(str(error))
     try:
         code = _explore(options) if plan is None else _replay(plan, options)

@@ -7,7 +7,6 @@ An object's plain values are facts, its lists of objects are tables: the report 
 from __future__ import annotations
 
 import platform
-import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -21,21 +20,9 @@ from semel.testing.simulation.reach import ended_share
 from semel.testing.simulation.runner import Report
 from semel.testing.simulation.workloads import workload_of
 
-__all__ = ["PAGE", "page", "publish", "publish_mutants", "see_to"]
+__all__ = ["PAGE", "page", "publish", "publish_mutants"]
 
 PAGE = "simulation.md"
-
-
-def see_to(folder: Path) -> None:
-    """Before minutes of work: the folder is there and can be written. ValueError: it cannot."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"--report {folder}: nothing can be written there ({error.strerror}); name another folder"
-        ) from error
 
 
 def publish(folder: Path, workload: str, first: int, report: Report, *, command: str) -> None:
