@@ -72,6 +72,8 @@ PROOF = {
 }  # fmt: skip
 PROOFS = re.compile(r"crash|strike|storm|race")  # and such files elsewhere
 FEW = 3
+MANY = 20  # failures told once more at the end
+MESSAGE = 300  # characters of each
 PATIENCE = 15 * 60  # of one part; pytest ends every single test long before
 MEASURED_PATIENCE = 60 * 60  # as tests/conftest.py gives every single test more time when it is measured
 INTERRUPTED = 2  # as pytest says it
@@ -90,6 +92,8 @@ class Row:
     note: str = ""
     unsteady: tuple[str, ...] = ()
     """Tests that failed among the others and passed when only their files ran."""
+    broken: tuple[str, ...] = ()
+    """Tests that failed, each with the first line of why."""
 
 
 def main() -> int:
@@ -303,7 +307,8 @@ def _pytest(parts: list[str], options: argparse.Namespace, *, measured: bool, la
     nothing = code == 5 and (not options.part or options.aside is not None)
     ok = (code == 0 and passed > 0) or (code == 0 and skipped > 0 and not _strict()) or nothing
     note = "nothing selected" if code == 5 else "" if code in {0, 1} else f"pytest ended with {code}"
-    return Row(name, ok, time.monotonic() - start, passed, failed, skipped, note, unsteady)
+    broken = () if unsteady else _broken(report)
+    return Row(name, ok, time.monotonic() - start, passed, failed, skipped, note, unsteady, broken)
 
 
 _LIVE: set[subprocess.Popen[bytes]] = set()
@@ -392,6 +397,18 @@ def _ends(report: Path) -> list[tuple[str, str]]:
     return found
 
 
+def _broken(report: Path) -> tuple[str, ...]:
+    """What failed and why, a line each: who sees only the end of the output is told, too."""
+    if not report.exists():
+        return ()
+    cases = ET.parse(report).getroot().iter("testcase")  # our own file
+    ends = [(case, end) for case in cases for end in case if end.tag in {"failure", "error"}]
+    return tuple(
+        f"{case.get('classname')}::{case.get('name')}: {' '.join((end.get('message') or end.tag).split())[:MESSAGE]}"
+        for case, end in ends
+    )
+
+
 def _environment(parts: list[str]) -> dict[str, str]:
     """By the environment, because some tests run a pytest of their own."""
     unused = [f"-pno:{plugin}" for plugin, users in BYSTANDERS.items() if not users.intersection(parts)]
@@ -452,6 +469,8 @@ def _report(rows: list[Row], total: float) -> int:
     for row in rows:
         for test in row.unsteady:
             print(f"UNSTEADY, it failed among the others and passed without them; to be repaired: {test}")
+    for test in [test for row in rows for test in row.broken][:MANY]:
+        print(f"FAILED {test}")
     missing = services.missing()
     for remedy in missing.values():
         print(f"SERVER MISSING, its tests did not run: {remedy}")
