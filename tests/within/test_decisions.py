@@ -295,11 +295,41 @@ async def test_R27_hold_and_delayed_release_are_written_after_the_rollback(
             once.within(tx.target).execute("k1", lab.raising(tx, ValueError("no")), "k1", on_error=word)
         )
     await tx.rollback()
+    await _recorded(lab, state)
+    assert lab.orders("k1") == 0
+
+
+class _Promise:
+    """Something to await that is no coroutine."""
+
+    def __await__(self) -> Any:
+        yield from ()
+
+
+async def test_R4_what_nobody_has_awaited_is_rolled_back_and_holds_its_key(few: Lab) -> None:
+    lab = few
+    once, tx = await lab.ready()
+
+    async def work() -> Any:
+        await tx.insert("k1")
+        return _Promise()
+
+    with pytest.raises(ConfigurationError, match="returned a _Promise that nobody has awaited"):
+        await wait(once.within(tx.target).execute("k1", coloured(lab, work), on_error="release"))
+    await tx.insert("after")
+    await tx.commit()
+    await _recorded(lab, "unknown")
+    assert (lab.orders("k1"), lab.orders("after")) == (0, 1)
+    with pytest.raises(OutcomeUnknown, match="resolve"):
+        await wait(once.execute("k1", coloured(lab, _nothing)))
+
+
+async def _recorded(lab: Lab, state: str) -> None:
+    """A failure is written once the caller's transaction has ended."""
     until = time.monotonic() + 30
     while lab.records("k1") != [state]:
         assert time.monotonic() < until
         await (asyncio.sleep(0.01) if lab.colour == "async" else _pause())
-    assert lab.orders("k1") == 0
 
 
 async def _pause() -> None:

@@ -329,6 +329,30 @@ def test_R28_a_command_that_is_refused_while_queued_is_a_known_failure(lab: Redi
     run(lab, body())
 
 
+def test_R4_what_nobody_has_awaited_applies_nothing_and_holds_its_key(lab: RedisLab) -> None:
+    async def body() -> None:
+        once, pipe = lab.face(), lab.pipe()
+
+        async def work() -> Any:
+            pipe.set(lab.name("a"), 1)
+            return _Promise()
+
+        with pytest.raises(ConfigurationError, match="returned a _Promise that nobody has awaited"):
+            await wait(once.within(pipe).execute("k1", lab.fn(work), on_error="release"))
+        assert not lab.plain.exists(lab.name("a"))
+        with pytest.raises(OutcomeUnknown, match="resolve"):
+            await wait(once.execute("k1", lab.fn(_second)))
+
+    run(lab, body())
+
+
+class _Promise:
+    """Something to await that is no coroutine."""
+
+    def __await__(self) -> Any:
+        yield from ()
+
+
 def test_R28_a_claim_by_hand(lab: RedisLab) -> None:
     async def body() -> None:
         once, pipe = lab.face(), lab.pipe()
