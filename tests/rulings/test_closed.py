@@ -22,7 +22,7 @@ from semel.testing.proxy import Proxy
 
 from .conftest import Lab, url_of
 from .test_late_copies import _moved, _port
-from .tools import enter
+from .tools import enter, renewed
 
 LEASE = 0.6
 
@@ -204,7 +204,10 @@ def test_a_store_for_threads_has_nothing_that_belongs_to_a_loop(
 @pytest.mark.timeout(60)
 def test_R17_a_refused_call_leaves_the_heartbeats_of_runs_that_are_still_ending() -> None:
     async def main() -> None:
-        once, other = AsyncSemel("memory://closed-beats", lease=0.3), AsyncSemel("memory://closed-beats")
+        once, other = (
+            AsyncSemel("memory://closed-beats", lease=3, settle_timeout=60),
+            AsyncSemel("memory://closed-beats"),
+        )
         began, goes_on = asyncio.Event(), asyncio.Event()
 
         async def work() -> str:
@@ -218,7 +221,7 @@ def test_R17_a_refused_call_leaves_the_heartbeats_of_runs_that_are_still_ending(
         refused = asyncio.create_task(once.execute("late", work))  # between aclose() and the closing itself
         with pytest.raises(ConfigurationError, match="is closed"):
             await refused
-        await asyncio.sleep(0.9)
+        await renewed(Lab("async", ""), other, "k")  # its heart goes on
         with pytest.raises(InProgress):
             await other.execute("k", lambda: "twice")
         goes_on.set()
@@ -231,7 +234,10 @@ def test_R17_a_refused_call_leaves_the_heartbeats_of_runs_that_are_still_ending(
 @pytest.mark.timeout(60)
 def test_R17_so_it_is_when_another_loop_has_closed_the_face() -> None:
     async def main() -> None:
-        once, other = AsyncSemel("memory://closed-there", lease=0.3), AsyncSemel("memory://closed-there")
+        once, other = (
+            AsyncSemel("memory://closed-there", lease=3, settle_timeout=60),
+            AsyncSemel("memory://closed-there"),
+        )
         began, goes_on = asyncio.Event(), asyncio.Event()
 
         async def work() -> str:
@@ -244,7 +250,7 @@ def test_R17_so_it_is_when_another_loop_has_closed_the_face() -> None:
         await asyncio.to_thread(asyncio.run, once.aclose())
         with pytest.raises(ConfigurationError, match="is closed"):
             await once.execute("late", work)
-        await asyncio.sleep(0.9)
+        await renewed(Lab("async", ""), other, "k")  # its heart goes on
         with pytest.raises(InProgress):
             await other.execute("k", lambda: "twice")
         goes_on.set()
@@ -255,7 +261,7 @@ def test_R17_so_it_is_when_another_loop_has_closed_the_face() -> None:
 
 @pytest.mark.timeout(60)
 def test_R17_and_of_two_first_calls_in_threads_the_refused_one_leaves_the_others_heartbeats() -> None:
-    once, other = Semel("memory://closed-first", lease=0.3), Semel("memory://closed-first")
+    once, other = Semel("memory://closed-first", lease=3, settle_timeout=60), Semel("memory://closed-first")
     began, goes_on = threading.Event(), threading.Event()
     done: list[Any] = []
 
@@ -287,7 +293,7 @@ def test_R17_and_of_two_first_calls_in_threads_the_refused_one_leaves_the_others
     once._lock = Moment(once._lock)  # type: ignore[assignment]  # the moment between
     with pytest.raises(ConfigurationError, match="is closed"):
         once.execute("late", work)
-    time.sleep(0.9)
+    run_sync(renewed(Lab("sync", ""), other, "k"))
     with pytest.raises(InProgress):
         other.execute("k", lambda: "twice")
     goes_on.set()

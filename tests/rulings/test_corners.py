@@ -312,7 +312,7 @@ async def test_R10_the_stored_policy_counts_when_the_caller_asks_for_less(light_
 
 
 def test_R7_closing_lets_open_runs_end() -> None:
-    once, other = Semel("memory://closing", lease=3), Semel("memory://closing")
+    once, other = Semel("memory://closing", lease=3, settle_timeout=60), Semel("memory://closing")
     started, end, outcomes = threading.Event(), threading.Event(), []
 
     def work() -> str:

@@ -47,7 +47,7 @@ class _Order:
 
 @pytest.mark.parametrize("mails", [True, False], ids=["by the next step", "by the end"])
 async def test_R26_what_was_done_before_the_record_was_lost_is_written_again(lab: Lab, mails: bool) -> None:
-    once = lab.face(lease=0.3)
+    once = lab.face(lease=1)
 
     async def vanish() -> None:
         await lapsed(lab, once, "k")

@@ -120,7 +120,7 @@ async def test_R11_what_was_found_and_is_not_recorded_yet_is_not_freed_by_its_ca
 
     kind = type(lab.face())
     dead, once = kind(inner), kind(Flaky(inner), settle_timeout=0)
-    await enter(lab, dead.claim("k", lease=0.3))
+    await enter(lab, dead.claim("k", lease=2))
     _stop_heart(dead, lab)
 
     def probe() -> Found:

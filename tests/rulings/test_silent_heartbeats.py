@@ -13,7 +13,7 @@ import pytest
 from semel import AsyncSemel, Semel, points
 from semel.testing.mutants import planted
 
-LEASE, TIMEOUT = 4.5, 0.3
+LEASE, TIMEOUT = 6.0, 0.5
 
 
 class Locked:
@@ -31,10 +31,11 @@ class Locked:
             return
         self.beats += 1
         if self._lock is None:
-            self._lock = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-            self._lock.execute("BEGIN IMMEDIATE")
-            self._granted = lease_until(self._lock)
+            lock = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+            lock.execute("BEGIN IMMEDIATE")
+            self._granted = lease_until(lock)
             self._until = time.monotonic() + 2 * TIMEOUT
+            self._lock = lock  # last: the function looks for it from another thread
 
     def look(self) -> bool | None:
         """Inside of the function: None while it is too early to tell, else whether its lease was renewed before its end."""
@@ -72,6 +73,7 @@ def sync(locked: Locked) -> bool:
         return found
 
     with Semel(f"sqlite:///{locked.path}", lease=LEASE, timeout=TIMEOUT) as once:
+        once.create()  # a new file takes its time
         return once.execute("k", work).value
 
 
@@ -83,6 +85,7 @@ def in_a_loop(locked: Locked) -> bool:
 
     async def main() -> bool:
         async with AsyncSemel(f"sqlite:///{locked.path}", lease=LEASE, timeout=TIMEOUT) as once:
+            await once.create()
             return (await once.execute("k", work)).value
 
     return asyncio.run(main())

@@ -17,7 +17,7 @@ from .conftest import Lab, url_of
 from .test_late_copies import _moved, _port
 from .tools import meanwhile, owned, until
 
-TIMEOUT = 1.5
+TIMEOUT = 2.0
 WAIT = 120.0
 
 

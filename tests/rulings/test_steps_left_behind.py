@@ -136,13 +136,14 @@ async def test_R9_hooks_hear_of_a_failure_before_its_last_step_has_ended(light_l
 async def test_R25_a_step_that_its_function_left_behind_still_has_ids_and_a_ref(light_lab: Lab) -> None:
     lab = light_lab
     once = lab.face(lease=30)
-    end, ids = threading.Event(), list[str]()
+    began, end, ids = threading.Event(), threading.Event(), list[str]()
     left: list[Callable[[], Any]] = []
 
     async def work() -> Any:
         run: Any = current_run()
 
         async def order() -> str:
+            began.set()
             await until(lab, end.is_set)
             return str(await lab.do(run.new_id("ord")))
 
@@ -150,7 +151,7 @@ async def test_R25_a_step_that_its_function_left_behind_still_has_ids_and_a_ref(
         if left:
             return await lab.do(run.step("order", step))
         left.append(meanwhile(lab, 0.0, lambda: run.step("order", step)))
-        await until(lab, lambda: run.in_flight)
+        await until(lab, began.is_set)
         raise ValueError("the mail was not sent")
 
     fn = _in_colour(lab, work)

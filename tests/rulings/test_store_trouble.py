@@ -42,7 +42,7 @@ async def test_R9_a_store_that_does_not_answer_a_step_is_no_failure_of_the_funct
     light_lab: Lab, on_error: Any
 ) -> None:
     store = Deaf(MemoryStore())
-    once = _face(light_lab, store, settle_timeout=0.05)
+    once = _face(light_lab, store, settle_timeout=0.05, timeout=0.05)
 
     def work() -> Any:
         return current_run().step("charge", light_lab.effect())
@@ -63,7 +63,7 @@ async def test_R26_a_step_that_was_made_is_not_made_again_though_its_note_had_no
     lab = light_lab
     store = Deaf(MemoryStore())
     store.deaf = False
-    once = _face(lab, store, settle_timeout=0.05)
+    once = _face(lab, store, settle_timeout=0.05, timeout=0.05)
 
     def charge() -> Any:
         store.deaf = True
@@ -92,7 +92,7 @@ async def test_R26_a_step_that_was_made_is_not_made_again_though_its_note_had_no
 async def test_R9_under_hold_a_step_whose_note_is_lost_leaves_the_key_unknown_not_failed(
     light_lab: Lab,
 ) -> None:
-    once = _face(light_lab, Deaf(MemoryStore()), settle_timeout=0.05)
+    once = _face(light_lab, Deaf(MemoryStore()), settle_timeout=0.05, timeout=0.05)
 
     def work() -> Any:
         return current_run().step("charge", light_lab.effect(), on_unknown="retry")
@@ -104,7 +104,7 @@ async def test_R9_under_hold_a_step_whose_note_is_lost_leaves_the_key_unknown_no
 
 
 async def test_R9_the_function_s_own_failure_after_a_lost_note_is_replayed(light_lab: Lab) -> None:
-    once = _face(light_lab, Deaf(MemoryStore()), settle_timeout=0.05)
+    once = _face(light_lab, Deaf(MemoryStore()), settle_timeout=0.05, timeout=0.05)
 
     def work() -> Any:
         raise LookupError("of its own") from StoreUnavailable("somebody else's")

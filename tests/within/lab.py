@@ -216,11 +216,11 @@ class Spawned:
     def done(self) -> bool:
         return not self._thread.is_alive() if self._colour == "sync" else self._task.done()
 
-    async def result(self) -> Any:
+    async def result(self, patience: float = 30) -> Any:
         if self._colour == "async":
-            return await asyncio.wait_for(asyncio.shield(self._task), 30)
-        self._thread.join(30)
-        assert not self._thread.is_alive(), "still waiting after 30 s"
+            return await asyncio.wait_for(asyncio.shield(self._task), patience)
+        self._thread.join(patience)
+        assert not self._thread.is_alive(), f"still waiting after {patience} s"
         if self._error is not None:
             raise self._error
         return self._value

@@ -49,4 +49,5 @@ async def test_R27_a_claim_whose_failure_is_never_written_is_given_back(few: Lab
         )
     assert caught.value.__notes__
     await tx.commit()
-    assert (await wait(once.execute("k1", coloured(lab, _free), wait=30))).value == "free"
+    patient = lab.face()
+    assert (await wait(patient.execute("k1", coloured(lab, _free), wait=30))).value == "free"

@@ -199,13 +199,16 @@ async def test_R27_a_cancelled_waiter_of_a_sqlite_session_hears_that_he_was_canc
         await once.create()
         async with AsyncSession(engine) as owner, AsyncSession(engine) as waiter:
             await once.within(owner).execute("k", work)
-            waiting = asyncio.create_task(once.within(waiter).execute("k", work, wait=0.5))
-            await asyncio.sleep(0.1)
-            waiting.cancel()
-            with pytest.raises(
-                asyncio.CancelledError
-            ):  # not what SQLAlchemy says of the connection that it gave up
-                await waiting
+            # On a machine that stands still the waiter may be told before it is cancelled: then once more.
+            end: Any = InProgress("")
+            for _ in range(5):
+                if isinstance(end, InProgress):
+                    waiting = asyncio.create_task(once.within(waiter).execute("k", work, wait=0.5))
+                    await asyncio.sleep(0.1)
+                    waiting.cancel()
+                    (end,) = await asyncio.gather(waiting, return_exceptions=True)
+            # not what SQLAlchemy says of the connection that it gave up
+            assert isinstance(end, asyncio.CancelledError)
             await owner.commit()
         assert (await once.execute("k", work)).replayed
     await engine.dispose()

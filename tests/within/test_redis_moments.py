@@ -182,7 +182,7 @@ def test_R28_what_is_recorded_stays_so_when_the_store_is_gone_right_after_it(
     async def body() -> None:
         pipe, checks = lab.pipe(), lab.face()
         lab.url = through(lab, proxy, redis_server)
-        once = lab.face(timeout=3)
+        once = lab.face(timeout=5)
 
         async def work() -> str:
             pipe.incr(lab.name("n"))
@@ -208,7 +208,7 @@ def test_R28_an_error_inside_exec_that_cannot_be_recorded_is_told(
         pipe = lab.pipe()
         lab.plain.set(lab.name("text"), "not a list")
         lab.url = through(lab, proxy, redis_server)
-        once = lab.face(timeout=3, hooks=[heard.append])
+        once = lab.face(timeout=5, hooks=[heard.append])
 
         async def work() -> None:
             pipe.lpush(lab.name("text"), 1)

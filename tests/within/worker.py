@@ -47,7 +47,7 @@ async def race(lab: Lab, keys: int, seed: int) -> None:
     once = lab.face()
     await wait(once.peek("warm-up"))
     for racer in [lab.spawn(one(lab, once, keys, seed * 4 + seat)) for seat in range(4)]:
-        await racer.result()
+        await racer.result(90)  # who started us waits for 100 s
     await lab.close()
 
 
