@@ -106,6 +106,6 @@ def test_the_matrix_can_tell_that_a_cell_is_wrong() -> None:
     made = explore(jobs_for([lie, nowhere, edge, call, relay, other]), drivers=3)
     problems = {each.cell: each.problem for each in made.results}
     for each in (lie, edge, call, relay):
-        assert problems[each.name] == "expected exactly once, found doubled"
-    assert problems[other.name] == "expected doubled, found exactly once"
+        assert problems[each.name].endswith("expected exactly once, found doubled")
+    assert problems[other.name].endswith("expected doubled, found exactly once")
     assert "did not strike" in problems[nowhere.name]

@@ -125,13 +125,23 @@ def problem(report: Report, name: str) -> str:
     return next(each.problem for each in report.results if each.cell == name)
 
 
+def is_seen(report: Report, name: str, mutants: list[str], *what: str) -> bool:
+    """Seen is what counts. Where the machine stood still, somebody came too late to show it: then it is played alone, twice
+    at most. A matrix that is blind sees it at no time."""
+    for again in range(3):
+        found = problem(planted([name], mutants) if again else report, name)
+        if any(each in found for each in what):
+            return True
+    return False
+
+
 @pytest.mark.xdist_group("unsettled")
 @pytest.mark.parametrize("store", FENCES)
 def test_a_settle_without_its_fence_is_seen_on_every_real_store_in_both_colours(
     unsettled: Report, store: str
 ) -> None:
     for name in SETTLES[store]:
-        assert problem(unsettled, name).startswith("torn: the victim was told"), name
+        assert is_seen(unsettled, name, FENCES[store], "torn: the victim was told"), name
 
 
 @pytest.mark.xdist_group("others")
@@ -140,7 +150,7 @@ def test_other_planted_bugs_are_seen_on_real_stores_and_so_is_a_weak_setting_tha
     others: Report, mutant: str
 ) -> None:
     name, what = OTHERS[mutant]
-    assert what in problem(others, name)
+    assert is_seen(others, name, list(OTHERS), what)
 
 
 @pytest.mark.xdist_group("silenced")
@@ -148,9 +158,7 @@ def test_other_planted_bugs_are_seen_on_real_stores_and_so_is_a_weak_setting_tha
 def test_a_heart_that_gives_up_at_one_silence_is_seen_on_every_kind_of_wire_in_both_colours(
     silenced: Report, name: str
 ) -> None:
-    # Seen is what counts: where the machine stood still, the next caller came too late to make the second effect.
-    found = problem(silenced, name) or problem(planted([name], [GIVES_UP]), name)
-    assert found.startswith("expected exactly once, found doubled"), name
+    assert is_seen(silenced, name, [GIVES_UP], "expected exactly once, found doubled"), name
 
 
 @pytest.mark.xdist_group("unheard")
@@ -158,6 +166,6 @@ def test_a_heart_that_gives_up_at_one_silence_is_seen_on_every_kind_of_wire_in_b
 def test_an_answer_that_waits_for_no_replica_is_seen_though_the_replica_may_have_it_in_the_end(
     unheard: Report, name: str
 ) -> None:
-    found = problem(unheard, name)
-    # Seen is what counts: where the primary dies soon enough, its replica has nothing in the end, either.
-    assert "while the replica stood still" in found or found.startswith("expected exactly once, found"), name
+    # Where the primary dies soon enough, its replica has nothing in the end, either.
+    what = ("while the replica stood still", "expected exactly once, found")
+    assert is_seen(unheard, name, NO_ACKS, *what), name

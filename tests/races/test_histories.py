@@ -39,6 +39,8 @@ from semel.testing.simulation.recorded import Log, Recorded, clock_offset, read_
 
 from .conftest import STORES, url_of
 
+pytestmark = pytest.mark.timeout(600)
+
 PROCESSES, THREADS, ROUNDS, KEYS = 3, 3, 12, 16
 LONG = 60.0  # a lease that does not lapse here: then it does not matter when exactly a lost claim arrived
 MOST = 200_000  # configurations that a search for an order looks at: on a busy machine everything overlaps
@@ -177,9 +179,7 @@ def race_url(request: pytest.FixtureRequest, store: str, tmp_path: Path) -> str:
 @pytest.mark.parametrize("store", STORES)
 def test_H1_an_order_explains_a_race_with_leases_that_lapse(race_url: str, tmp_path: Path) -> None:
     for number in range(4):  # on a busy machine an owner may be as late as its heirs
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        race = Race(folder, lease=0.05)
+        race = Race(_folder(tmp_path, number), lease=0.05)
         try:
             race.run(race_url, kill=False)
         finally:
@@ -196,20 +196,23 @@ def test_H1_an_order_explains_a_race_with_leases_that_lapse(race_url: str, tmp_p
 def test_H1_an_order_explains_a_race_with_lost_answers_and_a_killed_process(
     race_url: str, store: str, tmp_path: Path
 ) -> None:
-    race = Race(tmp_path, lease=LONG)
-    broken_at: list[float] = []
-    try:
-        if store == "sqlite":
-            race.run(race_url, kill=True)
-        else:
-            broken_at = _run_through_a_proxy(race, race_url, RESP if store == "redis" else CHUNKS)
-    finally:
-        race.close()
-    calls = read_logs(race.logs, broken_at=broken_at)
-    _explained(race, calls)
-    if store != "sqlite":
-        assert len(broken_at) > 3, "the network broke too seldom"
-        assert any(call.answer is None for call in calls), "every answer was heard: nothing was lost"
+    for number in range(
+        4
+    ):  # an adapter may send everything again in time, and the victim die between two calls
+        race = Race(_folder(tmp_path, number), lease=LONG)
+        broken_at: list[float] = []
+        try:
+            if store == "sqlite":
+                race.run(race_url, kill=True)
+            else:
+                broken_at = _run_through_a_proxy(race, race_url, RESP if store == "redis" else CHUNKS)
+        finally:
+            race.close()
+        calls = read_logs(race.logs, broken_at=broken_at)
+        _explained(race, calls)
+        if store == "sqlite" or (len(broken_at) > 3 and any(call.answer is None for call in calls)):
+            return
+    pytest.fail("the network broke too seldom, or every answer was heard: nothing was lost")
 
 
 SLOW = "$$ begin if random() < 0.15 then perform pg_sleep(0.09); end if; return null; end $$"
@@ -295,12 +298,21 @@ class Nemesis(threading.Thread):
 def test_H1_the_history_of_a_store_that_is_broken_on_purpose_has_no_order(
     race_url: str, mutant: str, tmp_path: Path
 ) -> None:
-    race = Race(tmp_path, lease=0.05, sleeps=0.9, mutant=mutant)
-    try:
-        race.run(race_url, kill=False)
-    finally:
-        race.close()
-    assert inexplicable(read_logs(race.logs))[0]
+    for number in range(4):  # now and then nobody comes between an owner's late settle and its lease
+        race = Race(_folder(tmp_path, number), lease=0.05, sleeps=0.9, mutant=mutant)
+        try:
+            race.run(race_url, kill=False)
+        finally:
+            race.close()
+        if inexplicable(read_logs(race.logs), most=MOST)[0]:
+            return
+    pytest.fail("four histories of a broken store were explained")
+
+
+def _folder(parent: Path, number: int) -> Path:
+    folder = parent / str(number)
+    folder.mkdir()
+    return folder
 
 
 def test_H1_a_replay_of_what_nobody_settled_has_no_order() -> None:

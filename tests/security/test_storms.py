@@ -138,7 +138,7 @@ def test_an_interrupted_thread_leaves_no_reply_for_the_next_call(
     chance = random.Random(5)
     told = cut = 0
     url = url_of(request, store, tmp_path)
-    with Semel(url, prefix=f"alarm-{time.time_ns()}", lease=0.2, timeout=15, settle_timeout=60) as once:
+    with Semel(url, prefix=f"alarm-{time.time_ns()}", lease=0.2, timeout=15, settle_timeout=20) as once:
         once.execute("warm", str)
         typical = min(
             _seconds_of(partial(once.execute, f"as long as this {number}", str)) for number in range(9)
