@@ -81,6 +81,8 @@ class Semel(Face):
             ):  # else it is another call's too, whose lease is renewed to its end
                 self._made = None
                 engine.stop()
+                if self._owns_store:  # its purge may have opened it again
+                    run_sync(self._store.aclose())
             self._door.check()
         return engine
 

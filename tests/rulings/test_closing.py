@@ -134,6 +134,7 @@ def test_a_face_that_is_closed_while_its_first_caller_makes_it_ready_stays_close
         closer, _ = _in_thread(once.close)
         closer.join(20)
         assert not closer.is_alive()
+        time.sleep(0.1)  # its purge comes: nobody has told it yet
         return engine
 
     once._engine_for = closed_meanwhile  # type: ignore[method-assign]  # the moment between

@@ -22,6 +22,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -344,7 +345,8 @@ class Proxy:
         struck = striking[0] if striking else None
         if struck is not None:
             pair.action = struck.action
-            self._rules.remove(struck)
+            with suppress(ValueError):  # cleared meanwhile
+                self._rules.remove(struck)
             struck.fired.set()
         match struck.action if struck else None:
             case Action.RESET_BEFORE:

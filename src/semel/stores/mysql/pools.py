@@ -255,10 +255,9 @@ class LoopPool:
         loop = asyncio.get_running_loop()
         home = self._homes.get(loop)
         if home is None or home.stock.closed:
-            for ended in [
-                other for other, held in self._homes.items() if held.stock.closed or other.is_closed()
-            ]:
-                self._homes.pop(ended, None)
+            for other, held in tuple(self._homes.items()):  # those of other threads' loops come and go
+                if held.stock.closed or other.is_closed():
+                    self._homes.pop(other, None)
             home = self._homes[loop] = _Home(self._size)
             await home.settle_in()
         return home

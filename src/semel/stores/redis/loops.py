@@ -316,7 +316,7 @@ class LoopLink(Courier):
         if home is None or home.loop is not loop or home.closed:
             for number, other in list(self._homes.items()):
                 if other.closed or other.loop.is_closed():
-                    del self._homes[number]
+                    self._homes.pop(number, None)  # another thread may have found it, too
             home = self._homes[id(loop)] = Home(loop)
             await home.settle_in()
         self._home = home

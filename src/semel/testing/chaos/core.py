@@ -73,8 +73,8 @@ _WARM = {*WIRE_FAULTS, "store-kill", "disk-full", "memory-full"}
 STORE_POINTS = ("run.returned", *AWAY, *_BESIDE)
 LASTING = "renew.sent#4"
 """The fourth heartbeat since its effect: more than a lease after its claim."""
-_HEARTBEATS = 20
-"""Leases within which a woken owner has surely heard from its heartbeat, on a busy machine too."""
+_HEARTBEATS, _HEARD = 20, 10.0
+"""Leases, and seconds, within which a woken owner has surely heard from its heartbeat, on a busy machine too."""
 _OWED = 20.0
 """Seconds within which a server that is back has taken what it missed."""
 # A caller's SQLite connection has the caller's setting.
@@ -394,7 +394,9 @@ class Worker:
 
     def _heard(self, run: Any) -> bool:
         self._since = self._since or time.monotonic()
-        return bool(run.lease_lost) or time.monotonic() - self._since > _HEARTBEATS * self.plan.lease
+        return bool(run.lease_lost) or time.monotonic() - self._since > max(
+            _HEARD, _HEARTBEATS * self.plan.lease
+        )
 
     def _may_begin(self) -> bool:
         return self.cell.fault != "overlap" or self.by != "heir" or Path(self.plan.folder, GO).exists()
