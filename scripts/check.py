@@ -270,7 +270,9 @@ def _lint_one(name: str) -> Row:
     done = subprocess.run([BIN / program, *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         print(f"---- {name}\n{done.stdout}{done.stderr}", flush=True)
-    return Row(name, done.returncode == 0, time.monotonic() - start)
+    said = [] if done.returncode == 0 else f"{done.stdout}{done.stderr}".splitlines()
+    broken = tuple(f"{name}: {line[:MESSAGE]}" for line in said if line.strip())
+    return Row(name, done.returncode == 0, time.monotonic() - start, broken=broken)
 
 
 # -- tests --------------------------------------------------------------------------------------------------------------

@@ -141,7 +141,7 @@ def test_a_settle_without_its_fence_is_seen_on_every_real_store_in_both_colours(
     unsettled: Report, store: str
 ) -> None:
     for name in SETTLES[store]:
-        assert is_seen(unsettled, name, FENCES[store], "torn: the victim was told"), name
+        assert is_seen(unsettled, name, list(FENCES[store]), "torn: the victim was told"), name
 
 
 @pytest.mark.xdist_group("others")
