@@ -127,7 +127,7 @@ class Effort(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, *, quick: bool) -> Effort:
-        return cls(rounds=2, calls=64, quick=True) if quick else cls(rounds=11, calls=1_000, quick=False)
+        return cls(rounds=2, calls=64, quick=True) if quick else cls(rounds=41, calls=1_000, quick=False)
 
     def smaller(self, by: int) -> Effort:
         """For contestants that are `by` times slower."""
