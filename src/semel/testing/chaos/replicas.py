@@ -206,7 +206,7 @@ class _Maria(_Single):
 
     def cut(self, key: str) -> None:
         del key
-        self.replica.execute("STOP SLAVE")
+        self.replica.execute("STOP SLAVE IO_THREAD")  # what it has received it applies
 
     def held(self, key: str) -> AbstractContextManager[object]:
         del key

@@ -137,7 +137,14 @@ class MariaServer(Server):
         """Apply what was received, and follow nobody any more."""
         self.execute("STOP SLAVE IO_THREAD")
         # Read from it, not from its log: what is received and not applied yet counts.
-        position = self.slave_status()["Gtid_IO_Pos"]
+        status = self.slave_status()
+        position = status["Gtid_IO_Pos"]
+        if (
+            status["Slave_SQL_Running"] != "Yes"
+        ):  # started again, with GTIDs, it would ask its primary for everything anew
+            raise ServerFailed(
+                "the replica applies nothing: its SQL thread does not run. Cut it off by STOP SLAVE IO_THREAD, not by STOP SLAVE"
+            )
         if self.execute(f"SELECT MASTER_GTID_WAIT('{position}', 20)") != ((0,),):
             raise ServerFailed(f"the replica has not applied what it has received within 20 s\n{self.log()}")
         self.execute("STOP SLAVE")
