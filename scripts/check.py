@@ -93,7 +93,7 @@ class Row:
     unsteady: tuple[str, ...] = ()
     """Tests that failed among the others and passed when only their files ran."""
     broken: tuple[str, ...] = ()
-    """Tests that failed, each with the first line of why."""
+    """Tests that failed, each with why, or what a linter said."""
 
 
 def main() -> int:

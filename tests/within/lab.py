@@ -194,6 +194,13 @@ class DjangoTx(Tx):
         self.target.close()
 
 
+class Promise:
+    """Something to await that is no coroutine."""
+
+    def __await__(self) -> Any:
+        yield from ()
+
+
 class Spawned:
     """Work that goes on beside the test: a thread for sync drivers, a task for async ones."""
 

@@ -26,7 +26,7 @@ from semel.calls import nothing_to_run
 from semel.options import Release
 from semel.runtime import run_sync
 from tests.within.conftest import FEW
-from tests.within.lab import Lab, wait
+from tests.within.lab import Lab, Promise, wait
 
 
 def coloured(lab: Lab, body: Any) -> Any:
@@ -299,22 +299,15 @@ async def test_R27_hold_and_delayed_release_are_written_after_the_rollback(
     assert lab.orders("k1") == 0
 
 
-class _Promise:
-    """Something to await that is no coroutine."""
-
-    def __await__(self) -> Any:
-        yield from ()
-
-
 async def test_R4_what_nobody_has_awaited_is_rolled_back_and_holds_its_key(few: Lab) -> None:
     lab = few
     once, tx = await lab.ready()
 
     async def work() -> Any:
         await tx.insert("k1")
-        return _Promise()
+        return Promise()
 
-    with pytest.raises(ConfigurationError, match="returned a _Promise that nobody has awaited"):
+    with pytest.raises(ConfigurationError, match="returned a Promise that nobody has awaited"):
         await wait(once.within(tx.target).execute("k1", coloured(lab, work), on_error="release"))
     await tx.insert("after")
     await tx.commit()

@@ -29,7 +29,7 @@ from semel import (
 from semel.runtime import run_sync
 from semel.testing import services
 from semel.within.redis import PipelineEngine
-from tests.within.lab import wait
+from tests.within.lab import Promise, wait
 
 
 class RedisLab:
@@ -336,22 +336,15 @@ def test_R4_what_nobody_has_awaited_applies_nothing_and_holds_its_key(lab: Redis
 
         async def work() -> Any:
             pipe.set(lab.name("a"), 1)
-            return _Promise()
+            return Promise()
 
-        with pytest.raises(ConfigurationError, match="returned a _Promise that nobody has awaited"):
+        with pytest.raises(ConfigurationError, match="returned a Promise that nobody has awaited"):
             await wait(once.within(pipe).execute("k1", lab.fn(work), on_error="release"))
         assert not lab.plain.exists(lab.name("a"))
         with pytest.raises(OutcomeUnknown, match="resolve"):
             await wait(once.execute("k1", lab.fn(_second)))
 
     run(lab, body())
-
-
-class _Promise:
-    """Something to await that is no coroutine."""
-
-    def __await__(self) -> Any:
-        yield from ()
 
 
 def test_R28_a_claim_by_hand(lab: RedisLab) -> None:
