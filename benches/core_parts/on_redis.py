@@ -142,7 +142,7 @@ async def _crowd(once: AsyncSemel, server: services.RedisServer, effort: Effort)
                 Contestant("semel", mine.prepare, mine.call),
                 Contestant("pool", bare.prepare, bare.call),
             ]
-            rates = await compare_crowds(contest, effort, CALLERS)
+            rates = await compare_crowds(contest, effort.longer(4), CALLERS)
             mine_rate, bare_rate = rates["semel"], rates["pool"]
             figures += [
                 Figure(

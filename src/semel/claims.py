@@ -53,19 +53,21 @@ class _Claim:
         if self.verdict is not None:
             raise ConfigurationError("a claim is entered once: call once.claim(...) again for another try")
         engine.door.check()
-        if self._verdicts:
-            ask, verdict = await engine.ask_once(call)
-            if not isinstance(verdict, Won):
+        ask, verdict = await (engine.ask_once(call) if self._verdicts else engine.acquire(call))
+        try:
+            self.verdict = verdict
+            if self._verdicts and not isinstance(verdict, Won):
                 engine.debts.leave(ask, verdict)
-        else:
-            ask, verdict = await engine.acquire(call)
-        self.verdict = verdict
-        if isinstance(verdict, Replay):
-            self._replay(verdict)
-        elif isinstance(verdict, Won):
-            self._run = engine.begin(call, ask, verdict.record)
-            self.attempt = self._run.attempt
-            self._token = _current.set(self._run.weak)
+            if isinstance(verdict, Replay):
+                self._replay(verdict)
+            elif isinstance(verdict, Won):
+                self._run = engine.begin(call, ask, verdict.record)
+                self.attempt = self._run.attempt
+                self._token = _current.set(self._run.weak)
+                self._run.started = True
+        except BaseException:
+            engine.disown(ask)
+            raise
         return self
 
     def _replay(self, verdict: Replay) -> None:
@@ -107,7 +109,12 @@ class _Claim:
             return
         with suppress(ValueError):  # left in another context than it was entered in, as generators may be
             _current.reset(self._token)
-        if self._answered:
+        goes_on = error is None or isinstance(error, Exception)
+        if self._answered and (
+            run.settling or goes_on
+        ):  # else it was interrupted before its answer was on its way
+            if run.interrupt.fired and goes_on:
+                run.interrupt.absorb()  # the block has heard of it
             return
         self._answered = True
         if error is None:

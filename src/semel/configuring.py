@@ -30,7 +30,7 @@ def _span(text: str) -> float:
 
 
 def _endless(text: str) -> float | None:
-    return None if text.strip().lower() in _ENDLESS | {"none", ""} else _span(text)
+    return None if text.strip().lower() in _ENDLESS | {"none"} else _span(text)
 
 
 def _patience(text: str) -> float:
@@ -42,7 +42,12 @@ def _spans(text: str) -> list[float]:
 
 
 def _size(text: str) -> int | None:
-    return None if text.strip().lower() in {"none", ""} else int(text)
+    if text.strip().lower() == "none":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("write a number of bytes, or none") from None
 
 
 def _truth(text: str) -> bool:

@@ -253,7 +253,7 @@ class _Once:
         else:
             self._tenant = choose(tenant, "tenant")
 
-    def outcome(self, *args: Any, **kwargs: Any) -> Any:
+    def outcome(self, /, *args: Any, **kwargs: Any) -> Any:
         """The Outcome instead of the value; await it in async code."""
         if self._of_class and not (args and isinstance(args[0], type)):
             # Since Python 3.13 a classmethod does not bind what it wraps, so the class did not come along.
@@ -262,7 +262,7 @@ class _Once:
             )
         return self._outcome(*args, **kwargs)
 
-    def _outcome(self, *args: Any, **kwargs: Any) -> Any:
+    def _outcome(self, /, *args: Any, **kwargs: Any) -> Any:
         owner, rest = None, args
         if self._is_method:
             if not args:
@@ -283,12 +283,12 @@ class _Once:
         options["kwargs"] = kwargs
         return self._face.execute(_text(self._key(owner, bound)), self._fn, *args, **options)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if self._face._colour == "async":  # noqa: SLF001 - our own face
             return self._value(*args, **kwargs)
         return self._outcome(*args, **kwargs).value
 
-    async def _value(self, *args: Any, **kwargs: Any) -> Any:
+    async def _value(self, /, *args: Any, **kwargs: Any) -> Any:
         return (await self._outcome(*args, **kwargs)).value
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

@@ -190,8 +190,11 @@ class Face:
 
     def _engine_for(self, runtime: Runtime) -> Engine:
         if not self.enabled:
+            from semel.layers.sweep import Sweep
+
+            # However many calls are under way at once, none is refused (R8).
             return Engine(
-                MemoryStore(),
+                Sweep(MemoryStore(capacity=1 << 62)),
                 runtime,
                 secrets=self._secrets,
                 settle_timeout=self._settle_timeout,
@@ -209,8 +212,9 @@ class Face:
             from semel.layers.encrypt import Encrypt
 
             store = Encrypt(store, self._ring)
-        if self._cache:
-            store = Cache(store, runtime, size=self._cache)
+        cache = Cache(store, runtime, size=self._cache) if self._cache else None
+        if cache is not None:
+            store = cache
         if self._coalesce:
             store = Coalesce(store, runtime, timeout=self._timeout)
         if self._emit is not None:
@@ -224,6 +228,7 @@ class Face:
             emit=self._emit,
             door=self._door,
         )
+        engine.cache = cache
         if self._purge_every is not None:
             keeping.purge_regularly(engine, self._purge_every)
         return engine

@@ -13,19 +13,19 @@ Rule 2: what is written after the effect carries the claim's nonce, on a path th
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from semel import steps
 from semel.asking import Asker
-from semel.calls import Call, Unawaited, add_note, failure_of, is_lazy, name_of, not_run
+from semel.calls import Call, add_note, failure_of, is_lazy, name_of, not_run
 from semel.canonical import FINGERPRINT_VERSION
 from semel.debts import Debts
+from semel.deciding import decision_of
 from semel.door import Door
 from semel.errors import (
     CodecError,
-    ConfigurationError,
     KeyExpired,
     KeyMismatch,
     LeaseLost,
@@ -53,13 +53,13 @@ from semel.model import (
     Verdict,
     Won,
 )
-from semel.options import NOT_FOUND, Found, Release, check_probe, release_delay
+from semel.options import NOT_FOUND, Found, Release, check_probe
 from semel.points import reach
 from semel.posting import Brief, poster_of
 from semel.recording import Recorder
 from semel.refusals import check_ref_type, refused, undecided, unkept, unreadable
 from semel.run import Outcome, Run, _current, not_kept
-from semel.runtime import NO_INTERRUPT, Interrupt, Runtime, Ticker, own
+from semel.runtime import NO_INTERRUPT, Interrupt, Runtime, Stoppable, Ticker, own
 from semel.seals import MARK
 from semel.shrinking import TOO_LARGE
 from semel.stepping import Stepper
@@ -69,6 +69,8 @@ from semel.waiting import Bench, Seat
 __all__ = ["Engine", "done_of"]
 
 UNENCODABLE = "unencodable"
+_NOTHING: Final = object()
+"""What a function that has not returned has given."""
 
 
 class Engine:
@@ -76,6 +78,7 @@ class Engine:
 
     recorded = "is recorded as done"  # what is said of a run that has ended well
     knows_tables = False  # whether they were looked at before the first transaction of a caller
+    _decision = staticmethod(decision_of)
 
     def __init__(
         self,
@@ -112,27 +115,33 @@ class Engine:
         self.stepper = Stepper(store, runtime, self.debts, settle_timeout=settle_timeout)
         self.bench = Bench(store, runtime, emit)
         self.purger: Ticker | None = None
+        self.cache: Stoppable | None = None
 
     # ------------------------------------------------------------------------------------- a whole call
 
     async def execute(self, call: Call) -> Outcome[Any]:
         ask = self._ask(call)
-        verdict = await self.asker.brief(ask)
-        if isinstance(verdict, Brief):
-            # Nobody is told: hooks time every call to the store, and leave no quick way.
-            return self._repeat(call, verdict.attempts, verdict.reply, None, "", verdict.at)
-        if type(verdict) is Replay:
-            return self.replay(call, verdict.record)
-        if type(verdict) is not Won:
-            ask, verdict = await self._contend(call, ask, verdict)
+        try:
+            verdict = await self.asker.brief(ask)
+            if isinstance(verdict, Brief):
+                # Nobody is told: hooks time every call to the store, and leave no quick way.
+                return self._repeat(call, verdict.attempts, verdict.reply, None, "", verdict.at)
             if type(verdict) is Replay:
                 return self.replay(call, verdict.record)
-        if self.runtime.detaches(call.fn, call.options.inline):
-            # It runs on without its caller, so a lost lease must not cancel the caller: the settle will tell.
-            run = self.begin(call, ask, verdict.record, NO_INTERRUPT)
-            run.detached = True
-            return await self.runtime.detach(self._perform(run))
-        return await self._perform(self.begin(call, ask, verdict.record))
+            if type(verdict) is not Won:
+                ask, verdict = await self._contend(call, ask, verdict)
+                if type(verdict) is Replay:
+                    return self.replay(call, verdict.record)
+            if self.runtime.detaches(call.fn, call.options.inline):
+                # It runs on without its caller, so a lost lease must not cancel the caller: the settle will tell.
+                run = self.begin(call, ask, verdict.record, NO_INTERRUPT)
+                run.detached = run.started = True
+                return await self.runtime.detach(self._perform(run))
+            run = self.begin(call, ask, verdict.record)  # held here: until it is begun, nobody else does
+            return await self._perform(run)
+        except BaseException:
+            self.disown(ask)
+            raise
 
     def begin(self, call: Call, ask: Ask, record: Record, interrupt: Interrupt | None = None) -> Run:
         """The key is ours: keep it alive from here until it is settled."""
@@ -143,34 +152,58 @@ class Engine:
             self.emit(TakenOver(call.scope, record.attempts))
         return run
 
+    def disown(self, ask: Ask) -> None:
+        """Its caller was interrupted, by a signal's handler perhaps: what was granted and not begun is given back."""
+        if self.heart.gives_up(ask.nonce):
+            self.debts.abandon(ask)
+
     async def _perform(self, run: Run) -> Outcome[Any]:
         call = run.call
-        token = _current.set(run.weak)
+        value: Any = _NOTHING
         try:
-            reach("run.started")
-            value = await self.runtime.call(call.fn, call.args, call.kwargs, call.options.inline)
-            if is_lazy(value):
-                raise not_run(call, value, self.runtime.colour)
-            reach("run.returned")
-        except Exception as error:
-            await self.fail(run, own(error))
-            raise
+            run.started = True
+            token = _current.set(run.weak)
+            try:
+                reach("run.started")
+                value = await self.runtime.call(call.fn, call.args, call.kwargs, call.options.inline)
+                if is_lazy(value):
+                    raise not_run(call, value, self.runtime.colour)
+                reach("run.returned")
+            except Exception as error:
+                await self.fail(run, own(error))
+                raise
+            finally:
+                _current.reset(token)
+            if run.interrupt.fired:
+                run.interrupt.absorb()
+            # As `complete`, without a coroutine more around the settle.
+            data, marker, problem = self._encode(call, value)
+            await self.recorder.record(run, done_of(run, data, marker), value)
         except BaseException as error:
-            await self.lose(run, error)
+            if not isinstance(error, Exception):
+                await self._interrupted(run, value, error)
             raise
-        finally:
-            _current.reset(token)
-        if run.interrupt.fired:
-            run.interrupt.absorb()
-        # As `complete`, without a coroutine more around the settle.
-        data, marker, problem = self._encode(call, value)
-        await self.recorder.record(run, done_of(run, data, marker), value)
         return self._completed(run, value, marker, problem)
+
+    async def _interrupted(self, run: Run, value: Any, error: BaseException) -> None:
+        """Whether the function has returned decides: its outcome is recorded, or lost. Nothing to do where one is on its way."""
+        if run.settling:
+            return
+        if value is _NOTHING:
+            await self.lose(run, error)
+        else:
+            data, marker, _ = self._encode(run.call, value)
+            await self.runtime.protect(self.recorder.record(run, done_of(run, data, marker), value))
 
     async def complete(self, run: Run, value: Any) -> Outcome[Any]:
         """The effect happened: record it, whatever that takes."""
-        data, marker, problem = self._encode(run.call, value)
-        await self.recorder.record(run, done_of(run, data, marker), value)
+        try:
+            data, marker, problem = self._encode(run.call, value)
+            await self.recorder.record(run, done_of(run, data, marker), value)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                await self._interrupted(run, value, error)
+            raise
         return self._completed(run, value, marker, problem)
 
     def _completed(self, run: Run, value: Any, marker: str, problem: CodecError | None) -> Outcome[Any]:
@@ -226,14 +259,22 @@ class Engine:
     async def acquire(self, call: Call) -> tuple[Ask, Won | Replay]:
         """Own the key or learn its outcome; everything else raises."""
         ask, verdict = await self.ask_once(call)
-        if type(verdict) is Won or type(verdict) is Replay:
-            return ask, verdict
-        return await self._contend(call, ask, verdict)
+        try:
+            if type(verdict) is Won or type(verdict) is Replay:
+                return ask, verdict
+            return await self._contend(call, ask, verdict)
+        except BaseException:
+            self.disown(ask)
+            raise
 
     async def ask_once(self, call: Call) -> tuple[Ask, Verdict]:
         """One claim, whatever its verdict."""
         ask = self._ask(call)
-        return ask, await self.claim(ask)
+        try:
+            return ask, await self.claim(ask)
+        except BaseException:
+            self.disown(ask)
+            raise
 
     def _ask(self, call: Call) -> Ask:
         """A claim for this call, with a nonce of its own."""
@@ -323,6 +364,7 @@ class Engine:
         Told as it was written. Another claim would find nothing where the retention is over by then.
         """
         run = self.begin(call, ask, record)
+        run.started = True  # what was found is its effect
         if found.ref is not None:
             run.set_ref(found.ref)
         await self.complete(run, found.value)
@@ -371,18 +413,6 @@ class Engine:
         kind = {"release": Kind.RELEASED, "replay": Kind.FAILED, "hold": Kind.UNKNOWN}[word]
         policy = Policy.HOLD if kind is Kind.UNKNOWN and run.policy is not Policy.PROBE else None
         await self._end_badly(run, kind, error, after=after, policy=policy, word=word)
-
-    @staticmethod
-    def _decision(run: Run, error: Exception) -> tuple[str | Release, float]:
-        """What `on_error` says. One that fails itself decides nothing: then the careful answer is to hold."""
-        if isinstance(error, Unawaited) and error.scope == run.scope and not run.lease_lost:
-            return "hold", 0.0
-        try:
-            decision = Release() if run.lease_lost else _decide(run, error)
-            return decision, release_delay(decision) if isinstance(decision, Release) else 0.0
-        except Exception as problem:  # noqa: BLE001 - whatever it is, the run must be settled
-            add_note(error, f"on_error could not decide ({problem!r}); the key is held as unknown")
-            return "hold", 0.0
 
     async def lose(self, run: Run, error: BaseException) -> None:
         """Cancelled, interrupted, exiting: the outcome is lost, and `on_unknown` decides at once (R10)."""
@@ -453,10 +483,11 @@ class Engine:
         await self.runtime.drain(self.settle_timeout)
 
     def stop(self) -> None:
-        """No heartbeat and no purge of its own any more."""
+        """No heartbeat, no purge and no cache of its own any more."""
         self.heart.stop()
-        if self.purger is not None:
-            self.purger.stop()
+        for each in (self.purger, self.cache):
+            if each is not None:
+                each.stop()
 
 
 def done_of(run: Run, data: bytes, marker: str, policy: Policy | None = None) -> Settle:
@@ -467,22 +498,3 @@ def done_of(run: Run, data: bytes, marker: str, policy: Policy | None = None) ->
         ask.scope, ask.nonce, Kind.DONE, options.retention, options.tombstone,
         data, marker, run.ref, None, 0.0, policy, summary,
     )  # fmt: skip
-
-
-def _decide(run: Run, error: Exception) -> str | Release:
-    """What a known failure means, by the caller's word or by the default that fits `on_unknown`."""
-    if run.stuck:
-        return "hold"
-    decision = run.call.options.on_error
-    lost = "release" if run.policy is Policy.RETRY else "hold"
-    if decision is None:
-        return lost
-    answer: Any = decision(error) if callable(decision) else decision
-    if answer == "replay" and error is run.unheard:
-        # The store did not answer a step: that is no failure of the function, and never its outcome.
-        return lost
-    if isinstance(answer, Release) or answer in ("release", "hold", "replay"):
-        return answer  # type: ignore[no-any-return]  # checked in the line above
-    raise ConfigurationError(
-        f'on_error answered {answer!r} for {error!r}; it must answer "release", "hold", "replay" or Release(after=…)'
-    )

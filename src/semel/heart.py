@@ -41,6 +41,18 @@ class Heart:
     def remove(self, run: Run) -> None:
         self._runs.pop(run.ask.nonce, None)
 
+    def gives_up(self, nonce: bytes) -> bool:
+        """Whether it was granted, or may have been, and its function was not reached; from now on nobody waits for it."""
+        if nonce in self.expected:
+            del self.expected[nonce]
+            return True
+        known = self._runs.get(nonce)
+        run = None if known is None else known()
+        if run is None or run.started:
+            return False
+        self.remove(run)
+        return True
+
     @property
     def busy(self) -> bool:
         return bool(self.expected or self._alive())

@@ -10,6 +10,7 @@ import msgspec
 from semel import guarantees, model, steps
 from semel.calls import Call, cut, failure_of, name_of
 from semel.codec import preview
+from semel.codec.told import as_given
 from semel.errors import (
     CodecError,
     ConfigurationError,
@@ -171,18 +172,32 @@ async def resolve(engine: Engine, call: Call, word: Word, actor: str, reason: st
 
 
 def _told(call: Call, value: Any) -> bytes:
-    """A person's value as bytes. Without a result_type it is plain data. What is too large to keep is refused, not dropped:
-    no effect hangs on it, and whoever gave it would not hear that every caller is told that there is no result."""
+    """A person's value as bytes. Without a result_type it is plain data, with one it is made of that type here and now. What
+    is too large to keep is refused, not dropped: no effect hangs on it, and whoever gave it would not hear that every caller
+    is told that there is no result."""
     codec = call.codec
     if codec is None:
         return b""
-    data = codec.encode(value, compress_over=call.options.compress_over) if codec.typed else codec.tell(value)
+    if codec.typed:
+        data = codec.encode(_typed(call, value, codec.result_type), compress_over=call.options.compress_over)
+    else:
+        data = codec.tell(value)
     if len(data) > call.options.max_result:
         raise CodecError(
             f"the value for {name_of(call)} has {len(data)} bytes, and max_result={call.options.max_result}: nothing was "
             "changed. Give less (a ref or an id of it), or raise max_result"
         )
     return data
+
+
+def _typed(call: Call, value: Any, result_type: Any) -> Any:
+    try:
+        return as_given(value, result_type)
+    except CodecError as error:
+        raise CodecError(
+            f"the value for {name_of(call)} does not fit its result_type: {error}. Nothing was changed: give one, or plain "
+            "data that makes one, or the result_type= of its function"
+        ) from error.__cause__
 
 
 def _words(name: str, text: Any, most: int) -> str:

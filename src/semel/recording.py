@@ -65,11 +65,11 @@ class Recorder:
                 self._runtime.background(self._record_when_quiet(run, end, _left_out(run, end)))
                 return
             end = self._debts.whole(run, end)
-        run.settling = True
         asked = self._runtime.now()
         until = asked + self._settle_timeout
         answer: Answer | Exception | None
         try:
+            run.settling = True  # from here on it is stored, whoever is interrupted
             reach("settle.sent")
             post = self._poster
             if self._hurried:

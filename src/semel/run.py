@@ -132,6 +132,7 @@ class Run:
         "ref",
         "secret_id",
         "settling",
+        "started",
         "stuck",
         "token",
         "unheard",
@@ -159,6 +160,8 @@ class Run:
         self._threads: set[Any] | None = None
         self._minted: dict[str, str] | None = None
         self.in_flight: dict[str, Turn] = {}
+        self.started = False
+        """Whether its function was reached: until then an interrupted caller gives the key back."""
         self.detached = False
         """Its function runs on without its caller."""
         self.epoch = forks.epoch

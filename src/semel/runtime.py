@@ -24,6 +24,7 @@ __all__ = [
     "Interrupt",
     "Parker",
     "Runtime",
+    "Stoppable",
     "Stopped",
     "ThreadRuntime",
     "Ticker",
@@ -79,12 +80,16 @@ class Parker(Protocol):
         ...
 
 
-class Ticker(Protocol):
+class Stoppable(Protocol):
+    """What goes on by itself, until it is stopped."""
+
+    def stop(self) -> None: ...
+
+
+class Ticker(Stoppable, Protocol):
     """Runs one coroutine function by a given time; the time it returns is its next appointment."""
 
     def at(self, when: float) -> None: ...
-
-    def stop(self) -> None: ...
 
 
 class Interrupt(Protocol):

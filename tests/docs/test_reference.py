@@ -43,6 +43,7 @@ MACHINERY = {
         "policy",
         "secret_id",
         "settling",
+        "started",
         "weak",
         "stuck",
         "summary",

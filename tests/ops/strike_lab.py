@@ -7,26 +7,39 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, Final
 
 
 class Struck(BaseException):
     """What the handler raises."""
 
 
+_LOOKS: Final = frozenset({"RESUME", "JUMP_BACKWARD", "CALL", "CALL_KW", "CALL_FUNCTION_EX"})
+
+
 @cache
-def moments(code: CodeType) -> frozenset[int]:
-    """Where Python looks for signals: when a function begins, a loop turns, a call has returned."""
-    found, before = set[int](), "RESUME"
-    for instruction in dis.get_instructions(code):
-        if before.startswith(("RESUME", "CALL", "JUMP_BACKWARD", "SEND")):
-            found.add(instruction.offset)
-        before = instruction.opname
-    return frozenset(found)
+def moments(code: CodeType) -> Mapping[int, bool]:
+    """Where Python looks for signals: when a function begins, a loop turns, a call has returned (True: if it was no Python code,
+    which looks when it begins and not when it returns).
+
+    The handler's error comes out of the instruction itself, ours out of the next one: not where another `except` is theirs.
+    """
+    found, before = dict[int, bool](), None
+    regions: Any = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+
+    def guard(offset: int) -> int | None:
+        return next((each.target for each in regions if each.start <= offset < each.end), None)
+
+    for at in dis.get_instructions(code):
+        name = "RESUME" if before is None else before.opname
+        if name in _LOOKS and (before is None or guard(before.offset) == guard(at.offset)):
+            found[at.offset] = name.startswith("CALL")
+        before = at
+    return found
 
 
 class Handler:
@@ -36,6 +49,7 @@ class Handler:
         self._left = moment
         self._modules = modules
         self._functions = functions
+        self._callers: set[int] = set()
 
     def call(self, act: Callable[[], object]) -> bool:
         """Whether it raised."""
@@ -48,23 +62,31 @@ class Handler:
 
     def _watching(self) -> AbstractContextManager[None]:
         watching = _by_monitoring if sys.version_info >= (3, 12) else _by_trace
-        return watching(self._modules, self.passed)
+        return watching(self._modules, self)
 
-    def passed(self, code: CodeType, offset: int) -> None:
-        if offset in moments(code) and (not self._functions or code.co_name in self._functions):
+    def began(self, frame: FrameType) -> None:
+        """Python code was called."""
+        self._callers.add(id(frame.f_back))
+
+    def passed(self, frame: FrameType, offset: int) -> None:
+        code = frame.f_code
+        called = id(frame) in self._callers
+        self._callers.discard(id(frame))
+        after_call = moments(code).get(offset)
+        if after_call is None or (after_call and called):
+            return
+        if not self._functions or code.co_name in self._functions:
             self._left -= 1
             if self._left == 0:
                 raise Struck
 
 
-Passed = Callable[[CodeType, int], None]
-
-
 @contextmanager
-def _by_trace(modules: Sequence[ModuleType], passed: Passed) -> Iterator[None]:
+def _by_trace(modules: Sequence[ModuleType], handler: Handler) -> Iterator[None]:
     files = {module.__file__ for module in modules}
 
     def entered(frame: FrameType, *_: object) -> Callable[..., Any] | None:
+        handler.began(frame)
         if frame.f_code.co_filename not in files:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
@@ -72,7 +94,7 @@ def _by_trace(modules: Sequence[ModuleType], passed: Passed) -> Iterator[None]:
 
     def moved(frame: FrameType, event: str, _: object) -> Callable[..., Any]:
         if event == "opcode":
-            passed(frame.f_code, frame.f_lasti)
+            handler.passed(frame, frame.f_lasti)
         return moved
 
     before = sys.gettrace()
@@ -84,13 +106,15 @@ def _by_trace(modules: Sequence[ModuleType], passed: Passed) -> Iterator[None]:
 
 
 @contextmanager
-def _by_monitoring(modules: Sequence[ModuleType], passed: Passed) -> Iterator[None]:
+def _by_monitoring(modules: Sequence[ModuleType], handler: Handler) -> Iterator[None]:
     """The way since 3.12, where a trace of opcodes has gaps."""
     watch: Any = getattr(sys, "monitoring")  # noqa: B009 - not there in 3.11
-    tool, event = 4, watch.events.INSTRUCTION
+    tool, event, call = 4, watch.events.INSTRUCTION, watch.events.PY_START
     codes = [code for module in modules for code in _codes(module)]
     watch.use_tool_id(tool, "strikes")
-    watch.register_callback(tool, event, passed)
+    watch.register_callback(tool, event, lambda _, offset: handler.passed(sys._getframe(1), offset))
+    watch.register_callback(tool, call, lambda *_: handler.began(sys._getframe(1)))
+    watch.set_events(tool, call)
     for code in codes:
         watch.set_local_events(tool, code, event)
     try:
@@ -98,7 +122,9 @@ def _by_monitoring(modules: Sequence[ModuleType], passed: Passed) -> Iterator[No
     finally:
         for code in codes:
             watch.set_local_events(tool, code, 0)
+        watch.set_events(tool, 0)
         watch.register_callback(tool, event, None)
+        watch.register_callback(tool, call, None)
         watch.free_tool_id(tool)
 
 

@@ -14,8 +14,9 @@ import pytest
 
 from semel.model import Won
 from semel.runtime import run_sync
-from semel.stores.sqlite import SqliteStore
+from semel.stores.sqlite import SqliteStore, file
 from tests.ops.sqlite_lab import ask, opened, scope, win
+from tests.ops.strike_lab import strike_each_moment
 
 
 class HandlerRaised(BaseException):
@@ -79,5 +80,27 @@ def test_a_signal_handler_that_raises_before_a_fork_leaves_no_lock_behind(tmp_pa
         store._file.before_fork()
     store._file.after_fork_in_parent()
     assert not store._file.writer.lock.locked()
+    assert run_sync(store.peek(scope()))[0] is not None
+    run_sync(store.aclose())
+
+
+def test_a_signal_handler_that_raises_after_a_fork_leaves_no_lock_behind(tmp_path: Path) -> None:
+    store = opened(tmp_path / "semel.db")
+    run_sync(win(store))
+    here = store._file
+
+    def fork() -> None:
+        here.before_fork()
+        here.after_fork_in_parent()
+
+    def then() -> None:
+        here.after_fork_in_parent()  # if the handler raised before it began
+        assert not here.writer.lock.locked()
+        assert not here._mutex._is_owned()  # type: ignore[attr-defined]  # nobody else would tell
+
+    struck = strike_each_moment(
+        (file,), fork, then=then, functions={"after_fork_in_parent", "writer", "_mutex"}
+    )
+    assert struck > 2
     assert run_sync(store.peek(scope()))[0] is not None
     run_sync(store.aclose())

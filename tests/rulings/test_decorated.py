@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semel import CodecError, ConfigurationError, InvalidKey, KeyMismatch, Semel
+from semel import AsyncSemel, CodecError, ConfigurationError, InvalidKey, KeyMismatch, Semel
 
 
 def test_a_key_may_begin_with_self() -> None:
@@ -204,3 +204,77 @@ def test_arguments_that_make_no_key_name_the_option() -> None:
         decorated = once(operation="x")(lambda thing: thing)
         with pytest.raises(CodecError, match=r"without key= .* Say key='…'"):
             decorated(object())
+
+
+NAMES: dict[str, Any] = dict.fromkeys(
+    (
+        "self",
+        "args",
+        "kwargs",
+        "fn",
+        "key",
+        "call",
+        "once",
+        "instance",
+        "owner",
+        "value",
+        "options",
+        "cls",
+        "inline",
+    ),
+    1,
+)
+
+
+def test_an_argument_may_have_any_name_and_be_given_by_it() -> None:
+    with Semel("memory://") as once:
+
+        @once(key="href")
+        def link(href: str, self: str = "", **more: Any) -> Any:
+            return href, self, more
+
+        class Page:
+            @once(key="href")
+            def again(self, href: str) -> str:
+                return href
+
+        more = {name: each for name, each in NAMES.items() if name != "self"}
+        assert link("a", self="http://x", **more) == ("a", "http://x", more)
+        assert link.outcome("a", self="http://x").replayed
+        assert link.outcome(href="b", self="http://y").value == ("b", "http://y", {})
+        page: Any = Page
+        assert page().again(href="a") == "a"
+        for called in (page.again, page.again.outcome):
+            with pytest.raises(TypeError, match="missing 1 required positional argument: 'self'"):
+                called(self=page(), href="a")
+
+
+def test_a_handler_class_takes_such_names_too() -> None:
+    with Semel("memory://") as once:
+
+        @once(key="href")
+        class Handler:
+            def handle(this, href: str, **more: Any) -> Any:
+                return href, more
+
+        handler: Any = Handler()
+        assert handler.handle("a", **NAMES) == ("a", NAMES)
+        assert handler.handle.outcome("a", **NAMES).replayed
+
+
+async def test_so_it_is_where_it_is_awaited() -> None:
+    async with AsyncSemel("memory://") as once:
+
+        @once(key="href")
+        async def link(href: str, **more: Any) -> Any:
+            return href, more
+
+        @once(key="href")
+        class Handler:
+            async def handle(this, href: str, **more: Any) -> Any:
+                return href, more
+
+        handler: Any = Handler()
+        for called in (link, handler.handle):
+            assert await called("a", **NAMES) == ("a", NAMES)
+            assert (await called.outcome("a", **NAMES)).replayed

@@ -39,6 +39,26 @@ async def test_R17_an_overtaken_owner_writes_nothing_and_its_caller_is_told(lab:
     assert (await lab.do(successor.execute("k", lab.effect()))).value == "second"
 
 
+def test_R17_a_block_that_goes_on_after_its_cancellation_leaves_no_trace_of_it_in_its_task() -> None:
+    from semel import AsyncSemel
+
+    async def main() -> int:
+        store = MemoryStore()
+        once, thief = AsyncSemel(store, lease=0.2), AsyncSemel(store)
+        with pytest.raises(LeaseLost):
+            async with once.claim("k") as claim:
+                await _steal(store, thief, "k")
+                with pytest.raises(asyncio.CancelledError):
+                    await asyncio.sleep(30)
+                await claim.complete("too late")
+        await once.aclose()
+        task = asyncio.current_task()
+        assert task is not None
+        return task.cancelling()
+
+    assert asyncio.run(main()) == 0
+
+
 def test_R17_a_lost_lease_cancels_the_coroutine_unless_told_to_warn(tmp_path: Any) -> None:
     from semel import AsyncSemel
 

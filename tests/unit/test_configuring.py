@@ -59,11 +59,31 @@ def test_a_text_becomes_what_the_setting_takes(name: str, text: str, value: Any)
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("LEASE", "soon"), ("LEASE", "5 weeks"), ("THREADS", "many"), ("ENABLED", "maybe")]
+    ("name", "text"),
+    [
+        ("LEASE", "soon"),
+        ("LEASE", "5 weeks"),
+        ("THREADS", "many"),
+        ("ENABLED", "maybe"),
+        ("COMPRESS_OVER", "much"),
+        *(
+            (name, text)
+            for name in ("LEASE", "WAIT", "TOMBSTONE", "RETENTION", "COMPRESS_OVER")
+            for text in ("", " ")
+        ),
+    ],
 )
 def test_what_cannot_be_understood_is_named(name: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=f"SEMEL_{name}='{text}' cannot be understood"):
         settings_of_environment({**URL, f"SEMEL_{name}": text}, "SEMEL_")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("retention", "as 30s or 7d"), ("compress_over", "bytes, or none")]
+)
+def test_a_setting_that_says_nothing_is_no_word_for_none(name: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name}='' cannot be understood: write .*{says}"):
+        Semel.from_config({"url": "memory://", name: ""})
 
 
 def test_typos_are_refused_and_strangers_left_alone() -> None:

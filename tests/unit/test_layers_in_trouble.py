@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import gc
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from semel.errors import StoreUnavailable
 from semel.keys import Scope, make_scope
 from semel.layers.batch import Batch
-from semel.layers.cache import Cache
+from semel.layers.cache import Cache, _Entry
 from semel.layers.encrypt import Encrypt, Ring
 from semel.layers.layer import Layer
 from semel.layers.retry import Retry
@@ -132,23 +136,54 @@ def test_a_caller_who_leaves_before_anything_is_sent_costs_nothing() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ cache
+class Alarm:
+    """A ticker that goes off when the test says so."""
+
+    def __init__(self, tick: Callable[[], Coroutine[Any, Any, float | None]]) -> None:
+        self._tick = tick
+        self.when: float | None = None
+        self.stopped = False
+
+    def at(self, when: float) -> None:
+        self.when = when if self.when is None else min(self.when, when)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def ring(self) -> None:
+        self.when = run_sync(self._tick())
+
+
 class Still(ThreadRuntime):
-    """A world in which no time passes, so that nothing is forgotten by age; what is done in the background is done at once."""
+    """A world in which no time passes but what the test lets pass; what is done in the background is done at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = 0.0
+        self.alarms: list[Alarm] = []
 
     def now(self) -> float:
-        return 0.0
+        return self.time
 
     def background(self, coroutine: Any) -> None:
         run_sync(coroutine)
 
+    def ticker(self, tick: Callable[[], Coroutine[Any, Any, float | None]]) -> Alarm:
+        self.alarms.append(Alarm(tick))
+        return self.alarms[-1]
+
 
 class Telling(Rough):
-    """It tells of changes, as a store with a wake channel does; `between` happens before a look."""
+    """It tells of changes, as a store with a wake channel does; `between` happens before a look.
+
+    `unable` are errors of subscriptions that are to end, one each.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.watched = 0
         self.between: Callable[[], object] = bool
+        self.unable: list[Exception] = []
 
     @property
     def capabilities(self) -> Capabilities:
@@ -159,6 +194,8 @@ class Telling(Rough):
         self.watched += 1
 
         async def counted() -> None:
+            if self.unable:
+                raise self.unable.pop(0)
             self.watched -= 1
             await unwatch()
 
@@ -169,11 +206,11 @@ class Telling(Rough):
         return await super().peek(scope)
 
 
-def done(store: Rough) -> Ask:
-    first = ask(1)
+def done(store: Rough, number: int = 1) -> Ask:
+    first = ask(number)
     run_sync(store.claim((first,)))
     run_sync(store.settle((end(first, result=b"one"),)))
-    return ask(1, nonce=7)
+    return ask(number, nonce=700 + number)
 
 
 def test_R31_what_another_process_forgets_is_dropped_at_once() -> None:
@@ -207,6 +244,158 @@ def test_R31_a_replay_in_hand_is_given_though_it_cannot_be_remembered(error: Bas
         with pytest.raises(KeyboardInterrupt):
             run_sync(cache.claim((again,)))
     assert (store.watched, len(cache._entries)) == (0, 0)
+
+
+def cached(store: Telling, many: int) -> tuple[Cache, Still, list[Ask]]:
+    """A cache in which so many outcomes are kept."""
+    runtime = Still()
+    cache, asks = Cache(store, runtime), [done(store, number) for number in range(many)]
+    for each in asks:
+        run_sync(cache.claim((each,)))
+    assert (len(cache._entries), store.watched) == (many, many)
+    return cache, runtime, asks
+
+
+def test_R31_what_is_past_its_time_is_swept_though_nobody_asks_for_it() -> None:
+    store = Telling()
+    cache, runtime, _ = cached(store, 3)
+    (alarm,) = runtime.alarms
+    assert alarm.when == 1.0
+    runtime.time = 0.9
+    alarm.ring()
+    assert (len(cache._entries), alarm.when) == (3, 1.15), (
+        "not yet, and not for every entry a look of its own"
+    )
+    runtime.time = 1.15
+    alarm.ring()
+    assert (len(cache._entries), store.watched) == (0, 0)
+    assert alarm.when is None, "an empty cache looks at nothing"
+
+
+def test_R31_what_was_swept_is_not_left_to_the_garbage_collector() -> None:
+    def kept() -> int:
+        return sum(type(each) is _Entry for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = kept()
+        _, runtime, _ = cached(Telling(), 3)
+        assert kept() == before + 3
+        runtime.time = 1.0
+        runtime.alarms[0].ring()
+        assert kept() == before
+    finally:
+        gc.enable()
+
+
+def test_R31_an_outcome_in_use_keeps_another_one_no_longer_than_its_own_time() -> None:
+    store = Telling()
+    cache, runtime, (first, *_) = cached(store, 2)
+    (alarm,) = runtime.alarms
+    runtime.time = 0.5
+    run_sync(cache.claim((done(store, 7),)))
+    runtime.time = 0.9
+    run_sync(cache.claim((first,)))  # it stands behind the one of 0.5 now
+    runtime.time = 1.0
+    alarm.ring()
+    assert (len(cache._entries), alarm.when) == (2, 1.5)
+    runtime.time = 1.5
+    alarm.ring()
+    assert (len(cache._entries), store.watched, alarm.when) == (0, 0, None)
+
+
+def test_R31_a_short_retention_is_swept_by_its_own_end() -> None:
+    store, runtime = Telling(), Still()
+    cache, first = Cache(store, runtime), ask(1)
+    run_sync(store.claim((first,)))
+    run_sync(store.settle((msgspec.structs.replace(end(first), retention=0.5),)))
+    run_sync(cache.claim((ask(1, nonce=7),)))
+    (alarm,) = runtime.alarms
+    assert alarm.when is not None
+    assert alarm.when <= 0.5
+    runtime.time = 0.5
+    alarm.ring()
+    assert (len(cache._entries), store.watched) == (0, 0)
+
+
+def test_R31_a_subscription_that_cannot_be_ended_keeps_no_other_one(caplog: pytest.LogCaptureFixture) -> None:
+    store = Telling()
+    cache, runtime, (first, *_) = cached(store, 3)
+    store.unable = [StoreUnavailable("gone"), ValueError("a mistake")]
+    runtime.time = 1.0
+    runtime.alarms[0].ring()
+    assert (len(cache._entries), store.watched, store.unable) == (0, 2, [])
+    assert [record.message for record in caplog.records] == [
+        "subscriptions of cached outcomes could not be ended"
+    ]
+    assert isinstance(run_sync(cache.claim((first,)))[0], Replay)
+    assert runtime.alarms[0].when == 2.0, "the next one is swept as well"
+
+
+def test_R31_a_closed_cache_keeps_nothing_also_of_a_claim_under_way() -> None:
+    store = Telling()
+    cache, runtime, _ = cached(store, 3)
+    run_sync(cache.aclose())
+    assert (len(cache._entries), store.watched, runtime.alarms[0].stopped) == (0, 0, True)
+    store = Telling()
+    cache, late = Cache(store, Still()), done(store)
+    store.between = lambda: run_sync(cache.aclose())
+    assert isinstance(run_sync(cache.claim((late,)))[0], Replay)
+    assert (len(cache._entries), store.watched) == (0, 0)
+
+
+class Struck(OrderedDict[bytes, Any]):
+    """In the middle of the verb `at` a signal arrives, whose handler does what the test says."""
+
+    at = ""
+    handler: Callable[[], object] = bool
+
+    def _struck(self, verb: str) -> None:
+        if verb == self.at:
+            self.at = ""
+            self.handler()
+
+    def __getitem__(self, key: bytes) -> Any:
+        self._struck("find")
+        return super().__getitem__(key)
+
+    def get(self, key: bytes, default: Any = None) -> Any:
+        self._struck("find")
+        return super().get(key, default)
+
+    def pop(self, key: bytes, default: Any = None) -> Any:
+        self._struck("before a pop")
+        try:
+            return super().pop(key, default)
+        finally:
+            self._struck("after a pop")
+
+
+@pytest.mark.parametrize("moment", ["find", "before a pop", "after a pop"])
+@pytest.mark.parametrize("deed", ["claims", "settles"])
+def test_a_signals_handler_that_calls_in_the_middle_does_not_wait_for_itself(moment: str, deed: str) -> None:
+    store = Telling()
+    cache, again = Cache(store, Still()), done(store)
+    entries = cache._entries = Struck()
+    if moment == "find":
+        run_sync(cache.claim((again,)))
+
+    def handler() -> None:
+        if deed == "claims":
+            assert isinstance(run_sync(cache.claim((again,)))[0], Replay)
+        else:
+            run_sync(cache.settle((end(ask(2)), end(again))))
+
+    entries.at, entries.handler = moment, handler
+    told: list[Any] = []
+    thread = threading.Thread(target=lambda: told.extend(run_sync(cache.claim((again,)))), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive(), "it waits for itself"
+    assert [type(verdict) for verdict in told] == [Replay]
+    assert not entries.at, "the signal has arrived"
+    assert store.watched == len(entries) <= 1
 
 
 # ------------------------------------------------------------------------------------------------------ retry

@@ -101,6 +101,7 @@ class TxEngine(Engine):
 
     async def complete(self, run: Run, value: Any) -> Outcome[Any]:
         try:
+            run.settling = True
             if (flushing := self.bound.flush(run.ask.nonce)) is not None:
                 await flushing
         except BaseException as error:

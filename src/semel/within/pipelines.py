@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from inspect import isawaitable
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Final, Protocol, Self
 
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.layers.layer import Layer
@@ -14,19 +14,19 @@ from semel.model import Answer, Settle
 __all__ = ["Capture", "Guarded", "Queue", "Watched", "is_shut", "told", "waited", "watched"]
 
 Commands = list[tuple[Any, Any]]
+_BOUNDS: Final = frozenset({"MULTI", "EXEC", "DISCARD"})
 
 
 class Queue:
     """The caller's pipeline while a function queues commands on it."""
 
+    # `initialize` is what `await pipe` and `async with pipe` call in a cluster, and it empties the pipeline as well.
+    _not_in_a_run: ClassVar[tuple[str, ...]] = ("watch", "execute", "reset", "discard", "initialize")
+
     def __init__(self, pipe: Any, *, cluster: bool) -> None:
         self._pipe = pipe
         self._cluster = cluster
-        self._shut = False
-        self._guarded = False
-
-    def __len__(self) -> int:
-        return len(self._pipe)
+        self._refused: list[str] = []
 
     @property
     def pipe(self) -> Any:
@@ -56,30 +56,37 @@ class Queue:
             ) from error
 
     def check(self) -> None:
-        """From WATCH on redis-py sends every command at once, outside of the transaction."""
+        """Nothing else may be under way on it, or be sent with the run's commands."""
+        if _is_refused(self._pipe, "watch"):
+            raise _under_way()
+        # From WATCH on redis-py sends every command at once, outside of the transaction.
         strategy = getattr(self._pipe, "_execution_strategy", None)  # of a cluster's pipeline
         if getattr(self._pipe, "watching", False) or getattr(strategy, "_watching", False):
             raise _no_watch()
+        if len(self._pipe):
+            raise _not_empty()
 
     def guard(self) -> None:
-        """A run has begun: nobody may WATCH until it ends."""
-        with suppress(AttributeError):
-            self._pipe.watch = _refused_watch
-            self._guarded = True
-
-    def shut(self) -> None:
-        """The function is to queue only: executing is refused meanwhile (where the pipeline lets itself be changed)."""
-        with suppress(AttributeError):
-            self._pipe.execute = _refused
-            self._shut = True
+        """A run has begun: until it ends the pipeline is to queue only (where it lets itself be changed)."""
+        self.check()  # again: whoever waited for the key was not alone
+        for name in self._not_in_a_run:
+            with suppress(AttributeError):
+                setattr(self._pipe, name, _REFUSALS[name])
+                self._refused.append(name)
 
     def open(self) -> None:
-        if self._shut:
-            del self._pipe.execute
-            self._shut = False
+        """The run has ended: the pipeline has its own methods again."""
+        while self._refused:
+            with suppress(AttributeError):
+                delattr(self._pipe, self._refused.pop())
+
+    def check_queued(self) -> None:
+        """The MULTI around what is queued is semel's."""
+        if any(_name(args) in _BOUNDS for args in self.queued()):
+            raise _not_theirs()
 
     def left_open(self) -> Queue:
-        """The same pipeline, of which `execute` is not refused."""
+        """The same pipeline, of which only `watch` is refused."""
         return _LeftOpen(self._pipe, cluster=self._cluster)
 
     def queued(self) -> list[Any]:
@@ -92,17 +99,17 @@ class Queue:
         """What was queued, as arguments and options, and the scripts that redis-py loads before; the pipeline is empty.
 
         The run ends with it, and the guard goes."""
+        self.open()
         pipe = self._pipe
-        if self._guarded:
-            del pipe.watch
-            self._guarded = False
         if self._cluster:
             # redis-py shows the commands of a cluster's pipeline nowhere else.
-            queue = pipe._execution_strategy._command_queue  # noqa: SLF001 - redis-py tells it nowhere else
+            strategy = pipe._execution_strategy  # noqa: SLF001 - redis-py tells it nowhere else
+            queue = strategy._command_queue  # noqa: SLF001 - redis-py tells it nowhere else
             commands = [
                 (each.args, getattr(each, "options", None) or getattr(each, "kwargs", {})) for each in queue
             ]
             queue.clear()
+            getattr(strategy, "_pipeline_slots", set()).clear()  # or it could be used in the same slot only
             return commands, set()
         commands, pipe.command_stack = list(pipe.command_stack), []
         return commands, set(pipe.scripts)
@@ -135,8 +142,9 @@ class Queue:
 
 
 class _LeftOpen(Queue):
-    def shut(self) -> None:
-        """What is queued goes out by the pipeline's own `execute`, so an outbox must look after its messages there."""
+    """What is queued goes out by the pipeline's own `execute`, which resets it: an outbox must look after its messages there."""
+
+    _not_in_a_run: ClassVar[tuple[str, ...]] = ("watch",)
 
 
 class Watched(Protocol):
@@ -184,8 +192,17 @@ def told(commands: Commands) -> None:
 
 
 def is_shut(pipe: Any) -> bool:
-    """Whether a function of `within` is queueing commands on it."""
-    return getattr(pipe, "__dict__", {}).get("execute") is _refused
+    """Whether a run of `within` is queueing commands on it."""
+    return _is_refused(pipe, "execute")
+
+
+def _is_refused(pipe: Any, name: str) -> bool:
+    return getattr(pipe, "__dict__", {}).get(name) is _REFUSALS[name]
+
+
+def _name(args: Sequence[Any]) -> str:
+    name = args[0]
+    return (name.decode() if isinstance(name, bytes) else str(name)).upper()
 
 
 class Capture(Layer):
@@ -207,16 +224,54 @@ def _refused_watch(*_: Any, **__: Any) -> Any:
     raise _no_watch()
 
 
+def _refused_execute(*_: Any, **__: Any) -> Any:
+    raise ConfigurationError(
+        "the pipeline that within() was given was executed during the run: queue commands only; they are sent together with the "
+        "record's settle when the function returns, or by claim.complete()"
+    )
+
+
+def _refused_reset(*_: Any, **__: Any) -> Any:
+    raise ConfigurationError(
+        "the pipeline that within() was given was to be emptied during the run (reset, discard, close, or the end of a `with pipe:`; "
+        "on an async cluster `await pipe` as well): what was queued would be lost and the key recorded as done. Queue commands "
+        "only, and put `with pipe:` around the call of within() instead; to apply nothing, raise an error"
+    )
+
+
+_REFUSALS: Final = {
+    "watch": _refused_watch,
+    "execute": _refused_execute,
+    "reset": _refused_reset,
+    "discard": _refused_reset,
+    "initialize": _refused_reset,
+}
+
+
+def _under_way() -> ConfigurationError:
+    return ConfigurationError(
+        "within() was given a pipeline on which another run of within() is under way: an EXEC settles one record, and would take "
+        "the other run's commands along. Give each run a pipeline of its own, or call the inner function without within()"
+    )
+
+
+def _not_empty() -> ConfigurationError:
+    return ConfigurationError(
+        "within() needs an empty pipeline: what is queued before would be sent with the function's commands, or not at all on a "
+        "replay. Execute it first, or queue everything in the function"
+    )
+
+
+def _not_theirs() -> ConfigurationError:
+    return ConfigurationError(
+        "MULTI, EXEC or DISCARD was queued on the pipeline that within() was given: it would end semel's own MULTI/EXEC early, and "
+        "the record be settled without the commands. Leave it out; to apply nothing, raise an error"
+    )
+
+
 def _no_watch() -> ConfigurationError:
     return ConfigurationError(
         "a WATCH on the pipeline that within() was given would not hold: semel sends what was queued in a MULTI/EXEC of its own, "
         "and from WATCH on redis-py sends every command at once, outside of it. Give within() a pipeline that watches nothing; "
         "read before, on the client, and put what must be compared into a script that is queued"
-    )
-
-
-def _refused(*_: Any, **__: Any) -> Any:
-    raise ConfigurationError(
-        "the function executed the pipeline that within() was given: let it queue commands only; they are sent together with "
-        "the record's settle when it returns"
     )

@@ -62,15 +62,14 @@ class PipelineEngine(Engine):
         return _UnguardedEngine(self)
 
     async def execute(self, call: Call) -> Outcome[Any]:
-        if len(self._queue):
-            raise ConfigurationError(
-                "within() needs an empty pipeline: what is queued before would be sent with the function's commands, or not "
-                "at all on a replay. Execute it first, or queue everything in the function"
-            )
         ask, verdict = await self.acquire(call)
-        if isinstance(verdict, model.Replay):
-            return self.replay(call, verdict.record)
-        return await self._perform(self.begin(call, ask, verdict.record))
+        try:
+            if isinstance(verdict, model.Replay):
+                return self.replay(call, verdict.record)
+            return await self._perform(self.begin(call, ask, verdict.record))
+        except BaseException:
+            self.disown(ask)
+            raise
 
     async def ask_once(self, call: Call) -> tuple[Ask, Verdict]:
         self._queue.check()
@@ -79,13 +78,17 @@ class PipelineEngine(Engine):
 
     def begin(self, call: Call, ask: Ask, record: Record, interrupt: Interrupt | None = None) -> Run:
         self._queue.guard()
-        return super().begin(call, ask, record, interrupt)
+        try:
+            return super().begin(call, ask, record, interrupt)
+        except BaseException:
+            self._queue.open()
+            raise
 
     async def _perform(self, run: Run) -> Outcome[Any]:
         call = run.call
         token = _current.set(run.weak)
-        self._queue.shut()
         try:
+            run.started = True
             reach("run.started")
             value = await self.runtime.call(call.fn, call.args, call.kwargs, True)
             if is_lazy(value):
@@ -98,7 +101,6 @@ class PipelineEngine(Engine):
             await self.lose(run, error)
             raise
         finally:
-            self._queue.open()
             _current.reset(token)
         if run.interrupt.fired:
             run.interrupt.absorb()
@@ -122,11 +124,14 @@ class PipelineEngine(Engine):
 
     # ------------------------------------------------------------------------------------- the one EXEC
     async def complete(self, run: Run, value: Any) -> Outcome[Any]:
-        data, marker, problem = self._encode(run.call, value)
-        end = done_of(run, data, marker)
-        # From here on the guard tells of a lost lease: the heartbeat must not cancel the caller.
-        run.settling = True
-        await self.runtime.protect(self._commit_or_fail(run, end))
+        try:
+            data, marker, problem = self._encode(run.call, value)
+            end = done_of(run, data, marker)
+            # From here on the guard tells of a lost lease: the heartbeat must not cancel the caller.
+            run.settling = True
+            await self.runtime.protect(self._commit_or_fail(run, end))
+        finally:
+            self._queue.open()
         if self.emit is not None:
             self.emit(Executed(run.scope, run.attempt, self.runtime.now() - run.won_at))
         if problem is not None:
@@ -142,6 +147,10 @@ class PipelineEngine(Engine):
             raise refused.error from refused.error.__cause__
 
     async def _commit(self, run: Run, end: Settle) -> None:
+        try:
+            self._queue.check_queued()
+        except ConfigurationError as error:
+            raise _NothingApplied(error) from error
         await self._layered.settle((end,))
         sealed = self._capture.end
         queued = self._queue.take()
@@ -299,6 +308,7 @@ class _UnguardedEngine(PipelineEngine):
         self._queue = self._queue.left_open()
 
     async def _commit_or_fail(self, run: Run, end: Settle) -> None:
+        self._queue.open()
         try:
             await waited(self.pipe.execute())
         except Exception as error:

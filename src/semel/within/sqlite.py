@@ -47,7 +47,9 @@ class SqliteWords:
         self._insert = (
             f"INSERT INTO {name} ({columns}) VALUES ({values}) ON CONFLICT (scope) DO NOTHING RETURNING 1"
         )
-        self._select = f"SELECT {columns} FROM {name} WHERE scope = $1"
+        # An expression has no declared type: converters that the caller has registered (detect_types) leave it alone.
+        raw = ", ".join(f"+{column}" for column in rows.COLUMNS)
+        self._select = f"SELECT {raw} FROM {name} WHERE scope = $1"
         self._update = f"UPDATE {name} SET {changes} WHERE scope = $1"
         self._finish = (
             f"UPDATE {name} SET state = 'done', updated = $3, settled = $3, lease_until = $3, expires = $4, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final, Literal
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from semel.errors import ConfigurationError
 from semel.hosts import ESCAPES, apart
@@ -82,13 +82,27 @@ def parse(url: str, colour: Colour) -> Address:
         )
     return Address(
         driver=chosen,
-        dsn=f"postgresql://{parts.netloc}{parts.path}{query and '?' + query}",
+        dsn=_dsn(parts.netloc, parts.path, query),
         where=f"{host}{'' if port or ':' in host else ':5432'}/{database}",
         settings=settings,
         pool=_pool(options.get("pool", "10")),
         pgbouncer=_flag("pgbouncer", options.get("pgbouncer", "0")),
         prepared=_flag("prepared", options["prepared"]) if "prepared" in options else None,
     )
+
+
+def _dsn(netloc: str, path: str, query: str) -> str:
+    """Both drivers end the password at the first @, and libpq shows one that it cannot decode: so it is escaped anew."""
+    login, at, hosts = netloc.rpartition("@")
+    user, colon, password = login.partition(":")
+    dsn = f"postgresql://{_escaped(user)}{colon}{_escaped(password)}{at}{hosts}{path}{query and '?' + query}"
+    if "%00" in dsn:
+        raise ConfigurationError("nothing in a PostgreSQL URL can hold a zero byte: leave %00 out")
+    return dsn
+
+
+def _escaped(text: str) -> str:
+    return quote(unquote(text), safe="")
 
 
 def _driver(driver: str, colour: Colour) -> Literal["asyncpg", "psycopg"]:

@@ -120,9 +120,10 @@ class DatabaseFile:
         self, user: object, check: Callable[[sqlite3.Connection, float], None], create: bool, deadline: float
     ) -> object:
         """Connect, let `check` look at the schema, and count `user` in. Returns the epoch for which this holds."""
+        lock = self.writer.lock
         held: list[bool] = []
         try:
-            if not taken(self.writer.lock.acquire, held, deadline - time.monotonic()):
+            if not taken(lock.acquire, held, deadline - time.monotonic()):
                 raise overdue(self.path)
             check(self.connected(deadline, create=create), deadline)
             self.users.add(user)
@@ -130,8 +131,8 @@ class DatabaseFile:
         except sqlite3.Error as error:
             raise explain(error, self.path) from error
         finally:
-            if any(held):
-                self.writer.lock.release()
+            if True in held:
+                lock.release()
 
     def connected(self, deadline: float, *, create: bool = False) -> sqlite3.Connection:
         there = _identity(self.path)
@@ -204,15 +205,16 @@ class DatabaseFile:
 
         It knows the pages that it wrote, which a reader has to read again after every commit.
         """
+        lock = self.writer.lock
         held: list[bool] = []
         try:
-            if taken(self.writer.lock.acquire, held, 0.0) and self._writing is not None:
+            if taken(lock.acquire, held, 0.0) and self._writing is not None:
                 return work(self._writing)
         except sqlite3.Error:
             pass  # a connection for reading will meet the same trouble, if it lasts, and is easily replaced
         finally:
-            if any(held):
-                self.writer.lock.release()
+            if True in held:
+                lock.release()
         return self.read_now(work)
 
     def _give_back(self, db: sqlite3.Connection | None, epoch: object, lent: weakref.ref[_Loan]) -> None:
@@ -276,11 +278,11 @@ class DatabaseFile:
         with self._mutex:
             self.epoch = object()
             idle, self._idle = self._idle, []
+            writing, self._writing = self._writing, None  # whatever happens below, nobody uses a closed one
         for db in idle:
             db.close()
-        if self._writing is not None:
-            self._writing.close()  # last: whoever closes last moves the log into the file and deletes it
-            self._writing = None
+        if writing is not None:
+            writing.close()  # last: whoever closes last moves the log into the file and deletes it
 
     # --------------------------------------------------------------------------------- watching
     def watch(self, scope: bytes, wake: Callable[[], None]) -> Callable[[], None]:
@@ -316,14 +318,15 @@ class DatabaseFile:
         if self._writer is None:
             return  # never opened
         self.writer.stop(_LAST_WORDS)
+        lock = self.writer.lock
         held: list[bool] = []
         try:
-            if taken(self.writer.lock.acquire, held, _LAST_WORDS):
+            if taken(lock.acquire, held, _LAST_WORDS):
                 self.drop()
                 self._identity = None
         finally:
-            if any(held):
-                self.writer.lock.release()
+            if True in held:
+                lock.release()
 
     def __del__(self) -> None:
         # Nobody can reach it any more, so no lock is needed (nor allowed: this may run anywhere).
@@ -345,11 +348,16 @@ class DatabaseFile:
             self._returned.wait_for(lambda: not self._lent, _LAST_WORDS)
 
     def after_fork_in_parent(self) -> None:
+        if self._writer is None:
+            return
+        mutex, lock = self._mutex, self._writer.lock
         (writing, lending), self._held_for_fork = self._held_for_fork, ([], [])
-        if any(lending):
-            self._mutex.release()
-        if any(writing):
-            self.writer.lock.release()
+        try:
+            if True in lending:
+                mutex.release()
+        finally:
+            if True in writing:
+                lock.release()
 
     def after_fork_in_child(self) -> None:
         # What could not be closed in time is the parent's: closing it here would take the log away from under it.
@@ -379,10 +387,12 @@ def _before_fork() -> None:
 
 
 def _after_fork_in_parent() -> None:
-    for file in _forking:
-        file.after_fork_in_parent()
-    _forking.clear()
-    _registry_lock.release()
+    try:
+        for file in _forking:
+            file.after_fork_in_parent()
+        _forking.clear()
+    finally:
+        _registry_lock.release()
 
 
 def _after_fork_in_child() -> None:

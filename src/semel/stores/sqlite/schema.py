@@ -36,8 +36,8 @@ def ensure_schema(db: sqlite3.Connection, table: str, *, create: bool, deadline:
     """See that the tables are there and of our version; create them if allowed. Many processes may do so at once."""
     version = _version(db, table)
     if version is None and create:
-        patiently(db, "BEGIN IMMEDIATE", deadline)
         try:
+            patiently(db, "BEGIN IMMEDIATE", deadline)
             for statement in _statements(schema_sql(table)):
                 db.execute(statement)
             db.execute("COMMIT")

@@ -125,10 +125,11 @@ class Writer:
                 _answer([job])
                 if (home := self._home()) is not None and home.untidy:
                     home.tidy()
-                return job.result()
         finally:
-            if any(held):
+            if True in held:
                 self.lock.release()
+        if True in held:
+            return job.result()
         job.done = threading.Lock()
         job.done.acquire()
         self.submit(job)
@@ -358,7 +359,8 @@ def _give_up(future: asyncio.Future[None], path: str) -> None:
 def taken(acquire: Callable[[bool, float], bool], held: list[bool], patience: float) -> bool:
     """Take a lock, waiting for it up to so many seconds, and note in `held` whether it was taken.
 
-    Both in one call into C: a signal handler that raises does so before it or after it, and `held` tells which.
+    Both in one call into C: a signal handler that raises does so before it or after it, and `held` tells which. Who took it
+    releases it with no call in between (`if True in held: lock.release()`): a handler runs when a call has returned, too.
     """
     waits = patience > 0
     held.extend(map(acquire, (waits,), (patience if waits else -1.0,)))

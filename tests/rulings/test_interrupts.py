@@ -1,0 +1,98 @@
+"""A signal's handler raises wherever Python looks for signals, one moment of a call after the other (R10, R16).
+
+What was granted and not begun is given back at once; what the function returned is recorded all the same; nobody waits for a
+lease, and closing waits for nobody.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from semel import Semel
+from tests.ops.strike_lab import strike_each_moment
+
+from .conftest import url_of
+
+LEASE, PATIENCE, PROMPT = 120.0, 60.0, 20.0  # a key that is left behind is waited for in vain
+
+# A coroutine that was made, and struck before it was awaited, is Python's business; so is a connection, which it closes.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+class Lab:
+    """One key after the other on one face; what each of them did."""
+
+    def __init__(self, url: str) -> None:
+        prefix = f"interrupts-{time.time_ns()}"
+        self.once = Semel(url, prefix=prefix, lease=LEASE, timeout=PROMPT, settle_timeout=PATIENCE)
+        self.effects: Counter[str] = Counter()
+        self.number = 0
+        self.once.execute("warm", str)
+        self.modules = [
+            module
+            for name, module in sys.modules.items()
+            if name.startswith("semel.") and not name.startswith("semel.testing")
+        ]
+
+    @property
+    def key(self) -> str:
+        return f"key {self.number}"
+
+    def effect(self) -> str:
+        self.effects[self.key] += 1
+        return self.key
+
+    def execute(self) -> None:
+        assert self.once.execute(self.key, self.effect, wait=PATIENCE).value == self.key
+
+    def claim(self) -> None:
+        with self.once.claim(self.key, wait=PATIENCE) as claim:
+            claim.complete(self.effect())
+
+    def once_and_at_once(self) -> None:
+        """Whoever comes next is told, or runs it, without waiting for a lease."""
+        self.execute()
+        assert self.effects[self.key] == 1
+        self.number += 1
+
+    def at_once(self) -> None:
+        """The same for a block: interrupted before complete() could begin, its outcome is lost, and made again (R10)."""
+        self.execute()
+        assert 1 <= self.effects[self.key] <= 2
+        self.number += 1
+
+    def close(self) -> None:
+        begun = time.perf_counter()
+        self.once.close()
+        assert time.perf_counter() - begun < PROMPT, "somebody was waited for who will never come"
+
+
+@pytest.fixture(params=["memory", "redis", "postgres", "mysql"])
+def calls(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lab]:
+    made = Lab(url_of(request, request.param, "sync", tmp_path))
+    gc.collect()
+    gc.disable()  # what is collected in the middle may be struck as well, and nobody would know
+    yield made
+    gc.enable()
+
+
+def test_R16_an_interrupt_at_any_moment_of_a_call_leaves_its_key_to_the_next_one_and_one_effect(
+    calls: Lab,
+) -> None:
+    assert strike_each_moment(calls.modules, calls.execute, then=calls.once_and_at_once) > 60
+    calls.close()
+
+
+def test_R10_an_interrupt_at_any_moment_of_a_block_leaves_its_key_to_the_next_one(calls: Lab) -> None:
+    assert strike_each_moment(calls.modules, calls.claim, then=calls.at_once) > 60
+    calls.close()
