@@ -125,7 +125,11 @@ class Stepper:
                 asked = _Asked(run, turn, name, fn, args, kwargs, codec, wanted, policy)
                 return await self._make(asked, known)
         finally:
-            turn.leave()
+            try:
+                turn.leave()
+            except BaseException:
+                turn.leave()  # cut off by a signal's handler: the run would wait for a step that is over, for good
+                raise
 
     @staticmethod
     def _remembered(run: Run, known: steps.Step, codec: Codec) -> Any:
@@ -200,16 +204,19 @@ class Stepper:
         if is_lazy(value):
             # Its mark stays: what the function did before it returned has happened.
             raise not_run(run.call, value, self._runtime.colour)
-        reach("step.returned")
-        done, problem = self._done(run, asked.name, value, asked.codec, asked.wanted)
+        done: steps.Step | None = None
         try:
+            reach("step.returned")
+            done, problem = self._done(run, asked.name, value, asked.codec, asked.wanted)
             problem = await self._keep(run, done) or problem
         except Exception:
             raise
         except BaseException:
-            # Cancelled in the middle of the write: the effect has happened. A note that is sent twice is harmless.
-            # What is raised is the cancellation: an error of the store in its place might be handled, and the function go on.
+            # Cancelled in the middle of the write, or interrupted before it: the effect has happened. A note that is sent twice is
+            # harmless. What is raised is the cancellation: an error of the store in its place might be handled, and the function
+            # go on.
             with suppress(SemelError):
+                done = done or self._done(run, asked.name, value, asked.codec, asked.wanted)[0]
                 await self._runtime.protect(self._keep(run, done))
             raise
         reach("step.stored")
@@ -298,7 +305,11 @@ class Stepper:
             else:
                 text = ids.parse(known.value.decode(), kind).text
         finally:
-            turn.end()
+            try:
+                turn.end()
+            except BaseException:
+                turn.end()  # as in `step`
+                raise
         if run.ref is None or run.inherits_ref:
             run.set_ref(text)
         return text

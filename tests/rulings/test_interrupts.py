@@ -11,11 +11,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from semel import Semel
+from semel import Semel, current_run
 from tests.ops.strike_lab import strike_each_moment
 
 from .conftest import url_of
@@ -65,10 +66,26 @@ class Lab:
         assert self.effects[self.key] == 1
         self.number += 1
 
+    def execute_steps(self) -> None:
+        def work() -> str:
+            run = current_run()
+            run.step("one", str)
+            run.new_id("ord")
+            return self.key
+
+        assert self.once.execute(self.key, work, wait=PATIENCE).value == self.key
+
+    def fail(self) -> None:
+        def work() -> None:
+            raise KeyError
+
+        with suppress(KeyError):
+            self.once.execute(self.key, work)
+
     def at_once(self) -> None:
         """The same for a block: interrupted before complete() could begin, its outcome is lost, and made again (R10)."""
         self.execute()
-        assert 1 <= self.effects[self.key] <= 2
+        assert self.effects[self.key] <= 2
         self.number += 1
 
     def close(self) -> None:
@@ -95,4 +112,16 @@ def test_R16_an_interrupt_at_any_moment_of_a_call_leaves_its_key_to_the_next_one
 
 def test_R10_an_interrupt_at_any_moment_of_a_block_leaves_its_key_to_the_next_one(calls: Lab) -> None:
     assert strike_each_moment(calls.modules, calls.claim, then=calls.at_once) > 60
+    calls.close()
+
+
+@pytest.mark.parametrize("calls", ["memory"], indirect=True)
+def test_R10_an_interrupt_at_any_moment_of_a_step_leaves_its_key_to_the_next_one(calls: Lab) -> None:
+    assert strike_each_moment(calls.modules, calls.execute_steps, then=calls.at_once) > 150
+    calls.close()
+
+
+@pytest.mark.parametrize("calls", ["memory"], indirect=True)
+def test_R9_an_interrupt_at_any_moment_of_a_failure_leaves_its_key_to_the_next_one(calls: Lab) -> None:
+    assert strike_each_moment(calls.modules, calls.fail, then=calls.at_once) > 100
     calls.close()
