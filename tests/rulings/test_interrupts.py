@@ -110,6 +110,7 @@ def test_R16_an_interrupt_at_any_moment_of_a_call_leaves_its_key_to_the_next_one
     calls.close()
 
 
+@pytest.mark.parametrize("calls", ["memory", "redis"], indirect=True)
 def test_R10_an_interrupt_at_any_moment_of_a_block_leaves_its_key_to_the_next_one(calls: Lab) -> None:
     assert strike_each_moment(calls.modules, calls.claim, then=calls.at_once) > 60
     calls.close()

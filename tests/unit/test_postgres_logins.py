@@ -93,3 +93,7 @@ def test_a_zero_byte_is_refused_by_name(url: str) -> None:
     with pytest.raises(ConfigurationError, match="leave %00 out") as told:
         parse(url, "sync")
     assert "geheim" not in str(told.value)
+
+
+def test_a_password_that_is_no_text_keeps_its_bytes() -> None:
+    assert parse("postgresql://me:%E9%FF@one/shop", "sync").dsn == "postgresql://me:%E9%FF@one/shop"

@@ -18,7 +18,7 @@ from semel.codec.shapes import is_protobuf, is_pydantic, shape_of
 from semel.codec.tagged import BUILT_INS
 from semel.errors import CodecError
 
-__all__ = ["check_encodable", "named_classes", "names_a_cell", "return_type"]
+__all__ = ["arms_of", "bare", "check_encodable", "named_classes", "names_a_cell", "return_type"]
 
 _WRAPPERS = (typing.Annotated, typing.Required, typing.NotRequired, typing.Final, typing.ClassVar)
 _AWAITABLES = (abc.Awaitable, abc.Coroutine)
@@ -30,7 +30,7 @@ _MAX_CACHED = 4096
 # ------------------------------------------------------------------------------------- reading a type
 
 
-def _bare(hint: Any) -> Any:
+def bare(hint: Any) -> Any:
     """Without the layers that say nothing about the value: Annotated, NewType, `type X = …`, Required."""
     while True:
         if typing.get_origin(hint) in _WRAPPERS:
@@ -43,7 +43,7 @@ def _bare(hint: Any) -> Any:
             return hint
 
 
-def _arms(hint: Any) -> tuple[Any, ...] | None:
+def arms_of(hint: Any) -> tuple[Any, ...] | None:
     """The alternatives of a union, the bounds of a type variable, the types of literals; None for others."""
     origin = typing.get_origin(hint)
     if origin is typing.Union or origin is types.UnionType:
@@ -89,8 +89,8 @@ def named_classes(hint: Any) -> list[type]:
     seen: set[Any] = set()
     waiting = [hint]
     while waiting:
-        here = _bare(waiting.pop())
-        arms = _arms(here)
+        here = bare(waiting.pop())
+        arms = arms_of(here)
         if arms is not None:
             waiting += arms
             continue
@@ -123,8 +123,8 @@ def check_encodable(hint: Any) -> None:
 
 
 def _refusals(hint: Any, path: str, seen: set[type], *, optional: bool) -> Iterator[tuple[str, type]]:
-    hint = _bare(hint)
-    arms = _arms(hint)
+    hint = bare(hint)
+    arms = arms_of(hint)
     if arms is not None:
         # Inside a class an absent part may be the rule (`client: Client | None = None`); as a result it is not.
         kept = [arm for arm in arms if optional or arm is not types.NoneType]

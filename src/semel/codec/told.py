@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from semel.codec.annotations import _arms, _bare
+from semel.codec.annotations import arms_of, bare
 from semel.codec.paths import type_name
 from semel.errors import CodecError
 
@@ -41,14 +41,14 @@ def _converted(value: Any, result_type: Any) -> Any:
 
 def _is_one(value: Any, hint: Any) -> bool:
     """Whether it is of the type already. msgspec would not do: it knows no union of two classes, and makes lists of tuples."""
-    hint = _bare(hint)
+    hint = bare(hint)
     if hint is Any:
         return True
     cls: Any = typing.get_origin(hint) or hint
     hints = typing.get_args(hint)
     if cls is typing.Literal:
         return value in hints
-    if (arms := _arms(hint)) is not None:
+    if (arms := arms_of(hint)) is not None:
         return any(_is_one(value, arm) for arm in arms)
     fits = isinstance(cls, type) and not typing.is_typeddict(cls) and isinstance(value, cls)
     if not fits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final, Literal
-from urllib.parse import parse_qsl, quote, unquote, urlencode
+from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode
 
 from semel.errors import ConfigurationError
 from semel.hosts import ESCAPES, apart
@@ -102,7 +102,7 @@ def _dsn(netloc: str, path: str, query: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return quote(unquote(text), safe="")
+    return quote(unquote_to_bytes(text), safe="")  # bytes: a password need not be UTF-8
 
 
 def _driver(driver: str, colour: Colour) -> Literal["asyncpg", "psycopg"]:

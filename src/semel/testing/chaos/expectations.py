@@ -141,8 +141,10 @@ def zombie(mode: str, point: str) -> _Pair:
 
 def _stopped(mode: str, fault: str, point: str) -> _Pair:
     """Cancelled or interrupted: the worker itself says that the outcome is lost, and what is recorded stays so."""
-    if point in {"settle.sent", "settle.stored"} or (fault == "cancel" and point == "run.returned"):
+    if point in {"run.returned", "settle.sent", "settle.stored"}:
         return _REPLAYED  # the record is written on a path that the caller cannot cancel
+    if fault == "interrupt" and point == "claim.won":
+        return _RAN  # given back before the function was reached; a cancellation strikes at the next wait, in the function
     return killed(mode, point)
 
 
@@ -150,14 +152,12 @@ def stepped(fault: str, point: str) -> _Pair:
     name = point.partition("#")[0]
     if point == "settle.stored":
         return _REPLAYED
-    if fault in {"cancel", "interrupt"} and point == "settle.sent":
+    if fault in {"cancel", "interrupt"} and point in {"run.returned", "settle.sent"}:
         return _REPLAYED
-    if fault == "cancel" and point in {"step.stored#2", "run.returned"}:
+    if fault == "cancel" and point == "step.stored#2":
         return _REPLAYED  # there is nothing more to wait for, until the record is written
-    if name == "step.returned":
-        return (
-            _RAN if fault == "cancel" else _TWICE
-        )  # a note, too, is written on a path that the caller cannot cancel
+    if name == "step.returned":  # a note, too, is written on a path that the caller cannot cancel
+        return _RAN if fault in {"cancel", "interrupt"} else _TWICE
     if (
         fault in {"zombie", "overlap"}
         and point not in HEARD
