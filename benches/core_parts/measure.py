@@ -24,12 +24,15 @@ __all__ = [
     "Effort",
     "Figure",
     "Rate",
+    "Samples",
     "Term",
     "closed_loop",
     "compare_crowds",
     "compare_latencies",
     "compare_threadless",
     "say",
+    "time_latencies",
+    "typical",
     "work",
     "work_sync",
 ]
@@ -224,11 +227,12 @@ def compare_threadless(contestants: Sequence[Contestant], effort: Effort) -> dic
     return _medians(rounds)
 
 
-async def compare_latencies(
-    contestants: Sequence[Contestant], rounds: int, block: int = 50
-) -> dict[str, float]:
-    """The median time of one call, in µs: blocks of calls, one contestant after the other, one caller."""
-    seen: dict[str, list[float]] = {one.name: [] for one in contestants}
+Samples = dict[str, list[float]]
+"""Seconds that calls have taken, by contestant."""
+
+
+async def time_latencies(contestants: Sequence[Contestant], rounds: int, block: int, seen: Samples) -> None:
+    """Blocks of calls, one contestant after the other, one caller; what each call took is added to `seen`."""
     clock = time.perf_counter
     for number in range(rounds + 1):
         for one in _turns(contestants, number):
@@ -239,5 +243,18 @@ async def compare_latencies(
                     await call(item)
                     times.append(clock() - start)
             if number:
-                seen[one.name] += times
+                seen.setdefault(one.name, []).extend(times)
+
+
+def typical(seen: Samples) -> dict[str, float]:
+    """The median time of one call, in µs."""
     return {name: statistics.median(times) * 1e6 for name, times in seen.items()}
+
+
+async def compare_latencies(
+    contestants: Sequence[Contestant], rounds: int, block: int = 50
+) -> dict[str, float]:
+    """The median time of one call, in µs."""
+    seen: Samples = {}
+    await time_latencies(contestants, rounds, block, seen)
+    return typical(seen)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import asyncpg
@@ -15,10 +15,12 @@ from benches.core_parts.measure import (
     Contestant,
     Effort,
     Figure,
+    Samples,
     Term,
     closed_loop,
     compare_crowds,
-    compare_latencies,
+    time_latencies,
+    typical,
     work,
     work_sync,
 )
@@ -32,6 +34,7 @@ from semel.testing import services
 __all__ = ["bench", "durable_server"]
 
 CALLERS = 64
+SERVERS = 4
 _numbers = itertools.count()
 
 
@@ -82,59 +85,101 @@ def ours(once: AsyncSemel, suffix: str = "") -> tuple[Contestant, Contestant]:
 
 
 def bench(effort: Effort) -> list[Figure]:
+    """Latencies on several servers, one after the other: where the memory of one happens to lie moves them by some percent."""
+    taken: Samples = {}
+    for _ in range(0 if effort.quick else SERVERS - 1):
+        with durable_server() as server:
+            asyncio.run(_timed(server, effort, taken))
     with durable_server() as server:
-        return asyncio.run(_bench(server, effort))
+        return asyncio.run(_bench(server, effort, taken))
 
 
-async def _bench(server: services.PostgresServer, effort: Effort) -> list[Figure]:
+@contextlib.asynccontextmanager
+async def _opened(server: services.PostgresServer) -> AsyncIterator[tuple[AsyncSemel, Any, str]]:
+    """A face with a thousand outcomes, a bare connection beside it, and the address of both."""
     url = server.database(driver="asyncpg")
-    address = url.replace("+asyncpg", "")
-    connection = await asyncpg.connect(address)
+    connection = await asyncpg.connect(url.replace("+asyncpg", ""))
     try:
         await connection.execute("create table bare (id bytea primary key, body bytea not null)")
         async with AsyncSemel(f"{url}?pool=16") as once:
             await closed_loop(ours(once)[1].call, done_keys(1000), CALLERS)
-            return [
-                *await _against_statements(once, connection, effort),
-                await _wal(once, connection),
-                *await _within(once, connection, effort),
-                *await _batches(once, url, effort),
-            ]
+            yield once, connection, url
     finally:
         await connection.close()
 
 
-async def _against_statements(once: AsyncSemel, connection: Any, effort: Effort) -> list[Figure]:
+async def _timed(server: services.PostgresServer, effort: Effort, taken: Samples) -> None:
+    async with _opened(server) as (once, connection, _):
+        await _time(once, connection, effort, taken)
+
+
+async def _bench(server: services.PostgresServer, effort: Effort, taken: Samples) -> list[Figure]:
+    async with _opened(server) as (once, connection, url):
+        await _time(once, connection, effort, taken)
+        return [
+            *_latencies(typical(taken)),
+            await _wal(once, connection),
+            await _commits(connection, _within(once, connection)),
+            *await _batches(once, url, effort),
+        ]
+
+
+async def _time(once: AsyncSemel, connection: Any, effort: Effort, taken: Samples) -> None:
+    """What single calls take, against the bare statements that they are compared with."""
     first, replay = ours(once)
+    insert_row = "insert into bare values ($1, $2)"
 
     async def select(scope: bytes) -> None:
         await connection.fetchrow("select state, result from semel where scope = $1", scope)
 
     async def insert(row: tuple[bytes, bytes]) -> None:
-        await connection.execute("insert into bare values ($1, $2)", *row)
+        await connection.execute(insert_row, *row)
 
-    contest = [
+    async def alone(row: tuple[bytes, bytes]) -> None:
+        async with connection.transaction():
+            await connection.execute(insert_row, *row)
+
+    statements = [
         Contestant("select", done_scopes, select),
         replay,
         Contestant("insert", rows, insert),
         first,
     ]
-    p50 = await compare_latencies(contest, effort.rounds * 10, block=20)
+    transactions = [
+        Contestant("alone", rows, alone),
+        Contestant("within", rows, _within(once, connection)),
+    ]
+    for contest in (statements, transactions):
+        await time_latencies(contest, max(2, effort.rounds * 10 // SERVERS), 20, taken)
+
+
+def _within(once: AsyncSemel, connection: Any) -> Callable[[tuple[bytes, bytes]], Awaitable[None]]:
+    async def within(row: tuple[bytes, bytes]) -> None:
+        async def effect() -> dict[str, Any]:
+            await connection.execute("insert into bare values ($1, $2)", *row)
+            return work_sync()
+
+        async with connection.transaction():
+            await once.within(connection).execute(row[0].hex(), effect)
+
+    return within
+
+
+def _latencies(p50: dict[str, float]) -> list[Figure]:
+    def term(name: str, of: str) -> Term:
+        return Term(name, p50[of], "µs")
+
+    both = "business insert and record in one transaction"
     return [
-        Figure(
-            "1 caller, replay: p50",
-            Term("replay", p50["replay"], "µs"),
-            Term("select by key", p50["select"], "µs"),
-            "≤",
-            1.6,
-        ),
+        Figure("1 caller, replay: p50", term("replay", "replay"), term("select by key", "select"), "≤", 1.6),
         Figure(
             "1 caller, first execution: p50",
-            Term("first", p50["first"], "µs"),
-            Term("one bare committed insert", p50["insert"], "µs"),
+            term("first", "first"),
+            term("one bare committed insert", "insert"),
             "≤",
             2.7,
         ),
+        Figure("within: p50", term(both, "within"), term("business transaction alone", "alone"), "≤", 2),
     ]
 
 
@@ -150,37 +195,7 @@ async def _wal(once: AsyncSemel, connection: Any) -> Figure:
     return Figure("WAL written by 200 replays", Term("bytes", float(lowest or 0), "bytes"), None, "=", 0)
 
 
-async def _within(once: AsyncSemel, connection: Any, effort: Effort) -> list[Figure]:
-    insert = "insert into bare values ($1, $2)"
-
-    async def alone(row: tuple[bytes, bytes]) -> None:
-        async with connection.transaction():
-            await connection.execute(insert, *row)
-
-    async def within(row: tuple[bytes, bytes]) -> None:
-        async def effect() -> dict[str, Any]:
-            await connection.execute(insert, *row)
-            return work_sync()
-
-        async with connection.transaction():
-            await once.within(connection).execute(row[0].hex(), effect)
-
-    contest = [Contestant("alone", rows, alone), Contestant("within", rows, within)]
-    p50 = await compare_latencies(contest, effort.rounds * 10, block=20)
-    commits = await _commits(connection, within)
-    return [
-        Figure(
-            "within: p50",
-            Term("business insert and record in one transaction", p50["within"], "µs"),
-            Term("business transaction alone", p50["alone"], "µs"),
-            "≤",
-            2,
-        ),
-        Figure("within: commits per call", Term("commits per call", commits, ""), None, "=", 1),
-    ]
-
-
-async def _commits(connection: Any, call: Any) -> float:
+async def _commits(connection: Any, call: Any) -> Figure:
     """Commit records in the server's own log: what is committed for nothing but reading leaves none."""
     count = 50
     await connection.execute("create extension if not exists pg_walinspect")
@@ -192,7 +207,7 @@ async def _commits(connection: Any, call: Any) -> float:
         " where resource_manager = 'Transaction' and record_type like 'COMMIT%'",
         before,
     )
-    return counted / count
+    return Figure("within: commits per call", Term("commits per call", counted / count, ""), None, "=", 1)
 
 
 async def _batches(once: AsyncSemel, url: str, effort: Effort) -> list[Figure]:
