@@ -60,6 +60,12 @@ class Asker:
                 verdict = post.claimed(ask, reply, whole=whole)
                 if verdict is None:
                     verdict = await post.reclaim(ask, reply, asked)
+            if type(verdict) is not Won:  # else `Heart.add` does it
+                expected.pop(nonce, None)
+            elif verdict.record.steps and not steps.are_readable(verdict.record.steps):
+                verdict = await self._give_back(ask, verdict)
+            if self._losses.mark is not mark and not isinstance(verdict, Replay | Brief):
+                self._debts.suspect(ask)
         except BaseException:
             # No answer: the store may have granted it. Nobody will run it, so nobody may wait for it.
             if post is not None and posted is not None:
@@ -68,12 +74,6 @@ class Asker:
                 self._debts.suspect(ask)
             self._debts.abandon(ask)
             raise
-        if type(verdict) is not Won:  # else `Heart.add` does it
-            expected.pop(nonce, None)
-        elif verdict.record.steps and not steps.are_readable(verdict.record.steps):
-            verdict = await self._give_back(ask, verdict)
-        if self._losses.mark is not mark and not isinstance(verdict, Replay | Brief):
-            self._debts.suspect(ask)
         return verdict
 
     async def _give_back(self, ask: Ask, won: Won) -> Unknown:

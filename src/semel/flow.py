@@ -69,8 +69,7 @@ from semel.waiting import Bench, Seat
 __all__ = ["Engine", "done_of"]
 
 UNENCODABLE = "unencodable"
-_NOTHING: Final = object()
-"""What a function that has not returned has given."""
+_NOTHING: Final = object()  # what a function that has not returned has given
 
 
 class Engine:
@@ -167,10 +166,12 @@ class Engine:
                 reach("run.started")
                 value = await self.runtime.call(call.fn, call.args, call.kwargs, call.options.inline)
                 if is_lazy(value):
-                    raise not_run(call, value, self.runtime.colour)
+                    lazy, value = value, _NOTHING
+                    raise not_run(call, lazy, self.runtime.colour)
                 reach("run.returned")
             except Exception as error:
-                await self.fail(run, own(error))
+                if value is _NOTHING:
+                    await self.fail(run, own(error))
                 raise
             finally:
                 _current.reset(token)
@@ -180,14 +181,13 @@ class Engine:
             data, marker, problem = self._encode(call, value)
             await self.recorder.record(run, done_of(run, data, marker), value)
         except BaseException as error:
-            if not isinstance(error, Exception):
-                await self._interrupted(run, value, error)
+            await self._interrupted(run, value, error)
             raise
         return self._completed(run, value, marker, problem)
 
     async def _interrupted(self, run: Run, value: Any, error: BaseException) -> None:
         """Whether the function has returned decides: its outcome is recorded, or lost. Nothing to do where one is on its way."""
-        if run.settling:
+        if run.settling or run.foreign:
             return
         if value is _NOTHING:
             await self.lose(run, error)
@@ -201,8 +201,7 @@ class Engine:
             data, marker, problem = self._encode(run.call, value)
             await self.recorder.record(run, done_of(run, data, marker), value)
         except BaseException as error:
-            if not isinstance(error, Exception):
-                await self._interrupted(run, value, error)
+            await self._interrupted(run, value, error)
             raise
         return self._completed(run, value, marker, problem)
 
@@ -320,15 +319,16 @@ class Engine:
                     case other:  # Mismatch or Expired
                         raise self._refusal(call, other)
         finally:
-            if type(verdict) is not Won:
-                self.debts.leave(ask, verdict)
-            if seat is not None:
-                try:
+            try:
+                if type(verdict) is not Won:
+                    self.debts.leave(ask, verdict)
+                if seat is not None:
                     await seat.leave()
-                except BaseException:
-                    if isinstance(verdict, Won):
-                        self.debts.abandon(ask)  # ours, but nobody will run it
-                    raise
+            except BaseException:
+                if seat is not None:
+                    self.bench.stand(seat)  # once more is no harm
+                self.disown(ask)  # ours, perhaps, but nobody will run it
+                raise
 
     def _refusal(self, call: Call, verdict: Mismatch | Expired) -> KeyMismatch | KeyExpired:
         if self.emit is not None:

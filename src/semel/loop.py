@@ -182,7 +182,7 @@ class LoopRuntime:
 
     async def protect(self, coroutine: Coroutine[Any, Any, T]) -> T:
         task = self._spawn(coroutine)
-        cancelled: asyncio.CancelledError | None = None
+        cancelled: BaseException | None = None
         while not task.done():
             try:
                 await asyncio.shield(task)
@@ -190,8 +190,9 @@ class LoopRuntime:
                 if task.cancelled():
                     raise
                 cancelled = error
-            except BaseException:  # noqa: BLE001, S110 - the task holds it; `task.result()` below raises it
-                pass
+            except BaseException as error:  # noqa: BLE001 - the task's own: `task.result()` below raises it
+                if not task.done():
+                    cancelled = error  # a signal's handler raised here
         if cancelled is not None:
             if not task.cancelled():
                 task.exception()
@@ -271,11 +272,11 @@ class LoopRuntime:
         context = copy_context()
         context.run(_in_pool.set, True)
         future = self.loop.run_in_executor(pool, _boxed, context, fn, args, kwargs)
-        if nested:
-            pool.shutdown(wait=False)  # takes no more work, ends with this one
         try:
+            if nested:
+                pool.shutdown(wait=False)  # takes no more work, ends with this one
             value, error_of_fn = await asyncio.shield(future)
-        except asyncio.CancelledError:
+        except BaseException:  # also of a signal's handler: the thread runs on
             if not future.done():
                 future.add_done_callback(_looked_at)
                 if (run := run_or_none()) is not None:

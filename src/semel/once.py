@@ -55,7 +55,8 @@ class Semel(Face):
     def _reset(self) -> None:
         super()._reset()
         self._made: Engine | None = None
-        self._closing = threading.Lock()
+        # Not a plain lock: the handler of SIGTERM may close it while the main thread does.
+        self._closing = threading.RLock()
         self._warned = False
 
     def _engine(self) -> Engine:

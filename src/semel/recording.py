@@ -82,17 +82,17 @@ class Recorder:
                 except Exception as trouble:  # noqa: BLE001 - the store knows what to do about it
                     reply = trouble
                 answer = post.settled(end, reply, asked) or await post.resettle(end, reply, asked)
+            if answer is Answer.OK:
+                self._heart.remove(run)
+                if self._debts.strays:
+                    self._debts.ended(run.ask, end)
         except Exception as error:  # noqa: BLE001 - whatever the store's trouble is, the effect has happened
             answer = error
         except BaseException:
             # Cancelled in the middle of the write: it is repeatable, so write it again where nothing can cancel it.
             await self._runtime.protect(self._persist(run, end, value, None, until))
             raise
-        if answer is Answer.OK:
-            self._heart.remove(run)
-            if self._debts.strays:
-                self._debts.ended(run.ask, end)
-        else:
+        if answer is not Answer.OK:
             await self._runtime.protect(self._persist(run, end, value, answer, until))
         reach("settle.stored")
 
@@ -108,23 +108,30 @@ class Recorder:
     ) -> None:
         """Offer the outcome until the store has decided on it, or `settle_timeout` is over."""
         pause = 0.02
-        while True:
-            if answer is None:
-                answer = await self._offered(end, until)
-            if isinstance(answer, Answer):
-                if await self._debts.accepted(run, answer):
-                    self._debts.ended(run.ask, end)
-                    return
-                answer = StoreUnavailable("the record was gone; it was claimed again")
-                end = self._debts.whole(run, end)
-            elif refuses_the_value(answer):
-                end = shrunk(end)  # too big for a packet, say
-            if self._runtime.now() >= until:
-                goes_on = self._debts.owe(run, end)
-                raise self._not_recorded(run, value, answer, goes_on=goes_on)
-            await self._runtime.sleep(min(pause, max(0.0, until - self._runtime.now())))
-            pause = min(pause * 2, 0.5)
-            answer = None
+        try:
+            while True:
+                if answer is None:
+                    answer = await self._offered(end, until)
+                if isinstance(answer, Answer):
+                    if await self._debts.accepted(run, answer):
+                        self._debts.ended(run.ask, end)
+                        return
+                    answer = StoreUnavailable("the record was gone; it was claimed again")
+                    end = self._debts.whole(run, end)
+                elif refuses_the_value(answer):
+                    end = shrunk(end)  # too big for a packet, say
+                if self._runtime.now() >= until:
+                    goes_on = self._debts.owe(run, end)
+                    raise self._not_recorded(run, value, answer, goes_on=goes_on)
+                await self._runtime.sleep(min(pause, max(0.0, until - self._runtime.now())))
+                pause = min(pause * 2, 0.5)
+                answer = None
+        except (LeaseLost, NotRecorded):
+            raise
+        except BaseException:
+            # A signal's handler raised: a thread cannot be protected from it, so it is offered in the background from here on.
+            self._debts.owe(run, end)
+            raise
 
     async def _offered(self, end: Settle, until: float) -> Answer | Exception:
         """One more offer. Its answer is waited for until then and no longer: the store may take its own time."""

@@ -323,8 +323,13 @@ class ThreadRuntime:
 
         # Daemon: a store that is gone for good must not keep the program from ending.
         thread = threading.Thread(target=work, name="semel-background", daemon=True)
-        self._busy.add(thread)
-        thread.start()
+        try:
+            self._busy.add(thread)
+            thread.start()
+        except BaseException:  # a handler raised, say, or there is no thread to be had
+            if thread.ident is None:
+                self._busy.discard(thread)  # nobody can wait for one that never came up
+            raise
 
     def detaches(self, fn: Callable[..., Any], inline: bool) -> bool:
         del fn, inline

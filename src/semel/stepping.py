@@ -191,7 +191,11 @@ class Stepper:
             raise
         finally:
             if turn.alone:
-                turn.end()
+                try:
+                    turn.end()
+                except BaseException:
+                    turn.end()  # as in `step`
+                    raise
 
     @staticmethod
     def _tell_nobody_asked(asked: _Asked, error: BaseException) -> None:

@@ -15,7 +15,11 @@ from typing import Any, Final
 
 
 class Struck(BaseException):
-    """What the handler raises."""
+    """What the handler raises, as KeyboardInterrupt is."""
+
+
+class Late(Exception):
+    """What another one raises, as the soft time limit of a task queue is. Who catches errors of a driver may take it for one."""
 
 
 _LOOKS: Final = frozenset({"RESUME", "JUMP_BACKWARD", "CALL", "CALL_KW", "CALL_FUNCTION_EX"})
@@ -45,8 +49,15 @@ def moments(code: CodeType) -> Mapping[int, bool]:
 class Handler:
     """Raises in the n-th moment of what is called, counted in the code of these modules only, or in these functions of it."""
 
-    def __init__(self, moment: int, modules: Sequence[ModuleType], functions: Collection[str]) -> None:
+    def __init__(
+        self,
+        moment: int,
+        modules: Sequence[ModuleType],
+        functions: Collection[str],
+        error: type[BaseException] = Struck,
+    ) -> None:
         self._left = moment
+        self._error = error
         self._modules = modules
         self._functions = functions
         self._callers: set[int] = set()
@@ -56,9 +67,12 @@ class Handler:
         with self._watching():
             try:
                 act()
-            except Struck:
+            except self._error:
                 return True
-        return False
+            except Exception:
+                if self._left > 0:
+                    raise
+        return self._left <= 0
 
     def _watching(self) -> AbstractContextManager[None]:
         watching = _by_monitoring if sys.version_info >= (3, 12) else _by_trace
@@ -78,7 +92,7 @@ class Handler:
         if not self._functions or code.co_name in self._functions:
             self._left -= 1
             if self._left == 0:
-                raise Struck
+                raise self._error
 
 
 @contextmanager
@@ -144,10 +158,11 @@ def strike_each_moment(
     *,
     then: Callable[[], object],
     functions: Collection[str] = (),
+    error: type[BaseException] = Struck,
 ) -> int:
     """Until there is none left; how many there were. `then` is what must still be possible after each."""
     moment = 1
-    while Handler(moment, modules, functions).call(act):
+    while Handler(moment, modules, functions, error).call(act):
         then()
         moment += 1
     return moment - 1

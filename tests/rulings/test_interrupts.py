@@ -6,18 +6,23 @@ lease, and closing waits for nobody.
 
 from __future__ import annotations
 
+import _thread
 import gc
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from semel import Semel, current_run
-from tests.ops.strike_lab import strike_each_moment
+from semel import CodecError, Semel, StoreUnavailable, current_run
+from semel.layers import Layer
+from semel.model import Answer, Settle
+from semel.stores.memory import MemoryStore
+from tests.ops.strike_lab import Late, strike_each_moment
 
 from .conftest import url_of
 
@@ -63,6 +68,13 @@ class Lab:
     def once_and_at_once(self) -> None:
         """Whoever comes next is told, or runs it, without waiting for a lease."""
         self.execute()
+        assert self.effects[self.key] == 1
+        self.number += 1
+
+    def never_twice(self) -> None:
+        """An error that looks like one of a driver or of the value may leave a done marker in place of the result (R23)."""
+        with suppress(CodecError):
+            self.execute()
         assert self.effects[self.key] == 1
         self.number += 1
 
@@ -126,3 +138,37 @@ def test_R10_an_interrupt_at_any_moment_of_a_step_leaves_its_key_to_the_next_one
 def test_R9_an_interrupt_at_any_moment_of_a_failure_leaves_its_key_to_the_next_one(calls: Lab) -> None:
     assert strike_each_moment(calls.modules, calls.fail, then=calls.at_once) > 100
     calls.close()
+
+
+@pytest.mark.parametrize("calls", ["memory", "redis"], indirect=True)
+def test_R16_a_time_limit_at_any_moment_of_a_call_leaves_its_key_to_the_next_one_and_one_effect(
+    calls: Lab,
+) -> None:
+    assert strike_each_moment(calls.modules, calls.execute, then=calls.never_twice, error=Late) > 60
+    calls.close()
+
+
+class Away(Layer):
+    """A store that takes no outcome for a while."""
+
+    away = True
+
+    async def settle(self, ends: Sequence[Settle]) -> list[Answer | Exception]:
+        if self.away:
+            raise StoreUnavailable("away")
+        return await self.inner.settle(ends)
+
+
+def test_R16_an_outcome_that_waits_for_its_store_is_written_on_though_its_caller_was_interrupted() -> None:
+    store = Away(MemoryStore())
+    effects: list[int] = []
+    with Semel(store, lease=0.5, settle_timeout=PATIENCE) as once:
+        timer = threading.Timer(0.3, _thread.interrupt_main)
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            once.execute("k", effects.append, 1)
+        timer.join()
+        time.sleep(1.0)  # its lease is renewed meanwhile
+        store.away = False
+        assert once.execute("k", effects.append, 2, wait=PATIENCE).replayed
+    assert effects == [1]

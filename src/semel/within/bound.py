@@ -317,6 +317,10 @@ class Bound:
         self._forget(nonce)
         return True
 
+    def has(self, nonce: bytes) -> bool:
+        """Whether a claim was won here and is not ended."""
+        return nonce in self._places
+
     async def undo(self, nonce: bytes) -> None:
         """Take back the record and everything since. The caller's transaction is as before the claim."""
         place = self._places[nonce]

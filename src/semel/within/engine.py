@@ -64,11 +64,21 @@ class TxEngine(Engine):
     # ------------------------------------------------------------------------------------- a whole call
     async def execute(self, call: Call) -> Outcome[Any]:
         ask, verdict = await self.ask_once(call)
-        if type(verdict) is not Won and type(verdict) is not Replay:
-            ask, verdict = await self._contend(call, ask, verdict)
-        if type(verdict) is Replay:
-            return self.replay(call, verdict.record)
-        return await self._perform(self.begin(call, ask, verdict.record))
+        try:
+            if type(verdict) is not Won and type(verdict) is not Replay:
+                ask, verdict = await self._contend(call, ask, verdict)
+            if type(verdict) is Replay:
+                return self.replay(call, verdict.record)
+            return await self._perform(self.begin(call, ask, verdict.record))
+        except BaseException:
+            await self._undo_open(ask)
+            raise
+
+    async def _undo_open(self, ask: Ask) -> None:
+        """A signal's handler raised where nobody has ended the savepoint: the caller's transaction is as before the claim."""
+        if self.bound.has(ask.nonce):
+            with suppress(Exception):  # what was raised before is what tells
+                await self.runtime.protect(self.bound.undo(ask.nonce))
 
     def begin(self, call: Call, ask: Ask, record: Record, interrupt: Interrupt | None = None) -> Run:
         reach("claim.won")
@@ -155,18 +165,26 @@ class TxEngine(Engine):
         if not self.outer.knows_tables and not self._looks:
             await self._know_tables(ask)
         if self._looks or not self._bare:
-            return ask, await self.claim(ask)
+            try:
+                return ask, await self.claim(ask)
+            except BaseException:
+                await self._undo_open(ask)
+                raise
         # As `claim`, without a coroutine more around what nearly every call is.
         reach("claim.sent")
         bound.patience = patience
         try:
-            verdict = await bound.claim_one(ask)
-        except MissingTables:
-            await self._make_tables(ask)
-            verdict = await bound.claim_one(ask)
-        self._looks = type(verdict) is Busy
-        if type(verdict) is Won and verdict.record.steps:
-            verdict = await self._checked(ask, verdict)
+            try:
+                verdict = await bound.claim_one(ask)
+            except MissingTables:
+                await self._make_tables(ask)
+                verdict = await bound.claim_one(ask)
+            self._looks = type(verdict) is Busy
+            if type(verdict) is Won and verdict.record.steps:
+                verdict = await self._checked(ask, verdict)
+        except BaseException:
+            await self._undo_open(ask)
+            raise
         return ask, verdict
 
     async def _checked(self, ask: Ask, won: Won) -> Won | Unknown:
