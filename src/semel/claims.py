@@ -110,9 +110,8 @@ class _Claim:
         with suppress(ValueError):  # left in another context than it was entered in, as generators may be
             _current.reset(self._token)
         goes_on = error is None or isinstance(error, Exception)
-        if self._answered and (
-            run.settling or goes_on
-        ):  # else it was interrupted before its answer was on its way
+        # Else it was interrupted before its answer was on its way.
+        if self._answered and (run.settling or goes_on):
             if run.interrupt.fired and goes_on:
                 run.interrupt.absorb()  # the block has heard of it
             return

@@ -33,6 +33,7 @@ from semel.keys import (
     make_scope,
 )
 from semel.layers import Batch, Cache, Coalesce, Namespace, Observe, Retry
+from semel.layers.sweep import Sweep
 from semel.loop import is_async
 from semel.options import Duration, Options, checked_policy, count, resolve, seconds, switch
 from semel.reconciling import Recovery
@@ -190,8 +191,6 @@ class Face:
 
     def _engine_for(self, runtime: Runtime) -> Engine:
         if not self.enabled:
-            from semel.layers.sweep import Sweep
-
             # However many calls are under way at once, none is refused (R8).
             return Engine(
                 Sweep(MemoryStore(capacity=1 << 62)),

@@ -153,7 +153,7 @@ class Engine:
 
     def disown(self, ask: Ask) -> None:
         """Its caller was interrupted, by a signal's handler perhaps: what was granted and not begun is given back."""
-        if self.heart.gives_up(ask.nonce):
+        if self.heart.give_up(ask.nonce):
             self.debts.abandon(ask)
 
     async def _perform(self, run: Run) -> Outcome[Any]:

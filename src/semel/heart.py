@@ -41,8 +41,8 @@ class Heart:
     def remove(self, run: Run) -> None:
         self._runs.pop(run.ask.nonce, None)
 
-    def gives_up(self, nonce: bytes) -> bool:
-        """Whether it was granted, or may have been, and its function was not reached; from now on nobody waits for it."""
+    def give_up(self, nonce: bytes) -> bool:
+        """From now on nobody waits for it. True: it was granted, or may have been, and its function was not reached."""
         if nonce in self.expected:
             del self.expected[nonce]
             return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import gc
+import signal
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from semel import CodecError, Semel, StoreUnavailable, current_run
+from semel import CodecError, InProgress, Semel, StoreUnavailable, current_run
 from semel.layers import Layer
 from semel.model import Answer, Settle
 from semel.stores.memory import MemoryStore
@@ -39,10 +40,10 @@ class Lab:
     """One key after the other on one face; what each of them did."""
 
     def __init__(self, url: str) -> None:
-        prefix = f"interrupts-{time.time_ns()}"
-        self.once = Semel(url, prefix=prefix, lease=LEASE, timeout=PROMPT, settle_timeout=PATIENCE)
+        self.prefix = f"interrupts-{time.time_ns()}"
+        self.once = Semel(url, prefix=self.prefix, lease=LEASE, timeout=PROMPT, settle_timeout=PATIENCE)
         self.effects: Counter[str] = Counter()
-        self.number = 0
+        self.number = self.made_twice = 0
         self.once.execute("warm", str)
         self.modules = [
             module
@@ -81,11 +82,27 @@ class Lab:
     def execute_steps(self) -> None:
         def work() -> str:
             run = current_run()
-            run.step("one", str)
+            run.step("one", self.effect)
             run.new_id("ord")
             return self.key
 
         assert self.once.execute(self.key, work, wait=PATIENCE).value == self.key
+
+    def steps_at_once(self) -> None:
+        """The function is made again (R10), a step only where its value was not in hand yet."""
+        self.execute_steps()
+        self.made_twice += self.effects[self.key] > 1
+        assert self.effects[self.key] <= 2
+        self.number += 1
+
+    def wait_in_vain(self) -> None:
+        with suppress(InProgress):
+            self.once.execute("held", self.effect, wait=0.002)
+
+    def nobody_waits(self) -> None:
+        engine = self.once._engine()
+        assert not engine.bench._waiting
+        assert not engine.heart.expected
 
     def fail(self) -> None:
         def work() -> None:
@@ -106,13 +123,14 @@ class Lab:
         assert time.perf_counter() - begun < PROMPT, "somebody was waited for who will never come"
 
 
-@pytest.fixture(params=["memory", "redis", "postgres", "mysql"])
+@pytest.fixture(params=["memory", "sqlite", "redis", "postgres", "mysql"])
 def calls(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lab]:
     made = Lab(url_of(request, request.param, "sync", tmp_path))
     gc.collect()
     gc.disable()  # what is collected in the middle may be struck as well, and nobody would know
     yield made
     gc.enable()
+    made.once.close()
 
 
 def test_R16_an_interrupt_at_any_moment_of_a_call_leaves_its_key_to_the_next_one_and_one_effect(
@@ -130,8 +148,42 @@ def test_R10_an_interrupt_at_any_moment_of_a_block_leaves_its_key_to_the_next_on
 
 @pytest.mark.parametrize("calls", ["memory"], indirect=True)
 def test_R10_an_interrupt_at_any_moment_of_a_step_leaves_its_key_to_the_next_one(calls: Lab) -> None:
-    assert strike_each_moment(calls.modules, calls.execute_steps, then=calls.at_once) > 150
+    assert strike_each_moment(calls.modules, calls.execute_steps, then=calls.steps_at_once) > 150
+    assert calls.made_twice <= 4, (
+        "what a step has returned is remembered, but for the moments in which nobody has it"
+    )
     calls.close()
+
+
+@pytest.mark.parametrize("calls", ["memory"], indirect=True)
+def test_R16_an_interrupt_at_any_moment_of_waiting_leaves_no_seat_taken_and_no_claim_expected(
+    calls: Lab,
+) -> None:
+    with Semel(calls.once._store, prefix=calls.prefix, lease=LEASE) as other, other.claim("held") as held:
+        assert strike_each_moment(calls.modules, calls.wait_in_vain, then=calls.nobody_waits) > 150
+        held.complete()
+    calls.close()
+
+
+def test_a_handler_may_close_a_face_that_the_main_thread_is_closing() -> None:
+    once = Semel("memory://", settle_timeout=1.0)
+    claim = once.claim("k")
+    claim.__enter__()  # whoever closes waits for it
+
+    def ring(*_: object) -> None:
+        once.close()
+        closed.append(True)
+
+    closed: list[bool] = []
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        once.close()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert closed == [True]
+    claim.complete()
+    claim.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize("calls", ["memory"], indirect=True)
