@@ -69,6 +69,7 @@ class Asker:
         except BaseException:
             # No answer: the store may have granted it. Nobody will run it, so nobody may wait for it.
             if post is not None and posted is not None:
+                posted = None  # a wait that was struck ends here, and not when the last one has let go of the error
                 post.unclaimed(ask)
             if self._losses.mark is not mark:
                 self._debts.suspect(ask)

@@ -117,7 +117,6 @@ class Engine:
         self.cache: Stoppable | None = None
 
     # ------------------------------------------------------------------------------------- a whole call
-
     async def execute(self, call: Call) -> Outcome[Any]:
         ask = self._ask(call)
         try:
@@ -187,13 +186,19 @@ class Engine:
 
     async def _interrupted(self, run: Run, value: Any, error: BaseException) -> None:
         """Whether the function has returned decides: its outcome is recorded, or lost. Nothing to do where one is on its way."""
-        if run.settling or run.foreign:
+        if run.settling:
             return
-        if value is _NOTHING:
-            await self.lose(run, error)
+        if value is _NOTHING or run.foreign:
+            ending = self.lose(run, error)
         else:
             data, marker, _ = self._encode(run.call, value)
-            await self.runtime.protect(self.recorder.record(run, done_of(run, data, marker), value))
+            ending = self.runtime.protect(self.recorder.record(run, done_of(run, data, marker), value))
+        if isinstance(
+            error, GeneratorExit
+        ):  # a frame that awaits ours was struck, and ours is closed: nothing is awaited here
+            self.runtime.background(ending)
+        else:
+            await ending
 
     async def complete(self, run: Run, value: Any) -> Outcome[Any]:
         """The effect happened: record it, whatever that takes."""
@@ -325,8 +330,7 @@ class Engine:
                 if seat is not None:
                     await seat.leave()
             except BaseException:
-                if seat is not None:
-                    self.bench.stand(seat)  # once more is no harm
+                self.bench.stand(seat)  # once more is no harm
                 self.disown(ask)  # ours, perhaps, but nobody will run it
                 raise
 
@@ -434,16 +438,8 @@ class Engine:
 
     async def fail_for_good(self, run: Run, error: BaseException | str) -> None:
         """A failure declared by hand: it is the outcome, and replayed as PreviousFailure."""
-        options = run.call.options
-        end = Settle(
-            scope=run.scope,
-            nonce=run.ask.nonce,
-            kind=Kind.FAILED,
-            retention=options.retention,
-            tombstone=options.tombstone,
-            error=failure_of(error),
-            ref=run.ref,
-        )
+        nonce, kept, buried = run.ask.nonce, run.call.options.retention, run.call.options.tombstone
+        end = Settle(run.scope, nonce, Kind.FAILED, kept, buried, ref=run.ref, error=failure_of(error))
         await self.recorder.record(run, end, None)
 
     async def release(self, run: Run) -> None:

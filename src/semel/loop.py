@@ -35,6 +35,7 @@ def running_loop() -> asyncio.AbstractEventLoop:
         ) from None
 
 
+_OVERDUE = 1.0  # a timer that is so late was struck by a signal's handler when it rang
 _LOOK = 1.0  # so often a thread that waits for its loop looks whether that runs; seen twice as not running, it is given up
 
 
@@ -105,7 +106,7 @@ class _LoopTicker:
 
     def at(self, when: float) -> None:
         if self._timer is not None:
-            if self._when <= when:
+            if self._when <= when and self._runtime.now() < self._when + _OVERDUE:
                 return
             self._timer.cancel()
         if self._stopped:
@@ -124,9 +125,12 @@ class _LoopTicker:
         self._runtime.background(self._run())
 
     async def _run(self) -> None:
-        again = await ticked(self._tick, self._runtime.now)
-        if again is not None:
-            self.at(again)
+        again: float | None = self._runtime.now() + 1.0
+        try:
+            again = await ticked(self._tick, self._runtime.now)
+        finally:
+            if again is not None:
+                self.at(again)
 
 
 class _TaskInterrupt(msgspec.Struct, eq=False):
@@ -190,6 +194,8 @@ class LoopRuntime:
                 if task.cancelled():
                     raise
                 cancelled = error
+            except GeneratorExit:
+                raise  # its loop has been given up: nothing can be waited for
             except BaseException as error:  # noqa: BLE001 - the task's own: `task.result()` below raises it
                 if not task.done():
                     cancelled = error  # a signal's handler raised here
@@ -209,7 +215,10 @@ class LoopRuntime:
             raise
 
     def background(self, coroutine: Coroutine[Any, Any, object]) -> None:
-        _ = self._spawn(coroutine)
+        if self.loop.is_closed():
+            coroutine.close()  # nobody will ever run it
+        else:
+            _ = self._spawn(coroutine)
 
     def detaches(self, fn: Callable[..., Any], inline: bool) -> bool:
         code = getattr(fn, "__code__", None)

@@ -18,7 +18,7 @@ from semel.model import Answer, Kind, Settle
 from semel.points import reach
 from semel.posting import Poster
 from semel.run import Run
-from semel.runtime import Runtime
+from semel.runtime import Runtime, in_spite_of
 from semel.shrinking import refuses_the_value, shrunk
 from semel.store import Store
 from semel.turns import quiet
@@ -88,9 +88,10 @@ class Recorder:
                     self._debts.ended(run.ask, end)
         except Exception as error:  # noqa: BLE001 - whatever the store's trouble is, the effect has happened
             answer = error
-        except BaseException:
+        except BaseException as error:
             # Cancelled in the middle of the write: it is repeatable, so write it again where nothing can cancel it.
-            await self._runtime.protect(self._persist(run, end, value, None, until))
+            posted = None  # a wait that was struck ends here, and not after that
+            await in_spite_of(error, self._runtime, self._persist(run, end, value, None, until))
             raise
         if answer is not Answer.OK:
             await self._runtime.protect(self._persist(run, end, value, answer, until))

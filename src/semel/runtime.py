@@ -28,6 +28,7 @@ __all__ = [
     "Stopped",
     "ThreadRuntime",
     "Ticker",
+    "in_spite_of",
     "own",
     "run_sync",
     "ticked",
@@ -168,6 +169,17 @@ class Runtime(Protocol):
     async def drain(self, timeout: float) -> None:
         """Wait for background work, at most `timeout` seconds."""
         ...
+
+
+async def in_spite_of(error: BaseException, runtime: Runtime, coroutine: Coroutine[Any, Any, object]) -> None:
+    """Run it to its end though its caller ends with this error.
+
+    A signal's handler that raises in a frame which awaits ours closes ours, which then cannot await any more: it runs by itself.
+    """
+    if isinstance(error, GeneratorExit):
+        runtime.background(coroutine)
+    else:
+        await runtime.protect(coroutine)
 
 
 class _ThreadParker:

@@ -31,7 +31,7 @@ from semel.options import NOT_FOUND, Found, check_probe, checked_policy, checked
 from semel.points import reach
 from semel.results import codec_for
 from semel.run import Run
-from semel.runtime import Runtime
+from semel.runtime import Runtime, in_spite_of
 from semel.store import Store
 from semel.turns import Turn, inside
 
@@ -215,13 +215,13 @@ class Stepper:
             problem = await self._keep(run, done) or problem
         except Exception:
             raise
-        except BaseException:
+        except BaseException as error:
             # Cancelled in the middle of the write, or interrupted before it: the effect has happened. A note that is sent twice is
             # harmless. What is raised is the cancellation: an error of the store in its place might be handled, and the function
             # go on.
             with suppress(SemelError):
                 done = done or self._done(run, asked.name, value, asked.codec, asked.wanted)[0]
-                await self._runtime.protect(self._keep(run, done))
+                await in_spite_of(error, self._runtime, self._keep(run, done))
             raise
         reach("step.stored")
         if problem is not None:

@@ -64,8 +64,9 @@ class Bench:
                 )
             run = None if run.parent is None else run.parent()
 
-    def stand(self, seat: Seat) -> None:
-        self._waiting.give(seat)
+    def stand(self, seat: Seat | None) -> None:
+        if seat is not None:
+            self._waiting.give(seat)
 
 
 class _Seats(dict[bytes, int]):

@@ -55,12 +55,15 @@ class Handler:
         modules: Sequence[ModuleType],
         functions: Collection[str],
         error: type[BaseException] = Struck,
+        spared: Collection[str] = (),
     ) -> None:
         self._left = moment
+        self._spared = spared
         self._error = error
         self._modules = modules
         self._functions = functions
         self._callers: set[int] = set()
+        self.where = ""
 
     def call(self, act: Callable[[], object]) -> bool:
         """Whether it raised."""
@@ -89,9 +92,10 @@ class Handler:
         after_call = moments(code).get(offset)
         if after_call is None or (after_call and called):
             return
-        if not self._functions or code.co_name in self._functions:
+        if code.co_name not in self._spared and (not self._functions or code.co_name in self._functions):
             self._left -= 1
             if self._left == 0:
+                self.where = f"{code.co_qualname}, {code.co_filename}:{frame.f_lineno}"
                 raise self._error
 
 
@@ -158,11 +162,16 @@ def strike_each_moment(
     *,
     then: Callable[[], object],
     functions: Collection[str] = (),
+    spared: Collection[str] = (),
     error: type[BaseException] = Struck,
 ) -> int:
     """Until there is none left; how many there were. `then` is what must still be possible after each."""
     moment = 1
-    while Handler(moment, modules, functions, error).call(act):
-        then()
+    while (handler := Handler(moment, modules, functions, error, spared)).call(act):
+        try:
+            then()
+        except BaseException as problem:
+            problem.add_note(f"moment {moment} was struck: {handler.where}")
+            raise
         moment += 1
     return moment - 1

@@ -11,11 +11,21 @@ from typing import Any
 
 import pytest
 
-from semel import AsyncSemel, NotRecorded, Semel, StoreUnavailable, current_async_run, current_run, points
+from semel import (
+    AsyncSemel,
+    NotRecorded,
+    Semel,
+    StoreUnavailable,
+    current_async_run,
+    current_run,
+    forks,
+    points,
+)
 from semel.layers import Layer
 from semel.model import Answer
 from semel.runtime import run_sync
 from semel.stores.memory import MemoryStore
+from tests.ops.strike_lab import Late, Struck
 
 from .conftest import Lab
 
@@ -26,19 +36,39 @@ def deaf_again() -> Iterator[None]:
     points.listen(None)
 
 
-def test_R16_an_interrupt_between_the_effect_and_the_settle_does_not_keep_the_outcome_from_being_stored() -> (
-    None
-):
+@pytest.mark.parametrize(
+    ("moment", "error"), [("run.returned", Struck), ("run.returned", Late), ("settle.sent", Struck)]
+)
+async def test_R16_an_interrupt_between_the_effect_and_the_settle_does_not_keep_the_outcome_from_being_stored(
+    light_lab: Lab, moment: str, error: type[BaseException]
+) -> None:
     def interrupt(name: str) -> None:
-        if name == "settle.sent":
+        if name == moment:
             points.listen(None)
-            raise KeyboardInterrupt
+            raise error
 
-    with Semel("memory://") as once:
-        points.listen(interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            once.execute("k", lambda: "made", on_unknown="hold")
-        assert once.execute("k", lambda: "again", on_unknown="hold").value == "made"
+    once = light_lab.face()
+    points.listen(interrupt)
+    with pytest.raises(error):
+        await light_lab.do(once.execute("k", light_lab.effect("made"), on_unknown="hold"))
+    again = await light_lab.do(once.execute("k", light_lab.effect("again"), on_unknown="hold"))
+    assert (again.value, len(light_lab.effects)) == ("made", 1)
+
+
+async def test_R16_an_interrupt_in_a_forked_child_says_nothing_of_its_parents_run(light_lab: Lab) -> None:
+    """Its value is in hand in two processes: the parent records it."""
+    once = light_lab.face()
+
+    def fork(name: str) -> None:
+        if name == "run.returned":
+            points.listen(None)
+            monkeypatch.setattr(forks, "epoch", forks.epoch + 1)  # as in a child
+            raise Struck
+
+    points.listen(fork)
+    with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(Struck):
+        await light_lab.do(once.execute("k", light_lab.effect("made"), on_unknown="hold"))
+    assert (await light_lab.do(once.peek("k"))).state == "running"
 
 
 def test_R26_a_cancelled_caller_still_stores_the_note_of_a_step_whose_effect_has_happened() -> None:

@@ -8,12 +8,13 @@ once, and whoever comes while he is under way leaves at the end of the tick.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from semel.errors import StoreUnavailable
 from semel.layers.layer import Layer
 from semel.model import Answer, Ask, Settle, Verdict
 from semel.posting import Brief, Poster, poster_of
@@ -31,9 +32,8 @@ SPLIT = 16
 other. Together they would come back together, and take turns with the store for ever."""
 LONELY = 8
 """After so many batches of one in a row nobody is expected to come along."""
-_YOURS: Final[Any] = (
-    object()
-)  # what the caller of a batch of one is told instead of an answer: carry it yourself
+_YOURS: Final[Any] = object()
+"""What the caller of a batch of one is told instead of an answer: carry it yourself."""
 
 
 class _Sky:
@@ -51,11 +51,46 @@ class _Alone(msgspec.Struct, gc=False):
     reply: Any
 
 
+class _Waiter(Generic[T, R]):
+    """One call in the queue. `up`: it flies alone, and its caller carries it."""
+
+    __slots__ = ("future", "item", "up")
+
+    def __init__(self, item: T, future: asyncio.Future[R | Exception]) -> None:
+        self.item = item
+        self.future = future
+        self.up = False
+
+
+class _Flight(Generic[T, R]):
+    """Several calls under way together."""
+
+    __slots__ = ("up", "waiters")
+
+    def __init__(self, waiters: list[_Waiter[T, R]]) -> None:
+        self.waiters = waiters
+        self.up = True
+
+    def fail(self, error: BaseException) -> None:
+        if not isinstance(error, Exception | asyncio.CancelledError):
+            # What a signal's handler raised is for whom it struck: the others must not end their loop with it once more.
+            struck = error
+            error = StoreUnavailable(f"{type(struck).__name__} struck while this call was on its way")
+            error.__cause__ = struck
+        for waiter in self.waiters:
+            if not waiter.future.done():
+                waiter.future.set_exception(error)
+
+
 class _Queue(Generic[T, R]):
+    """A signal's handler may raise wherever Python calls something. So who is counted as flying is counted next to its `try`,
+    and taken back first of all in its `finally`, with no call in between: a flight that never lands would keep all others
+    on the ground."""
+
     def __init__(self, verb: Callable[[Sequence[T]], Awaitable[list[R | Exception]]], sky: _Sky) -> None:
         self._verb = verb
         self._sky = sky
-        self._items: deque[tuple[T, asyncio.Future[R | Exception]]] = deque()
+        self._waiters: list[_Waiter[T, R]] = []
         self._flying = 0
         self._lonely = 0
         self._scheduled = False
@@ -64,99 +99,134 @@ class _Queue(Generic[T, R]):
     @property
     def quiet(self) -> bool:
         """Whether nobody is expected to come along."""
-        return self._lonely >= LONELY and not self._flying and not self._items
+        return self._lonely >= LONELY and not self._flying and not self._waiters
 
-    def see_off(self, posted: Awaitable[Any]) -> Awaitable[_Alone]:
-        """One that the store has taken already, by itself."""
-        self._flying += 1  # _depart, without the call
+    async def see_off(self, posted: Awaitable[Any], loop: asyncio.AbstractEventLoop) -> _Alone:
+        """One that the store has taken already, by itself. Awaited at once."""
+        self._flying += 1
         self._sky.items += 1
-        return self._seen_off(posted, asyncio.get_running_loop())
-
-    async def _seen_off(self, posted: Awaitable[Any], loop: asyncio.AbstractEventLoop) -> _Alone:
         try:
             return _Alone(await posted)
         finally:
-            self._landed(1, loop)
+            self._flying -= 1
+            self._sky.items -= 1
+            self._go_on(loop)
 
     def post(self, item: T) -> Awaitable[R | Exception]:
         """Send it, with all others of this tick or alone. What is given is awaited at once."""
-        if self.quiet:
-            self._depart(1)
-            return self._carry(item, asyncio.get_running_loop())
-        return self._join(item, asyncio.get_running_loop())
-
-    async def _join(self, item: T, loop: asyncio.AbstractEventLoop) -> R | Exception:
-        future: asyncio.Future[R | Exception] = loop.create_future()
-        self._items.append((item, future))
-        if not self._scheduled:
-            self._scheduled = True
-            loop.call_soon(self._launch, loop)
-        try:
-            answer = await future
-        except asyncio.CancelledError:
-            if (
-                future.done()
-                and not future.cancelled()
-                and future.exception() is None
-                and future.result() is _YOURS
-            ):
-                self._landed(1, loop)  # cancelled after it was told, before it could begin
-            raise
-        return await self._carry(item, loop) if answer is _YOURS else answer
+        send = self._carry if self.quiet else self._join
+        return send(item, asyncio.get_running_loop())
 
     async def _carry(self, item: T, loop: asyncio.AbstractEventLoop) -> R | Exception:
         """Nobody travels along: no task is needed, which at one caller is nearly half of what this layer costs."""
+        self._flying += 1
+        self._sky.items += 1
         try:
             return (await self._verb((item,)))[0]
         finally:
-            self._landed(1, loop)
+            self._flying -= 1
+            self._sky.items -= 1
+            self._go_on(loop)
 
-    def _depart(self, number: int) -> None:
-        self._flying += 1
-        self._sky.items += number
+    async def _join(self, item: T, loop: asyncio.AbstractEventLoop) -> R | Exception:
+        waiter: _Waiter[T, R] = _Waiter(item, loop.create_future())
+        try:
+            self._schedule(loop)
+            self._waiters.append(waiter)
+            answer = await waiter.future
+            return (await self._verb((item,)))[0] if answer is _YOURS else answer
+        finally:
+            if waiter.up:
+                waiter.up = False
+                self._flying -= 1
+                self._sky.items -= 1
+                self._go_on(loop)
+            waiter.future.cancel()  # struck before it was launched, it is not to be
 
-    def _landed(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
-        self._flying -= 1
-        self._sky.items -= number
-        if self._items and not self._scheduled:
+    # --------------------------------------------------------------------------------------------- together
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Unless somebody has. If the first one in the queue has left, a signal's handler may have struck the launch."""
+        if not (self._scheduled and self._waiters) or self._waiters[0].future.done():
+            loop.call_soon(self._launch, loop)
+            self._scheduled = True
+
+    def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """There is room again."""
+        if self._waiters and not self._scheduled:
             self._launch(loop)
 
     def _launch(self, loop: asyncio.AbstractEventLoop) -> None:
         self._scheduled = False
-        while self._items and self._flying < IN_FLIGHT:
-            number = len(self._items)
-            if number >= SPLIT and self._sky.items * 4 < number:
-                number = (number + 1) // 2
-            batch = [self._items.popleft() for _ in range(min(MOST, number))]
-            if len(batch) == 1 and batch[0][1].done():
-                continue  # its caller left before anything was sent
-            self._depart(len(batch))
-            if len(batch) == 1:
-                self._lonely += 1
-                batch[0][1].set_result(_YOURS)
-                continue
-            self._lonely = 0
-            task = loop.create_task(self._fly(batch, loop))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _fly(
-        self, batch: list[tuple[T, asyncio.Future[R | Exception]]], loop: asyncio.AbstractEventLoop
-    ) -> None:
         try:
-            answers = await self._verb([item for item, _ in batch])
-        except BaseException as error:
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
+            while self._waiters and self._flying < IN_FLIGHT:
+                self._lift(loop)
+        except BaseException:  # of a signal's handler: whoever is left has the next turn
+            self._schedule(loop)
+            raise
+
+    def _lift(self, loop: asyncio.AbstractEventLoop) -> None:
+        number = len(self._waiters)
+        if number >= SPLIT and self._sky.items * 4 < number:
+            number = (number + 1) // 2
+        if number == 1:
+            self._lift_one()
         else:
-            for (_, future), answer in zip(batch, answers, strict=True):
-                if not future.done():
-                    future.set_result(answer)
+            self._lift_many(min(MOST, number), loop)
+
+    def _lift_one(self) -> None:
+        waiter = self._waiters[0]
+        if not waiter.future.done():  # else its caller left before anything was sent
+            self._lonely += 1
+            waiter.future.set_result(_YOURS)
+            waiter.up = True
+            self._flying += 1
+            self._sky.items += 1
+        del self._waiters[0]
+
+    def _lift_many(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._lonely = 0
+        flight = _Flight(self._waiters[:number])
+        del self._waiters[:number]
+        self._flying += 1
+        self._sky.items += number
+        try:
+            task = loop.create_task(self._fly(flight, loop))
+            self._tasks.add(task)
+            task.add_done_callback(partial(self._ended, flight, loop))
+        except BaseException as error:
+            self._land(flight, loop)
+            flight.fail(error)
+            raise
+
+    async def _fly(self, flight: _Flight[T, R], loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            # Without those who left before anything was sent.
+            waiters = [waiter for waiter in flight.waiters if not waiter.future.done()]
+            answers = await self._verb([waiter.item for waiter in waiters]) if waiters else []
+            for waiter, answer in zip(waiters, answers, strict=True):
+                if not waiter.future.done():
+                    waiter.future.set_result(answer)
+        except Exception as error:  # noqa: BLE001 - it is handed to those who wait
+            flight.fail(error)
         finally:
-            self._landed(len(batch), loop)
+            self._land(flight, loop)
+
+    def _ended(
+        self, flight: _Flight[T, R], loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]
+    ) -> None:
+        """However it ended, and if it was struck before it could begin."""
+        self._tasks.discard(task)
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            self._land(flight, loop)
+            flight.fail(error)
+
+    def _land(self, flight: _Flight[T, R], loop: asyncio.AbstractEventLoop) -> None:
+        if flight.up:
+            flight.up = False
+            self._flying -= 1
+            self._sky.items -= len(flight.waiters)
+            self._go_on(loop)
 
 
 class Batch(Layer):
@@ -198,7 +268,7 @@ class _Poster:
     def claim(self, ask: Ask, now: float) -> Awaitable[Any]:
         claims, inner = self._claims, self._inner
         if inner is not None and claims.quiet and (posted := inner.claim(ask, now)) is not None:
-            return claims.see_off(posted)
+            return claims.see_off(posted, asyncio.get_running_loop())
         return claims.post(ask)
 
     def claimed(self, ask: Ask, reply: Any, *, whole: bool = True) -> Verdict | Brief | None:
@@ -219,7 +289,7 @@ class _Poster:
     def settle(self, end: Settle, now: float) -> Awaitable[Any]:
         ends, inner = self._ends, self._inner
         if inner is not None and ends.quiet and (posted := inner.settle(end, now)) is not None:
-            return ends.see_off(posted)
+            return ends.see_off(posted, asyncio.get_running_loop())
         return ends.post(end)
 
     def settled(self, end: Settle, reply: Any, asked: float) -> Answer | None:

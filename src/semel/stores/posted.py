@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from asyncio import AbstractEventLoop, CancelledError
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextvars import Context
 from types import NoneType
 from typing import Any
 
 import msgspec
 
-__all__ = ["Posted", "resume"]
+from semel.errors import StoreUnavailable
+
+__all__ = ["Posted", "resume", "strike"]
 
 _NOWHERE = Context()
 
@@ -49,17 +51,23 @@ class Posted(msgspec.Struct, eq=False):
     def set_result(self, value: Any) -> None:
         """The same, in the next turn of the loop."""
         self.value = value
-        self._end()
+        self.end()
 
     def set_exception(self, error: BaseException) -> None:
         """In the next turn of the loop: whoever tells of trouble is in the middle of it."""
         self._error = error
-        self._end()
+        self.end()
 
-    def _end(self) -> None:
+    def end(self) -> None:
         self.over = True
         if self.wakeup is not None:
-            self._loop.call_soon(self.wakeup, self, context=self.context)
+            self._loop.call_soon(self._wake, context=self.context)
+
+    def _wake(self) -> None:
+        """Once: a task that is woken and does not wait is an error of asyncio's."""
+        wakeup, self.wakeup = self.wakeup, None
+        if wakeup is not None:
+            wakeup(self)
 
     # ------------------------------------------------------------------------------------- what a task asks of any future
     def add_done_callback(self, wakeup: Callable[[Any], object], *, context: Context) -> None:
@@ -73,18 +81,34 @@ class Posted(msgspec.Struct, eq=False):
 
     def cancel(self, msg: Any = None) -> bool:
         if self.over:
+            # Answered, but whoever was to resume its task may have been struck by a signal's handler.
+            self.end()
             return False
         self.set_exception(CancelledError() if msg is None else CancelledError(msg))
         return True
+
+
+def strike(waiting: Iterable[Posted], error: BaseException) -> None:
+    """A signal's handler raised where these were to be answered, or resumed: nobody may be forgotten."""
+    for one in waiting:
+        if one.over:
+            one.end()
+        else:
+            problem = StoreUnavailable(f"{type(error).__name__} struck while this call was on its way")
+            problem.__cause__ = error
+            one.set_exception(problem)
 
 
 def resume(answered: deque[Posted], loop: AbstractEventLoop) -> None:
     """Resume all who wait for these, from a callback of the loop: what they do next may be anything."""
     try:
         while answered:
-            one = answered.popleft()
-            if one.wakeup is not None:
-                one.context.run(one.wakeup, one)
+            # Nothing is called before it is resumed, so that no handler of a signal can come between.
+            one = answered[0]
+            del answered[0]
+            wakeup, one.wakeup = one.wakeup, None
+            if wakeup is not None:
+                one.context.run(wakeup, one)
     finally:
         if answered:  # one of them ends the program: the others have their turn all the same
             loop.call_soon(resume, answered, loop)

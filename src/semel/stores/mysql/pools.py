@@ -284,7 +284,10 @@ class LoopPool:
             raise
 
     async def give(self, session: Session) -> None:
-        home = self._homes.get(asyncio.get_running_loop())
+        try:
+            home = self._homes.get(asyncio.get_running_loop())
+        except RuntimeError:  # closed when nobody ran its loop any more
+            home = None
         if home is None:
             session.wire.cut()
         else:

@@ -136,36 +136,46 @@ class Wire(asyncio.Protocol):
         if self._state != _OPEN or self._paused or self._transport is None:
             self._crowded = True  # what is queued stays queued
             return  # _dial and resume_writing flush again
-        # Whoever gave up before the write costs the server nothing.
-        sent = [
-            slot for slot in self._queue if not (slot[0].over if type(slot[0]) is Posted else slot[0].done())
-        ]
-        self._queue, self._queued_bytes = [], 0
-        self._pending += sent
-        self._crowded = len(self._pending) + _ENOUGH >= self._cap
-        if sent:
-            self._transport.write(b"".join([slot[1] for slot in sent]))
+        try:
+            # Whoever gave up before the write costs the server nothing.
+            sent = [
+                slot
+                for slot in self._queue
+                if not (slot[0].over if type(slot[0]) is Posted else slot[0].done())
+            ]
+            self._queue, self._queued_bytes = [], 0
+            self._pending += sent
+            self._crowded = len(self._pending) + _ENOUGH >= self._cap
+            if sent:
+                self._transport.write(b"".join([slot[1] for slot in sent]))
+        except BaseException as error:
+            self._struck(error)  # what is expected was perhaps not sent
+            raise
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
-        reader, woken = self._reader, self._woken
-        gets, next_slot, wake = reader.gets, self._pending.popleft, woken.append
+        reader, woken, pending = self._reader, self._woken, self._pending
+        gets, wake = reader.gets, woken.append
         try:
             reader.feed(data)
             reply = gets()
             while reply is not _MORE:
-                waiting = next_slot()[0]
+                waiting = pending[0][0]
                 if type(waiting) is Posted:
                     if not waiting.over:
                         waiting.value, waiting.over = reply, True
                         wake(waiting)
                 elif not waiting.done():
                     waiting.set_result(reply)
+                del pending[0]
                 reply = gets()
             self._answered = True
         except (IndexError, hiredis.HiredisError) as error:
             # A reply nobody asked for, or no Redis protocol: order can no longer be trusted.
             self.lose(driver.InvalidResponse(f"Redis sent what cannot be matched to a call: {error}"))
+        except BaseException as error:
+            self._struck(error)  # a reply may be gone
+            raise
         if woken:  # after the last of them was read
             resume(woken, self._loop)
 
@@ -236,6 +246,10 @@ class Wire(asyncio.Protocol):
         self.lose(exc or driver.ConnectionError("the server closed the connection"))
         self._let_go()
 
+    def _struck(self, error: BaseException) -> None:
+        """A signal's handler raised in the middle: from now on replies may be told to the wrong calls."""
+        self.lose(driver.ConnectionError(f"{type(error).__name__} struck while the connection was used"))
+
     def lose(self, cause: BaseException) -> None:
         """Give the connection up. Calls that were written are `Lost`, the others `NotSent`."""
         if self._state == _DEAD:
@@ -253,6 +267,8 @@ class Wire(asyncio.Protocol):
                 future.set_exception(NotSent(cause))
         self._pending.clear()
         self._queue.clear()
+        if self._woken:  # answered, and not resumed
+            self._loop.call_soon(resume, self._woken, self._loop)
         if self._transport is not None:
             self._transport.abort()  # connection_lost follows in the next tick
         elif self._connection is None:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final
 
 from semel.model import Ask, Kind, Settle, Verdict
-from semel.stores.posted import Posted, resume
+from semel.stores.posted import Posted, resume, strike
 from semel.stores.sqlite.errors import explained, is_busy, overdue
 from semel.stores.sqlite.file import DatabaseFile
 from semel.stores.sqlite.records import Records
@@ -42,14 +42,12 @@ class Desk:
         self._file = file
         self._records = records
         self._timeout = timeout
-        self._asks: list[Ask] = []
-        self._askers: Waiting = []
-        self._ends: list[Settle] = []
-        self._enders: Waiting = []
+        self._asks: list[tuple[Ask, Posted]] = []
+        self._ends: list[tuple[Settle, Posted]] = []
         self._alone = False
         """Whether what was last written for this loop was one item."""
-        self._writing = 0
-        """Jobs that the writer has not answered."""
+        self._writing: set[Job] = set()
+        """What the writer has not answered."""
 
     def claim(self, ask: Ask, loop: asyncio.AbstractEventLoop) -> Posted:
         """What is awaited for its verdict, or an exception as a value."""
@@ -57,10 +55,11 @@ class Desk:
         if self._alone and not (self._writing or self._asks or self._ends):
             self._look([ask], [posted], loop)
             return posted
-        if not self._asks:
+        if (
+            not self._asks or self._asks[0][1].over
+        ):  # who left was perhaps forgotten: a signal's handler struck
             loop.call_soon(self._look_gathered, loop)
-        self._asks.append(ask)
-        self._askers.append(posted)
+        self._asks.append((ask, posted))
         return posted
 
     def settle(self, end: Settle, loop: asyncio.AbstractEventLoop) -> Posted:
@@ -68,22 +67,28 @@ class Desk:
         if self._alone and not (self._writing or self._asks or self._ends):
             self._settle([end], [posted], loop)
             return posted
-        if not self._ends:
+        if not self._ends or self._ends[0][1].over:
             loop.call_soon(self._settle_gathered, loop)
-        self._ends.append(end)
-        self._enders.append(posted)
+        self._ends.append((end, posted))
         return posted
 
     # ------------------------------------------------------------------------------- at the end of the tick
     def _look_gathered(self, loop: asyncio.AbstractEventLoop) -> None:
-        asks, self._asks = self._asks, []
-        waiting, self._askers = self._askers, []
-        self._look(asks, waiting, loop)
+        gathered, self._asks = self._asks, []
+        try:
+            if gathered:
+                self._look([ask for ask, _ in gathered], [posted for _, posted in gathered], loop)
+        except BaseException as error:
+            strike((posted for _, posted in gathered), error)
+            raise
 
     def _settle_gathered(self, loop: asyncio.AbstractEventLoop) -> None:
-        ends, self._ends = self._ends, []
-        waiting, self._enders = self._enders, []
-        self._settle(ends, waiting, loop)
+        gathered, self._ends = self._ends, []
+        try:
+            self._settle([end for end, _ in gathered], [posted for _, posted in gathered], loop)
+        except BaseException as error:
+            strike((posted for _, posted in gathered), error)
+            raise
 
     # -------------------------------------------------------------------------------------- then, or at once
     def _look(self, asks: list[Ask], waiting: Waiting, loop: asyncio.AbstractEventLoop) -> None:
@@ -177,23 +182,28 @@ class Desk:
             job, those = made(items[at : at + MOST]), waiting[at : at + MOST]
             timer = loop.call_later(deadline - time.monotonic(), _give_up, those, self._file.path)
             job.answer_in(loop, partial(self._written, those, timer, loop))
-            self._writing += 1
+            self._writing.add(job)
             try:
                 self._file.writer.submit(job)
             except Exception as error:  # noqa: BLE001 - no thread could be started: those who wait must know
-                self._writing -= 1
+                self._writing.discard(job)
                 timer.cancel()
                 _fail(those, error)
 
     def _written(
         self, waiting: Waiting, timer: asyncio.TimerHandle, loop: asyncio.AbstractEventLoop, job: Job
     ) -> None:
-        self._writing -= 1
-        timer.cancel()
-        if job.error is not None:
-            _fail(waiting, job.error)
-        else:
-            _answer(waiting, job.answers, loop)
+        self._writing.discard(job)
+        try:
+            if job.error is not None:
+                _fail(waiting, job.error)
+            else:
+                _answer(waiting, job.answers, loop)
+        except BaseException as error:
+            strike(waiting, error)
+            raise
+        finally:
+            timer.cancel()
 
 
 def _answer(waiting: Waiting, answers: Sequence[Any], loop: asyncio.AbstractEventLoop) -> None:

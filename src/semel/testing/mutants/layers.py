@@ -143,15 +143,16 @@ def _cache_outlives_retention() -> Sequence[Patch]:
 
 @mutant("batch-keeps-a-cancelled-place", check="I9")
 def _batch_keeps_a_cancelled_place() -> Sequence[Patch]:
-    """A caller that is cancelled after it was told to carry its item itself never gives its place back."""
-    real = batch._Queue._landed
+    """A caller that is cancelled while it carries its item itself never gives its place back."""
+    real = batch._Queue._go_on
 
-    def landed(self: Any, *args: Any) -> None:
+    def go_on(self: Any, *args: Any) -> None:
         task = asyncio.current_task()
-        if task is None or not task.cancelling():
-            real(self, *args)
+        if task is not None and task.cancelling():
+            self._flying += 1
+        real(self, *args)
 
-    return [(batch._Queue, "_landed", landed), (batch, "IN_FLIGHT", 1)]
+    return [(batch._Queue, "_go_on", go_on), (batch, "IN_FLIGHT", 1)]
 
 
 @mutant("batch-cancelled-as-a-whole", check="R10")
@@ -159,12 +160,13 @@ def _batch_cancelled_as_a_whole() -> Sequence[Patch]:
     """One caller that leaves a batch cancels the others in it."""
     real = batch._Queue._fly
 
-    async def fly(self: Any, together: Any, *args: Any) -> None:
-        for _, future in together:
+    async def fly(self: Any, flight: Any, *args: Any) -> None:
+        futures = [waiter.future for waiter in flight.waiters]
+        for future in futures:
             future.add_done_callback(
-                lambda left: [each.cancel() for _, each in together] if left.cancelled() else None
+                lambda left: [each.cancel() for each in futures] if left.cancelled() else None
             )
-        await real(self, together, *args)
+        await real(self, flight, *args)
 
     return [(batch._Queue, "_fly", fly)]
 

@@ -1,0 +1,138 @@
+"""The same on an event loop that lives on: whoever was struck may fail, whoever comes next must not (R10, R16).
+
+asyncio itself is not safe from a handler that raises inside of it; what is struck here is semel's own code, but for two
+functions that asyncio calls: a task that is struck while it goes to sleep is not woken any more, and a timer that is struck
+when it rings rings no more until somebody sets it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from semel import AsyncSemel, SemelError
+from tests.ops.strike_lab import strike_each_moment
+
+from .conftest import url_of
+
+LEASE, PATIENCE, PROMPT = 120.0, 60.0, 20.0  # a key that is left behind is waited for in vain
+SOON, TIMEOUT = (
+    0.2,
+    2.0,
+)  # a call whose wake-up was struck ends when it is cancelled, or the store's time is over
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+class Lab:
+    """One key after the other, on one loop."""
+
+    def __init__(self, url: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(lambda *_: None)  # what was struck in a callback is told to it
+        self.prefix = f"interrupts-{time.time_ns()}"
+        self.once = AsyncSemel(url, prefix=self.prefix, lease=LEASE, timeout=TIMEOUT, settle_timeout=PATIENCE)
+        self.effects: Counter[str] = Counter()
+        self.number = self.crowd = 0
+        self.loop.run_until_complete(self._warm())
+        self.modules = [
+            module
+            for name, module in sys.modules.items()
+            if name.startswith("semel.") and not name.startswith("semel.testing")
+        ]
+
+    async def _warm(self) -> None:
+        for number in range(12):  # until nobody is expected to come along
+            await self.once.execute(f"warm {number}", self._effect, "warm")
+
+    async def _effect(self, key: str) -> str:
+        self.effects[key] += 1
+        return key
+
+    @property
+    def keys(self) -> list[str]:
+        return [f"key {self.number}.{each}" for each in range(self.crowd or 1)]
+
+    async def _all(self, within: float) -> None:
+        """Called by as many tasks as there are keys; nobody waits longer than this."""
+        calls = [
+            asyncio.ensure_future(self.once.execute(key, self._effect, key, wait=PATIENCE))
+            for key in self.keys
+        ]
+        try:
+            await asyncio.wait(calls, timeout=within)
+        finally:
+            for call in calls:
+                call.cancel()
+            ended, hung = await asyncio.wait(calls, timeout=PROMPT)
+            assert not hung, "a task that cannot be cancelled"
+        for call in ended:
+            call.result()
+
+    def struck(self) -> None:
+        with suppress(asyncio.CancelledError, SemelError):
+            self.loop.run_until_complete(self._all(SOON))
+
+    def as_if_nothing_had_been(self) -> None:
+        gc.collect()  # what only a traceback holds is free again
+        self.loop.run_until_complete(self._all(PROMPT))
+        assert [self.effects[key] for key in self.keys] == [1] * len(self.keys)
+        self.number += 1
+
+    def close(self) -> None:
+        begun = time.perf_counter()
+        self.loop.run_until_complete(self.once.aclose())
+        assert time.perf_counter() - begun < PROMPT, "somebody was waited for who will never come"
+
+
+SHARED = ("semel.stores.", "semel.layers.batch", "semel.layers.coalesce", "semel.loop")
+ASYNCIO_CALLS = {"add_done_callback", "_start"}
+
+
+@pytest.fixture
+def calls(request: pytest.FixtureRequest, store: str, tmp_path: Path) -> Iterator[Lab]:
+    made = Lab(url_of(request, store, "async", tmp_path))
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    yield made
+    gc.enable()
+    gc.unfreeze()
+    made.loop.run_until_complete(made.once.aclose())
+    made.loop.close()
+    gc.collect()  # connections that were struck: here, where what Python says of them is heard by nobody
+
+
+@pytest.mark.parametrize(
+    ("store", "crowd"),
+    [
+        ("memory", 1),
+        ("sqlite", 1),
+        ("sqlite", 3),
+        ("redis", 1),
+        ("redis", 3),
+        ("postgres", 1),
+        ("postgres", 3),
+        ("mysql", 1),
+    ],
+)
+def test_R16_an_interrupt_at_any_moment_in_a_loop_leaves_it_to_the_next_call(calls: Lab, crowd: int) -> None:
+    calls.crowd = crowd
+    if crowd > 1:  # what several calls have in common
+        calls.modules = [each for each in calls.modules if each.__name__.startswith(SHARED)]
+    struck = strike_each_moment(
+        calls.modules, calls.struck, then=calls.as_if_nothing_had_been, spared=ASYNCIO_CALLS
+    )
+    assert struck > 60
+    calls.close()
