@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -18,15 +16,8 @@ from semel.stores.posted import Posted
 from semel.stores.redis.errors import NotSent, ServerError
 from semel.stores.redis.record import short_verdict, verdict
 from semel.testing import services
+from tests.ops.loop_lab import in_loop
 from tests.ops.redis_store_lab import ask, end, finish, hurried, opened, win
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def call(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return call
 
 
 @pytest.fixture

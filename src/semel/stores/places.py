@@ -124,7 +124,7 @@ class ThreadTurns(Generic[T]):
 
 
 class LoopTurns(Generic[T]):
-    """First come, first served. What a task that was struck has lost is found by those who wait, as by threads."""
+    """First come, first served. What a task that was struck has lost is found by whoever comes next."""
 
     def __init__(self, look: Callable[[], T | None], back: Callable[[T], None]) -> None:
         self._look = look
@@ -134,16 +134,15 @@ class LoopTurns(Generic[T]):
     async def wait(self, timeout: float) -> T | None:
         if (found := self._look()) is not None:
             return found
-        end = time.monotonic() + timeout
         turn: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         try:
             self._line.append(turn)
-            while not turn.done() and (left := end - time.monotonic()) > 0:
-                await asyncio.wait((turn,), timeout=min(left, _LOOK))
-                self.ring()
-            return turn.result() if turn.done() else None
+            async with asyncio.timeout(timeout):
+                return await turn
+        except TimeoutError:
+            return turn.result() if _came(turn) else None
         except BaseException:
-            if turn.done():
+            if _came(turn):
                 self._back(turn.result())
             raise
         finally:
@@ -158,3 +157,8 @@ class LoopTurns(Generic[T]):
                     return
                 turn.set_result(found)
             self._line.remove(turn)
+
+
+def _came(turn: asyncio.Future[T]) -> bool:
+    """In the moment that its owner gave up."""
+    return turn.done() and not turn.cancelled()
