@@ -256,7 +256,7 @@ async def test_a_call_whose_caller_was_struck_gives_its_key_back_or_is_recorded(
         await asyncio.Event().wait()
 
     async with AsyncSemel(Slow(MemoryStore())) as once:
-        struck = once.execute("lost", stuck)
+        struck: Any = once.execute("lost", stuck)
         struck.send(None)
         struck.close()
         assert not (await asyncio.wait_for(once.execute("lost", _seven, wait=PROMPT), PROMPT)).replayed
