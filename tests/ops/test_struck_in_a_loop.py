@@ -15,7 +15,7 @@ import pytest
 
 from semel import AsyncSemel, Outcome, StoreUnavailable
 from semel.layers import Batch, Layer
-from semel.model import Answer, Verdict
+from semel.model import Answer, Verdict, Won
 from semel.runtime import run_sync
 from semel.store import Settings
 from semel.stores import mysql
@@ -177,6 +177,11 @@ async def test_the_end_of_a_tick_that_never_came_is_not_waited_for_by_those_who_
             left.cancel()
             line.append((ask("left") if line is desk._asks else end(ask("left")), left))
         assert (await asyncio.wait_for(once.execute("key", _seven), PROMPT)).value == 7
+        desk._alone = False
+        desk.claim(
+            ask("left"), loop
+        ).cancel()  # it came, for whoever had left in the same tick: once more is no harm
+        assert isinstance(await asyncio.wait_for(_wait_for(desk.claim(ask("another"), loop)), PROMPT), Won)
 
 
 # -------------------------------------------------------------------------------------------------- batches

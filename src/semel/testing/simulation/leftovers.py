@@ -85,4 +85,6 @@ def _held_by_layers(store: Any, owed: Collection[bytes]) -> Iterator[str]:
 
 def _is_left(queue: Any, owed: Collection[bytes]) -> bool:
     """What waits is told by its key; what is on its way is a number only, and may be that of a debt."""
-    return any(waiter.item.scope.hash not in owed for waiter in queue._waiters) or (queue._flying and not owed)
+    return any(waiter.item.scope.hash not in owed for waiter in queue._waiters) or (
+        queue._flying and not owed
+    )
