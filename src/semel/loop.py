@@ -35,7 +35,7 @@ def running_loop() -> asyncio.AbstractEventLoop:
         ) from None
 
 
-_OVERDUE = 1.0  # a timer that is so late was struck by a signal's handler when it rang
+_OVERDUE = 1.0  # a timer that is so late was struck by a signal's handler when it rang, or its loop was busy
 _LOOK = 1.0  # so often a thread that waits for its loop looks whether that runs; seen twice as not running, it is given up
 
 
@@ -105,14 +105,17 @@ class _LoopTicker:
         self._stopped = False
 
     def at(self, when: float) -> None:
+        now = self._runtime.now()
         if self._timer is not None:
-            if self._when <= when and self._runtime.now() < self._when + _OVERDUE:
-                return
+            if self._when <= when:
+                if now < self._when + _OVERDUE:
+                    return
+                when = now  # the appointment stands, and is had at once
             self._timer.cancel()
         if self._stopped:
             return
         self._when = when
-        self._timer = self._runtime.loop.call_later(max(0.0, when - self._runtime.now()), self._start)
+        self._timer = self._runtime.loop.call_later(max(0.0, when - now), self._start)
 
     def stop(self) -> None:
         self._stopped = True

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 
 from semel import AsyncSemel, Outcome, StoreUnavailable
 from semel.layers import Batch, Layer
+from semel.loop import LoopRuntime
 from semel.model import Answer, Verdict, Won
 from semel.runtime import run_sync
 from semel.store import Settings
@@ -246,6 +249,27 @@ def test_a_session_that_comes_back_while_nobody_runs_its_loop_is_cut(
     assert not session.wire.alive
     loop.run_until_complete(pool.aclose())
     loop.close()
+
+
+@pytest.mark.parametrize("struck", [True, False], ids=["struck", "busy"])
+@in_loop
+async def test_an_appointment_that_is_long_overdue_is_had_when_the_next_one_is_made(struck: bool) -> None:
+    """A heartbeat whose timer was struck, or whose loop was busy, is not put off until that of a later run."""
+
+    async def tick() -> None:
+        ticked.set()
+
+    ticked = asyncio.Event()
+    runtime = LoopRuntime(asyncio.get_running_loop(), ThreadPoolExecutor)
+    ticker: Any = runtime.ticker(tick)
+    ticker.at(runtime.now())
+    if struck:
+        ticker._timer.cancel()
+    time.sleep(1.01)  # noqa: ASYNC251 - the loop is busy
+    ticker.at(runtime.now() + 60)
+    ticker.at(runtime.now() + 60)
+    await asyncio.wait_for(ticked.wait(), PROMPT)
+    ticker.stop()
 
 
 @in_loop

@@ -153,11 +153,11 @@ class Wire(asyncio.Protocol):
             raise
 
     def data_received(self, data: bytes) -> None:
-        self._heard = self._loop.time()
         reader, woken, pending = self._reader, self._woken, self._pending
         gets, wake = reader.gets, woken.append
         try:
             reader.feed(data)
+            self._heard = self._loop.time()
             reply = gets()
             while reply is not _MORE:
                 waiting = pending[0][0]
