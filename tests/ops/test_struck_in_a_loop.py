@@ -265,7 +265,7 @@ async def test_an_appointment_that_is_long_overdue_is_had_when_the_next_one_is_m
     ticker.at(runtime.now())
     if struck:
         ticker._timer.cancel()
-    time.sleep(1.01)  # noqa: ASYNC251 - the loop is busy
+    time.sleep(1.01)  # the loop is busy
     ticker.at(runtime.now() + 60)
     ticker.at(runtime.now() + 60)
     await asyncio.wait_for(ticked.wait(), PROMPT)
