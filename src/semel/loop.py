@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from asyncio import current_task
+from asyncio import _get_running_loop, current_task
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
@@ -105,15 +105,16 @@ class _LoopTicker:
         self._stopped = False
 
     def at(self, when: float) -> None:
+        if self._stopped or self._runtime.loop.is_closed():
+            return
         now = self._runtime.now()
         if self._timer is not None:
-            if self._when <= when:
-                if now < self._when + _OVERDUE:
-                    return
-                when = now  # the appointment stands, and is had at once
+            overdue = self._when <= when
+            if overdue and now < self._when + _OVERDUE:
+                return
             self._timer.cancel()
-        if self._stopped:
-            return
+            if overdue:  # the appointment stands, and is had at once: loops whose every turn is slow would put it off for ever
+                self._runtime.background(self._run())
         self._when = when
         self._timer = self._runtime.loop.call_later(max(0.0, when - now), self._start)
 
@@ -125,7 +126,11 @@ class _LoopTicker:
 
     def _start(self) -> None:
         self._timer = None
-        self._runtime.background(self._run())
+        try:
+            self._runtime.background(self._run())
+        except BaseException:  # of a signal's handler
+            self.at(self._runtime.now())
+            raise
 
     async def _run(self) -> None:
         again: float | None = self._runtime.now() + 1.0
@@ -220,8 +225,10 @@ class LoopRuntime:
     def background(self, coroutine: Coroutine[Any, Any, object]) -> None:
         if self.loop.is_closed():
             coroutine.close()  # nobody will ever run it
-        else:
+        elif _get_running_loop() is self.loop:
             _ = self._spawn(coroutine)
+        else:  # from a finalizer, which the collector runs in any thread
+            self.loop.call_soon_threadsafe(self._spawn, coroutine)
 
     def detaches(self, fn: Callable[..., Any], inline: bool) -> bool:
         code = getattr(fn, "__code__", None)

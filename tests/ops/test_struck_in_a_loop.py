@@ -24,6 +24,7 @@ from semel.store import Settings
 from semel.stores import mysql
 from semel.stores.memory import MemoryStore
 from semel.stores.posted import Posted, strike
+from semel.stores.redis.errors import NotSent
 from semel.stores.sqlite import desk as desks
 from semel.testing import services
 from tests.ops.loop_lab import in_loop
@@ -293,3 +294,23 @@ async def test_a_call_whose_caller_was_struck_gives_its_key_back_or_is_recorded(
         struck.send(None)
         struck.close()
         assert (await once.execute("made", _seven, wait=PROMPT)).replayed
+
+
+@in_loop
+async def test_calls_of_a_redis_connection_that_was_struck_as_it_was_given_up_are_told_all_the_same(
+    redis_server: services.RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncSemel(redis_server.url, prefix="struck-lose", timeout=PROMPT) as once:
+        await once.execute("warm", _seven)
+        wire = _wire(once)
+        calls = [asyncio.create_task(once.execute(f"key {number}", _seven)) for number in range(3)]
+        await asyncio.sleep(0)
+        monkeypatch.setattr("semel.stores.redis.wire.NotSent", _once(NotSent))
+        with pytest.raises(Struck):
+            wire.lose(ConnectionError("the server went away"))
+        wire.connection_lost(None)
+        assert [outcome.value for outcome in await asyncio.wait_for(asyncio.gather(*calls), PROMPT)] == [
+            7,
+            7,
+            7,
+        ]

@@ -65,10 +65,11 @@ class _Waiter(Generic[T, R]):
 class _Flight(Generic[T, R]):
     """Several calls under way together."""
 
-    __slots__ = ("up", "waiters")
+    __slots__ = ("number", "up", "waiters")
 
     def __init__(self, waiters: list[_Waiter[T, R]]) -> None:
         self.waiters = waiters
+        self.number = len(waiters)
         self.up = True
 
     def fail(self, error: BaseException) -> None:
@@ -152,7 +153,7 @@ class _Queue(Generic[T, R]):
 
     def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """There is room again."""
-        if self._waiters and not self._scheduled:
+        if self._waiters and not self._scheduled and not loop.is_closed():
             self._launch(loop)
 
     def _launch(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -225,7 +226,7 @@ class _Queue(Generic[T, R]):
         if flight.up:
             flight.up = False
             self._flying -= 1
-            self._sky.items -= len(flight.waiters)
+            self._sky.items -= flight.number
             self._go_on(loop)
 
 

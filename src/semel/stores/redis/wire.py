@@ -252,13 +252,10 @@ class Wire(asyncio.Protocol):
 
     def lose(self, cause: BaseException) -> None:
         """Give the connection up. Calls that were written are `Lost`, the others `NotSent`."""
-        if self._state == _DEAD:
+        if self._state == _DEAD and not (self._pending or self._queue):  # else telling them was struck
             return
         self._state = _DEAD
         self.dead = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         for future, *_ in self._pending:
             if not future.done():
                 future.set_exception(Lost(cause, stillborn=not self._answered))
@@ -267,6 +264,9 @@ class Wire(asyncio.Protocol):
                 future.set_exception(NotSent(cause))
         self._pending.clear()
         self._queue.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._woken:  # answered, and not resumed
             self._loop.call_soon(resume, self._woken, self._loop)
         if self._transport is not None:
