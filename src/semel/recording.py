@@ -91,11 +91,20 @@ class Recorder:
         except BaseException as error:
             # Cancelled in the middle of the write: it is repeatable, so write it again where nothing can cancel it.
             posted = None  # a wait that was struck ends here, and not after that
-            await in_spite_of(error, self._runtime, self._persist(run, end, value, None, until))
+            await self._rescue(run, end, value, until, error)
             raise
         if answer is not Answer.OK:
             await self._runtime.protect(self._persist(run, end, value, answer, until))
         reach("settle.stored")
+
+    async def _rescue(self, run: Run, end: Settle, value: Any, until: float, error: BaseException) -> None:
+        try:
+            await in_spite_of(error, self._runtime, self._persist(run, end, value, None, until))
+        except (LeaseLost, NotRecorded):
+            raise
+        except BaseException:
+            self._debts.owe(run, end)  # struck, perhaps before it began; once more is no harm
+            raise
 
     async def _record_when_quiet(self, run: Run, end: Settle, left_out: AbstractSet[str]) -> None:
         """With what its last steps have left: a ref, and themselves among the steps that the end brings along."""

@@ -30,19 +30,24 @@ class _Watchdog:
     def __init__(self) -> None:
         self._busy: set[_Link] = set()
         self._armed = False
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, link: _Link) -> None:
+    def watch(self, link: _Link, now: float) -> None:
         self._busy.add(link)
-        if not self._armed:
+        if not self._armed or now > self._due + 1.0:  # so late, a signal's handler struck it
             self._armed = True
-            self._wait()
+            self._wait(now)
 
     def unwatch(self, link: _Link) -> None:
         self._busy.discard(link)
 
-    def _wait(self) -> None:
-        soonest = min(link.until for link in self._busy) - time.monotonic()
-        asyncio.get_running_loop().call_later(min(0.1, max(0.01, soonest)), self._look)
+    def _wait(self, now: float) -> None:
+        pause = min(0.1, max(0.01, min(link.until for link in self._busy) - now))
+        self._due = now + pause
+        if self._timer is not None:
+            self._timer.cancel()  # it has rung, or never will
+        self._timer = asyncio.get_running_loop().call_later(pause, self._look)
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -52,7 +57,7 @@ class _Watchdog:
             link.cut()
         self._armed = bool(self._busy)
         if self._armed:
-            self._wait()
+            self._wait(now)
 
 
 # A loop runs in one thread: its watchdog needs no lock.
@@ -107,8 +112,9 @@ class _Link:
         return closed
 
     async def fetch(self, sql: str, args: Sequence[Any], timeout: float) -> Sequence[Row]:
-        self.until = time.monotonic() + timeout
-        self._watchdog.watch(self)
+        now = time.monotonic()
+        self.until = now + timeout
+        self._watchdog.watch(self, now)
         try:
             statement = self._prepared.get(sql) if self._prepared is not None else None
             if statement is None:
