@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from semel import AsyncSemel, Outcome, StoreUnavailable
 from semel.layers import Batch, Layer
 from semel.loop import LoopRuntime
 from semel.model import Answer, Verdict, Won
-from semel.runtime import run_sync
+from semel.runtime import ThreadRuntime, run_sync
 from semel.store import Settings
 from semel.stores import mysql
 from semel.stores.memory import MemoryStore
@@ -314,3 +315,34 @@ async def test_calls_of_a_redis_connection_that_was_struck_as_it_was_given_up_ar
             7,
             7,
         ]
+
+
+@in_loop
+async def test_what_is_protected_ends_though_its_caller_is_struck_in_the_middle() -> None:
+    async def write() -> None:
+        await asyncio.sleep(0.01)
+        written.append(7)
+
+    written: list[int] = []
+    protected = LoopRuntime(asyncio.get_running_loop(), ThreadPoolExecutor).protect(write())
+    protected.send(None)
+    protected.throw(Struck())  # it waits on
+    await asyncio.sleep(0.1)
+    with pytest.raises(Struck):
+        protected.send(None)
+    assert written == [7]
+
+
+def test_a_thread_that_never_came_up_is_waited_for_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing() -> None: ...
+
+    def start(_: threading.Thread) -> None:
+        raise Struck
+
+    runtime = ThreadRuntime()
+    unheard = nothing()
+    with monkeypatch.context() as patched, pytest.raises(Struck):
+        patched.setattr(threading.Thread, "start", start)
+        runtime.background(unheard)
+    unheard.close()
+    run_sync(runtime.drain(PROMPT))  # it would raise: a thread that was not started cannot be joined
