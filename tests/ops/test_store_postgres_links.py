@@ -54,6 +54,8 @@ def test_a_link_tells_its_troubles_apart(here: Lab, postgres_server: services.Po
         assert not link.dead
         assert link.greeted > 0
         assert await link.fetch("select 1", (), 5)
+        await link.script("do $$begin raise warning 'of something else than replication'; end$$", 5)
+        assert await link.fetch("select 1", (), 5)
         for sql, args, kind in (
             ("select 1 / 0", (), Unfit),
             ("select $1::text", ("a\0b",), Unfit),
