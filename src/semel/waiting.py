@@ -106,6 +106,7 @@ class Seat:
 
     __slots__ = (
         "_bench",
+        "_doubtful_until",
         "_pause",
         "_scope",
         "_unanswered",
@@ -126,6 +127,7 @@ class Seat:
         self._until = bench.runtime.now() + call.options.wait
         self._pause = call.options.poll[0]
         self._unanswered: StoreUnavailable | None = None
+        self._doubtful_until = 0.0
 
     async def watch(self) -> None:
         """Subscribe, or subscribe anew: after a wake-up somebody else, in another process, may run the key."""
@@ -149,13 +151,12 @@ class Seat:
         A connection that has gone silent does not end a wait that has time left: by then it is given up, and the claim is made
         once more, on another one.
         """
-        self._unanswered = None
         try:
             return ask, await claim(ask)
         except StoreUnavailable as error:
             if not self._has_time or not self._bench.asks_twice:
                 raise
-            self._unanswered = error
+            self._unanswered, self._doubtful_until = error, self._bench.runtime.now() + ask.lease
             # With another nonce: the claim that had no answer is released behind our back.
             again = msgspec.structs.replace(ask, nonce=self._bench.runtime.entropy(16))
             return again, await claim(again)
@@ -168,8 +169,9 @@ class Seat:
         """Wait for a wake-up, but not past what the caller, the lease or the polling allows; True when woken."""
         left = self._until - self._bench.runtime.now()
         if left <= 0:
-            # It may be our own claim, the one that had no answer, that is not released yet: nobody waits for that (R16).
-            raise self._unanswered or in_progress(self.call, busy)
+            # It may be our own claim, one that had no answer, that is not released yet: nobody waits for that (R16).
+            doubtful = self._unanswered if self._bench.runtime.now() < self._doubtful_until else None
+            raise doubtful or in_progress(self.call, busy)
         if self._bench.store.capabilities.notifies:
             pause = _SAFETY_POLL
         else:

@@ -48,6 +48,26 @@ COPIED = Plan(
 """Worker 0 polls, and the network delivers its last poll twice: the first copy is refused, then the key is released, the
 second copy is granted, and only then the first answer arrives, when the time to wait is over."""
 
+UNANSWERED = Plan(
+    45021663,
+    "keyed",
+    1.0,
+    0.05,
+    (
+        (Op("k0", 0.0, 1.5, 1.0),),
+        (),
+        (
+            Op("k0", 0.0, 0.0, 1.0),
+            Op("k1", 0.0, 0.5, 1.0),
+            Op("k0", 0.0, 0.0, 10.0, kind="history"),
+        ),
+    ),
+    (Fault("late", 2, nth=5), Fault("pause-at-point", span=1.2, point="renew.sent")),
+    tombstone=0.0,
+)
+"""A claim of worker 2, who waits, has no answer, and arrives when the owner's lease is over: it is granted, and released behind
+his back. Before that is done he has asked twice more, and his time is over."""
+
 NOTED_TWICE = Plan(
     85115,
     "steps",
@@ -218,3 +238,9 @@ def test_R14_a_take_over_that_was_given_back_leaves_the_key_bound_to_its_request
     assert errors == ["StoreUnavailable", "KeyMismatch"]
     with planted("given-back-binds-nobody"):
         assert check(GIVEN_BACK)[0] == ["I6: granted to another request (default/default/k0)"]
+
+
+def test_R16_who_asked_more_than_once_since_is_not_told_to_wait_for_his_own_claim() -> None:
+    broken, world = check(UNANSWERED)
+    assert not broken
+    assert "StoreUnavailable" in [each.error for each in world.answers if each.worker == "w2.1"]
