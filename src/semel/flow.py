@@ -59,7 +59,7 @@ from semel.posting import Brief, poster_of
 from semel.recording import Recorder
 from semel.refusals import check_ref_type, refused, undecided, unkept, unreadable
 from semel.run import Outcome, Run, _current, not_kept
-from semel.runtime import NO_INTERRUPT, Interrupt, Runtime, Stoppable, Ticker, own
+from semel.runtime import NO_INTERRUPT, Interrupt, Runtime, Stoppable, Ticker, in_spite_of, own
 from semel.seals import MARK
 from semel.shrinking import TOO_LARGE
 from semel.stepping import Stepper
@@ -193,12 +193,7 @@ class Engine:
         else:
             data, marker, _ = self._encode(run.call, value)
             ending = self.runtime.protect(self.recorder.record(run, done_of(run, data, marker), value))
-        if isinstance(
-            error, GeneratorExit
-        ):  # a frame that awaits ours was struck, and ours is closed: nothing is awaited here
-            self.runtime.background(ending)
-        else:
-            await ending
+        await in_spite_of(error, self.runtime, ending)
 
     async def complete(self, run: Run, value: Any) -> Outcome[Any]:
         """The effect happened: record it, whatever that takes."""

@@ -13,10 +13,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from semel.errors import StoreUnavailable
 from semel.model import Answer, Ask, Settle, Verdict
 from semel.store import Store
 
-__all__ = ["Brief", "Poster", "poster_of"]
+__all__ = ["Brief", "Poster", "interrupted", "poster_of"]
 
 
 class Brief(msgspec.Struct, gc=False):
@@ -73,3 +74,10 @@ def poster_of(store: Store) -> Poster | None:
     make = getattr(store, "poster", None)
     poster: Poster | None = None if make is None else make()
     return poster
+
+
+def interrupted(error: BaseException) -> StoreUnavailable:
+    """What those are told who travelled along with a call that a signal's handler struck."""
+    told = StoreUnavailable(f"{type(error).__name__} struck while this call was on its way")
+    told.__cause__ = error
+    return told

@@ -99,7 +99,8 @@ class Recorder:
 
     async def _rescue(self, run: Run, end: Settle, value: Any, until: float, error: BaseException) -> None:
         try:
-            await in_spite_of(error, self._runtime, self._persist(run, end, value, None, until))
+            persisting = self._runtime.protect(self._persist(run, end, value, None, until))
+            await in_spite_of(error, self._runtime, persisting)
         except (LeaseLost, NotRecorded):
             raise
         except BaseException:

@@ -172,14 +172,14 @@ class Runtime(Protocol):
 
 
 async def in_spite_of(error: BaseException, runtime: Runtime, coroutine: Coroutine[Any, Any, object]) -> None:
-    """Run it to its end though its caller ends with this error.
+    """What is still to be done though its caller ends with this error: awaited, or where that is impossible, done by itself.
 
-    A signal's handler that raises in a frame which awaits ours closes ours, which then cannot await any more: it runs by itself.
+    A signal's handler that raises in a frame which awaits ours closes ours, which then cannot await any more.
     """
     if isinstance(error, GeneratorExit):
         runtime.background(coroutine)
     else:
-        await runtime.protect(coroutine)
+        await coroutine
 
 
 class _ThreadParker:

@@ -221,7 +221,7 @@ class Stepper:
             # go on.
             with suppress(SemelError):
                 done = done or self._done(run, asked.name, value, asked.codec, asked.wanted)[0]
-                await in_spite_of(error, self._runtime, self._keep(run, done))
+                await in_spite_of(error, self._runtime, self._runtime.protect(self._keep(run, done)))
             raise
         reach("step.stored")
         if problem is not None:

@@ -22,6 +22,15 @@ class Late(Exception):
     """What another one raises, as the soft time limit of a task queue is. Who catches errors of a driver may take it for one."""
 
 
+def own_modules() -> list[ModuleType]:
+    """Everything of ours that is loaded, but what is there for tests."""
+    return [
+        module
+        for name, module in sys.modules.items()
+        if name.startswith("semel.") and not name.startswith("semel.testing")
+    ]
+
+
 _LOOKS: Final = frozenset({"RESUME", "JUMP_BACKWARD", "CALL", "CALL_KW", "CALL_FUNCTION_EX"})
 
 

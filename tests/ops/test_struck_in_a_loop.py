@@ -24,7 +24,7 @@ from semel.runtime import ThreadRuntime, run_sync
 from semel.store import Settings
 from semel.stores import mysql
 from semel.stores.memory import MemoryStore
-from semel.stores.posted import Posted, strike
+from semel.stores.posted import Posted, tell_interrupted
 from semel.stores.redis.errors import NotSent
 from semel.stores.sqlite import desk as desks
 from semel.testing import services
@@ -69,7 +69,7 @@ async def test_whoever_waits_where_it_was_struck_is_told_or_resumed() -> None:
     tasks = [asyncio.create_task(_wait_for(each)) for each in (answered, forgotten)]
     await asyncio.sleep(0)
     answered.value, answered.over = 7, True
-    strike((answered, forgotten), Struck())
+    tell_interrupted((answered, forgotten), Struck())
     assert await asyncio.wait_for(tasks[0], PROMPT) == 7
     with pytest.raises(StoreUnavailable, match="Struck struck while this call was on its way"):
         await asyncio.wait_for(tasks[1], PROMPT)
@@ -160,12 +160,10 @@ async def test_calls_of_a_tick_that_was_struck_are_told_and_made_again(
             monkeypatch.setattr(desks, "_answer", _once(desks._answer))
         else:
             monkeypatch.setattr(desks.Desk, f"_{place}", _once(getattr(desks.Desk, f"_{place}")))
-        outcomes = await asyncio.gather(
-            *(once.execute(f"key {number}", _seven) for number in range(3)), return_exceptions=True
-        )
+        calls = (once.execute(f"key {number}", _seven) for number in range(3))
+        await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), PROMPT)
         for number in range(3):
             assert (await once.execute(f"key {number}", _seven, wait=PROMPT)).value == 7
-        assert len(outcomes) == 3
         assert told
 
 
@@ -183,9 +181,8 @@ async def test_the_end_of_a_tick_that_never_came_is_not_waited_for_by_those_who_
             line.append((ask("left") if line is desk._asks else end(ask("left")), left))
         assert (await asyncio.wait_for(once.execute("key", _seven), PROMPT)).value == 7
         desk._alone = False
-        desk.claim(
-            ask("left"), loop
-        ).cancel()  # it came, for whoever had left in the same tick: once more is no harm
+        # It came, for whoever had left in the same tick: once more is no harm.
+        desk.claim(ask("left"), loop).cancel()
         assert isinstance(await asyncio.wait_for(_wait_for(desk.claim(ask("another"), loop)), PROMPT), Won)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import _thread
 import gc
 import signal
-import sys
 import threading
 import time
 from collections import Counter
@@ -23,7 +22,7 @@ from semel import CodecError, InProgress, Semel, StoreUnavailable, current_run
 from semel.layers import Layer
 from semel.model import Answer, Settle
 from semel.stores.memory import MemoryStore
-from tests.ops.strike_lab import Late, strike_each_moment
+from tests.ops.strike_lab import Late, own_modules, strike_each_moment
 
 from .conftest import url_of
 
@@ -45,11 +44,7 @@ class Lab:
         self.effects: Counter[str] = Counter()
         self.number = self.made_twice = 0
         self.once.execute("warm", str)
-        self.modules = [
-            module
-            for name, module in sys.modules.items()
-            if name.startswith("semel.") and not name.startswith("semel.testing")
-        ]
+        self.modules = own_modules()
 
     @property
     def key(self) -> str:

@@ -14,10 +14,9 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from semel.errors import StoreUnavailable
 from semel.layers.layer import Layer
 from semel.model import Answer, Ask, Settle, Verdict
-from semel.posting import Brief, Poster, poster_of
+from semel.posting import Brief, Poster, interrupted, poster_of
 from semel.store import Store
 
 __all__ = ["Batch"]
@@ -75,9 +74,7 @@ class _Flight(Generic[T, R]):
     def fail(self, error: BaseException) -> None:
         if not isinstance(error, Exception | asyncio.CancelledError):
             # What a signal's handler raised is for whom it struck: the others must not end their loop with it once more.
-            struck = error
-            error = StoreUnavailable(f"{type(struck).__name__} struck while this call was on its way")
-            error.__cause__ = struck
+            error = interrupted(error)
         for waiter in self.waiters:
             if not waiter.future.done():
                 waiter.future.set_exception(error)

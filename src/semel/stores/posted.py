@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from semel.errors import StoreUnavailable
+from semel.posting import interrupted
 
-__all__ = ["Posted", "resume", "strike"]
+__all__ = ["Posted", "resume", "tell_interrupted"]
 
 _NOWHERE = Context()
 
@@ -59,6 +59,7 @@ class Posted(msgspec.Struct, eq=False):
         self.end()
 
     def end(self) -> None:
+        """It is over, and its task is resumed in the next turn, if it was not; once more is no harm."""
         self.over = True
         if self.wakeup is not None:
             self._loop.call_soon(self._wake, context=self.context)
@@ -88,15 +89,13 @@ class Posted(msgspec.Struct, eq=False):
         return True
 
 
-def strike(waiting: Iterable[Posted], error: BaseException) -> None:
+def tell_interrupted(waiting: Iterable[Posted], error: BaseException) -> None:
     """A signal's handler raised where these were to be answered, or resumed: nobody may be forgotten."""
     for one in waiting:
         if one.over:
             one.end()
         else:
-            problem = StoreUnavailable(f"{type(error).__name__} struck while this call was on its way")
-            problem.__cause__ = error
-            one.set_exception(problem)
+            one.set_exception(interrupted(error))
 
 
 def resume(answered: deque[Posted], loop: AbstractEventLoop) -> None:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final
 
 from semel.model import Ask, Kind, Settle, Verdict
-from semel.stores.posted import Posted, resume, strike
+from semel.stores.posted import Posted, resume, tell_interrupted
 from semel.stores.sqlite.errors import explained, is_busy, overdue
 from semel.stores.sqlite.file import DatabaseFile
 from semel.stores.sqlite.records import Records
@@ -55,9 +55,8 @@ class Desk:
         if self._alone and not (self._writing or self._asks or self._ends):
             self._look([ask], [posted], loop)
             return posted
-        if (
-            not self._asks or self._asks[0][1].over
-        ):  # who left was perhaps forgotten: a signal's handler struck
+        # If the first one has left, a signal's handler may have struck the end of their tick.
+        if not self._asks or self._asks[0][1].over:
             loop.call_soon(self._look_gathered, loop)
         self._asks.append((ask, posted))
         return posted
@@ -79,7 +78,7 @@ class Desk:
             if gathered:
                 self._look([ask for ask, _ in gathered], [posted for _, posted in gathered], loop)
         except BaseException as error:
-            strike((posted for _, posted in gathered), error)
+            tell_interrupted((posted for _, posted in gathered), error)
             raise
 
     def _settle_gathered(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -87,7 +86,7 @@ class Desk:
         try:
             self._settle([end for end, _ in gathered], [posted for _, posted in gathered], loop)
         except BaseException as error:
-            strike((posted for _, posted in gathered), error)
+            tell_interrupted((posted for _, posted in gathered), error)
             raise
 
     # -------------------------------------------------------------------------------------- then, or at once
@@ -200,7 +199,7 @@ class Desk:
             else:
                 _answer(waiting, job.answers, loop)
         except BaseException as error:
-            strike(waiting, error)
+            tell_interrupted(waiting, error)
             raise
         finally:
             timer.cancel()
