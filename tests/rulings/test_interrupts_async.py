@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -130,3 +132,42 @@ def test_R16_an_interrupt_at_any_moment_in_a_loop_leaves_it_to_the_next_call(cal
     )
     assert struck > 60
     calls.close()
+
+
+TWICE = """
+import asyncio, os, signal, sys, threading, time
+from semel import AsyncSemel
+
+async def effect(number):
+    await asyncio.sleep(0.001)
+
+async def main():
+    async with AsyncSemel(sys.argv[1], prefix=f"ctrl-c-{os.getpid()}", settle_timeout=5) as once:
+        await once.execute("warm", effect, 0)
+        threading.Thread(target=strike, daemon=True).start()
+        for number in range(1_000_000):
+            await asyncio.gather(*(once.execute(f"{number} {each}", effect, each) for each in range(3)))
+
+def strike():
+    for pause in (0.2, float(sys.argv[2])):
+        time.sleep(pause)
+        os.kill(os.getpid(), signal.SIGINT)
+
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    print("ended")
+"""
+
+
+@pytest.mark.parametrize("store", ["sqlite", "redis", "postgres", "mysql"])
+def test_R10_a_second_ctrl_c_ends_a_program_under_load(
+    request: pytest.FixtureRequest, store: str, tmp_path: Path
+) -> None:
+    """The first one cancels the main task; the second one strikes wherever the loop is, while calls are ended."""
+    url = url_of(request, store, "async", tmp_path)
+    for pause in ("0", "0.001", "0.002", "0.005"):
+        ended = subprocess.run(
+            [sys.executable, "-c", TWICE, url, pause], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert ended.stdout == "ended\n", ended.stderr
