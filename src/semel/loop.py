@@ -17,7 +17,7 @@ import msgspec
 from semel.coroutines import is_async
 from semel.errors import ConfigurationError
 from semel.run import run_or_none
-from semel.running import clock_of
+from semel.running import clock_of, is_stopping
 from semel.runtime import NO_INTERRUPT, Interrupt, Parker, Stopped, Ticker, ticked
 
 __all__ = ["LoopRuntime", "is_async", "running_loop"]
@@ -126,6 +126,11 @@ class _LoopTicker:
 
     def _start(self) -> None:
         self._timer = None
+        if is_stopping(self._runtime.loop):
+            # A task would not begin in this turn, and asyncio complains of one that never does. A loop that goes on rings again;
+            # one that is closed forgets its timers without a word.
+            self.at(self._runtime.now())
+            return
         try:
             self._runtime.background(self._run())
         except BaseException:  # of a signal's handler

@@ -9,13 +9,18 @@ from asyncio import BaseEventLoop, _get_running_loop
 from collections.abc import Callable
 from threading import get_ident
 
-__all__ = ["clock_of", "runs_here"]
+__all__ = ["clock_of", "is_stopping", "runs_here"]
 
 
 def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
     """What `loop.time()` tells. asyncio's own loops ask `time.monotonic` in a method that costs as much again."""
     plain = getattr(loop.time, "__func__", None) is BaseEventLoop.time
     return time.monotonic if plain else loop.time
+
+
+def is_stopping(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether this is the last turn of the loop's run. Other loops than asyncio's own do not tell: then it is not."""
+    return getattr(loop, "_stopping", False)
 
 
 if sys.version_info >= (3, 12):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import uvloop
 
+from semel.loop import LoopRuntime
 from semel.running import clock_of, runs_here
 
 LOOPS = pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -57,3 +60,29 @@ def test_a_loop_with_a_clock_of_its_own_is_asked_for_it() -> None:
     finally:
         loop.close()
         plain.close()
+
+
+def test_a_timer_that_rings_in_a_loops_last_turn_leaves_no_task_behind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """`asyncio.run` ends in a turn of its loop: what is begun there never runs, and asyncio complains of it."""
+    ticks: list[float] = []
+
+    async def tick() -> None:
+        ticks.append(runtime.now())
+
+    async def last_turn() -> None:
+        ticker.at(runtime.now())
+
+    loop = asyncio.new_event_loop()
+    runtime = LoopRuntime(loop, ThreadPoolExecutor)
+    ticker = runtime.ticker(tick)
+    loop.run_until_complete(last_turn())
+    loop.run_until_complete(asyncio.sleep(0.01))
+    assert len(ticks) == 1  # a loop that goes on has it in its next run
+    loop.run_until_complete(last_turn())
+    loop.close()
+    del runtime, ticker, loop
+    gc.collect()  # a coroutine that was never awaited would be a warning here, and so an error
+    assert not caplog.records
+    assert len(ticks) == 1
