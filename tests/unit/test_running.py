@@ -66,23 +66,25 @@ def test_a_timer_that_rings_in_a_loops_last_turn_leaves_no_task_behind(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """`asyncio.run` ends in a turn of its loop: what is begun there never runs, and asyncio complains of it."""
-    ticks: list[float] = []
+    ticks: list[None] = []
 
-    async def tick() -> None:
-        ticks.append(runtime.now())
+    def two_last_turns() -> None:
+        async def tick() -> None:
+            ticks.append(None)
 
-    async def last_turn() -> None:
-        ticker.at(runtime.now())
+        async def last_turn() -> None:
+            ticker.at(runtime.now())
 
-    loop = asyncio.new_event_loop()
-    runtime = LoopRuntime(loop, ThreadPoolExecutor)
-    ticker = runtime.ticker(tick)
-    loop.run_until_complete(last_turn())
-    loop.run_until_complete(asyncio.sleep(0.01))
-    assert len(ticks) == 1  # a loop that goes on has it in its next run
-    loop.run_until_complete(last_turn())
-    loop.close()
-    del runtime, ticker, loop
+        loop = asyncio.new_event_loop()
+        runtime = LoopRuntime(loop, ThreadPoolExecutor)
+        ticker = runtime.ticker(tick)
+        loop.run_until_complete(last_turn())
+        loop.run_until_complete(asyncio.sleep(0.01))
+        assert len(ticks) == 1  # a loop that goes on has it in its next run
+        loop.run_until_complete(last_turn())
+        loop.close()
+
+    two_last_turns()
     gc.collect()  # a coroutine that was never awaited would be a warning here, and so an error
     assert not caplog.records
     assert len(ticks) == 1
