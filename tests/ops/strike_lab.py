@@ -173,10 +173,17 @@ def strike_each_moment(
     functions: Collection[str] = (),
     spared: Collection[str] = (),
     error: type[BaseException] = Struck,
+    places: list[str] | None = None,
 ) -> int:
-    """Until there is none left; how many there were. `then` is what must still be possible after each."""
+    """Until there is none left; how many there were. `then` is what must still be possible after each.
+
+    `places` is told where each was. A place may be there twice: a call that does more than the one before it (a store that tidies
+    up) has moments more, and those behind them come once again.
+    """
     moment = 1
     while (handler := Handler(moment, modules, functions, error, spared)).call(act):
+        if places is not None:
+            places.append(handler.where)
         try:
             then()
         except BaseException as problem:
