@@ -33,7 +33,8 @@ from semel import (
 )
 from semel.cli import keys
 from semel.cli.commands import app
-from semel.cli.records import explained
+from semel.cli.meanings import explained
+from semel.cli.places import Place
 from semel.cli.tables import say
 from semel.hooks import HookEvent
 from semel.model import Policy
@@ -210,8 +211,10 @@ def test_a_run_is_explained_by_its_lease_and_policy(desk: Desk) -> None:
         held = desk.once.peek("run-1")
         claim.complete(None)
     assert held is not None
+    place = Place(desk.url, "semel", "semel", "run-1")
     said = {
-        policy: explained(msgspec.structs.replace(held, lease_until=1.0, policy=policy)) for policy in Policy
+        policy: explained(msgspec.structs.replace(held, lease_until=1.0, policy=policy), place)
+        for policy in Policy
     }
     assert "takes it over and runs it again" in said[Policy.RETRY]
     assert "asks its probe" in said[Policy.PROBE]
@@ -291,7 +294,7 @@ def test_R13_what_a_person_decided_is_explained_with_what_is_not_refused(desk: D
     said = desk.about("explain", "lost-1")
     assert "semel forget" in said
     assert "semel release" not in said
-    assert "semel resolve" not in said
+    assert said.count("semel resolve") == said.count("--correct") == 2
     with pytest.raises(ConfigurationError):
         desk.about("release", "lost-1")
     desk.about("forget", "lost-1")
@@ -391,7 +394,7 @@ def test_the_digits_that_messages_tell_find_the_record_of_a_namespace_too(desk: 
         for name in (digits, scope):
             shown = json.loads(desk.run("show", desk.url, name, "--scope", "--json"))["record"]
             assert (shown["scope"], shown["state"]) == (scope, "unknown")
-        assert desk.run("resolve", desk.url, digits, "--scope", "--value", "7") == f"{digits}: done\n"
+        assert desk.run("resolve", desk.url, digits, "--scope", "--value", "7") == f"{scope}: done\n"
         assert once.execute("k", _fails).value == 7
 
 
@@ -412,7 +415,9 @@ def test_the_digits_of_a_message_name_a_key_that_needs_attention(desk: Desk) -> 
     assert len(digits) == 8
     assert "no answer from the bank" in desk.run("show", desk.url, digits, "--scope")
     assert "the function raised" in desk.run("explain", desk.url, digits.upper(), "--scope").lower()
-    with pytest.raises(ConfigurationError, match=r"no record that needs attention .* all 64 digits only"):
+    redis = desk.url.startswith("redis")
+    none = "no record that needs attention .* all 64 digits only" if redis else "no record begins with 0{8}"
+    with pytest.raises(ConfigurationError, match=none):
         desk.run("show", desk.url, "0" * 8, "--scope")
     with pytest.raises(ConfigurationError, match="the first 8 are enough for a key that needs attention"):
         desk.run("show", desk.url, digits[:7], "--scope")
@@ -430,7 +435,7 @@ def test_a_value_that_was_wrong_is_corrected(desk: Desk) -> None:
     desk.about("resolve", "lost-1", "--value", '{"cents": "five"}')
     with pytest.raises(OutcomeUnknown, match=r"a person resolved.*resolve\(key, value=…, result_type=…\)"):
         desk.once.execute("lost-1", _pays)
-    with pytest.raises(ConfigurationError, match=r"resolved already.*semel resolve --correct"):
+    with pytest.raises(ConfigurationError, match=r"is done, as a person said.* once.*add --correct"):
         desk.about("resolve", "lost-1", "--value", '{"cents": 5}')
     assert desk.about("resolve", "lost-1", "--value", '{"cents": 5}', "--correct") == "lost-1: done\n"
     assert desk.once.execute("lost-1", _pays).value == Paid(5)

@@ -73,12 +73,13 @@ def test_a_store_in_memory_is_its_programs_own(says: Says, words: tuple[str, ...
 
 
 def test_tables_that_are_not_there_are_a_matter_of_the_option(says: Says, url: str, tmp_path: Path) -> None:
-    for said in (
-        says.refused("ls", url, "--table", "orders"),
-        says.refused("stats", f"sqlite:///{tmp_path}/other.db"),
-    ):
-        assert said.endswith(": correct the URL, or name the program's --table\n")
-        assert "create=True" not in said
+    said = says.refused("ls", url, "--table", "orders")
+    assert said.endswith(": correct the URL, or name the program's --table\n")
+    assert "create=True" not in said
+    said = says.refused("stats", f"sqlite:///{tmp_path}/other.db")
+    assert "other.db': correct the URL." in said
+    assert "--table" not in said, "there is no file to have another one"
+    assert not (tmp_path / "other.db").exists()
 
 
 @pytest.mark.parametrize(
@@ -86,10 +87,12 @@ def test_tables_that_are_not_there_are_a_matter_of_the_option(says: Says, url: s
 )
 def test_so_are_those_of_messaging(says: Says, url: str, tmp_path: Path, words: tuple[str, ...]) -> None:
     group, command, *rest = words
-    for where in (url, f"sqlite:///{tmp_path}/other.db"):
-        said = says.refused(group, command, where, *rest)
-        assert said.endswith(": correct the URL, or name the program's --table\n")
-        assert "create" not in said
+    said = says.refused(group, command, url, *rest)
+    assert said.endswith(": correct the URL, or name the program's --table\n")
+    assert "create" not in said
+    said = says.refused(group, command, f"sqlite:///{tmp_path}/other.db", *rest)
+    assert "other.db': correct the URL." in said
+    assert "--table" not in said
     assert not (tmp_path / "other.db").exists()
 
 

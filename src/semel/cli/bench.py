@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from semel.cli.durations import lasting
 from semel.cli.tables import say, show
 from semel.errors import ConfigurationError
 from semel.once import AsyncSemel
@@ -55,9 +56,7 @@ def bench(
     url: Annotated[str, typer.Argument(help="The store URL that the program uses.")],
     callers: Annotated[int, typer.Option(min=1, help="Callers at a time, beside one alone.")] = 64,
     calls: Annotated[int, typer.Option(min=_ROUNDS, help="Calls of each kind.")] = 2_000,
-    retention: Annotated[
-        float, typer.Option(min=1, help="Seconds that the records of the bench are kept.")
-    ] = 60,
+    retention: Annotated[float, lasting("How long the records of the bench are kept.")] = 60,
     table: Annotated[str, typer.Option(help="The table= that the program uses (SQL).")] = "semel",
     prefix: Annotated[str, typer.Option(help="The prefix= that the program uses.")] = "semel",
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead of a page.")] = False,
@@ -68,6 +67,8 @@ def bench(
     """
     if url.startswith("memory:"):
         raise ConfigurationError("memory:// has no round trip to measure: give the URL of a store that lasts")
+    if not retention >= 1:
+        raise ConfigurationError(f"--retention must be 1 second or more, not {retention:g}")
     data = asyncio.run(_measure(url, sorted({1, callers}), calls, retention, table, prefix))
     if as_json:
         say(data)

@@ -12,12 +12,11 @@ from typing import Annotated
 import typer
 
 from semel import __version__
-from semel.cli import messaging
+from semel.cli import deciding, keys, messaging
 from semel.cli.bench import bench
 from semel.cli.chaos import chaos
 from semel.cli.doctor import doctor
 from semel.cli.http import http
-from semel.cli.keys import add_to
 from semel.cli.relay import relay
 from semel.configuring import settings_from, settings_of_environment
 from semel.doctor import without_password
@@ -30,7 +29,8 @@ __all__ = ["app"]
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look after keys that run once.")
 schema = typer.Typer(no_args_is_help=True, help="The tables that SQL stores need.")
 app.add_typer(schema, name="schema")
-add_to(app)
+keys.add_to(app)
+deciding.add_to(app)
 app.command("doctor")(doctor)
 app.command("chaos")(chaos)
 app.command("bench")(bench)
@@ -74,6 +74,8 @@ def _config(
     prefix: Annotated[str, typer.Option(help="What the variables begin with.")] = "SEMEL_",
 ) -> None:
     """Check a configuration, and print what it says. Nothing is connected to; secrets are not shown."""
+    if file is not None and not file.exists():
+        raise ConfigurationError(f"there is no file {str(file)!r}")
     said = settings_from(file, section) if file is not None else settings_of_environment(os.environ, prefix)
     with Semel.from_config(said):
         pass

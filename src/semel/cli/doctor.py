@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
+from semel.cli.durations import lasting
 from semel.doctor import Checkup, Requirement, Verdict, examine, judge
 from semel.doctor.page import show
 from semel.errors import ConfigurationError, SemelError
@@ -25,7 +26,7 @@ def doctor(
     table: Annotated[str, typer.Option(help="The table= that the program uses.")] = "semel",
     prefix: Annotated[str, typer.Option(help="The prefix= that the program uses.")] = "semel",
     acks: Annotated[int, typer.Option(help="The acks= that the program uses (Redis).")] = 0,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for each answer.")] = 5.0,
+    timeout: Annotated[float, lasting("How long to wait for each answer.")] = 5.0,
 ) -> None:
     """Read a store's live settings: which guarantees hold, what weakens them, what to set. Changes nothing.
 

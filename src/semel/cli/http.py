@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from semel.bodies.files import FileBodies
+from semel.cli.durations import lasting
 from semel.cli.tables import counted
 from semel.errors import ConfigurationError
 from semel.hosts import scheme_of
@@ -36,9 +37,7 @@ def _group() -> None:
 @http.command("sweep")
 def _sweep(
     where: Where,
-    grace: Annotated[
-        float, typer.Option(help="Keep bodies for so many seconds more than their retention.")
-    ] = 3600.0,
+    grace: Annotated[float, lasting("Keep bodies for so long beyond their retention.")] = 3600.0,
 ) -> None:
     """Remove long responses whose records are over. Once a day is enough."""
     with closing(Spill(where, grace=grace)) as spill:

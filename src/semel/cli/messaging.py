@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import msgspec
 import typer
 
+from semel.cli.durations import lasting
 from semel.cli.tables import counted, moment, say, show
 from semel.errors import ConfigurationError
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:  # SQLAlchemy takes longer to import than most commands run: t
     from semel.messaging.pages import Line, Page, Waiting
     from semel.messaging.sink import Row
 
-__all__ = ["inbox", "outbox", "patience"]
+__all__ = ["inbox", "outbox", "patience", "see_to"]
 
 T = TypeVar("T")
 _PATIENCE: Final = (
@@ -41,7 +42,7 @@ Bodies = Annotated[
         "--claim-check", help="Where large bodies are, as the program has it: file:///…, s3://… or sql."
     ),
 ]
-Retention = Annotated[float, typer.Option(help="The retention= of the inbox, in seconds.")]
+Retention = Annotated[float, lasting("The retention= of the inbox.")]
 Ids = Annotated[list[str] | None, typer.Argument(help="Message ids; none: all.")]
 
 
@@ -200,7 +201,7 @@ def _as_data(row: Row) -> dict[str, Any]:
 def _sweep(
     url: Url,
     claim_check: Bodies = None,
-    grace: Annotated[float, typer.Option(help="Leave bodies alone that are younger, in seconds.")] = 3600.0,
+    grace: Annotated[float, lasting("Leave bodies alone that are younger.")] = 3600.0,
     table: Table = "semel",
 ) -> None:
     """Remove large bodies that are over, and those that no message refers to. A relay with --claim-check does it too."""
@@ -211,6 +212,7 @@ def _sweep(
     from semel.messaging import Outbox
 
     with Outbox(url, table=table, create=False, claim_check=claim_check, timeout=patience(url)) as where:
+        see_to(where.home)
         count = asyncio.run(where.sweep(grace=grace))
     typer.echo(counted(count, "body removed", "bodies removed"))
 
@@ -274,6 +276,7 @@ def _purge(url: Url, consumer: Consumer, retention: Retention, table: Table = "s
         windows=windows,
         timeout=_PATIENCE,
     ) as where:
+        see_to(where.home)
         total = count = asyncio.run(where.purge())
         while count:
             total += (count := asyncio.run(where.purge()))
@@ -310,10 +313,21 @@ def patience(url: str) -> float | None:
     return None if is_redis(url) else _PATIENCE
 
 
+def see_to(home: object, made: str = "The program that uses it makes it") -> None:
+    """A SQLite file that is not there is a mistyped name: made, it would be empty for ever, whatever --table is."""
+    from semel.messaging.database import Database
+    from semel.messaging.engines import sync_engine_of
+    from semel.messaging.files import missing_file
+
+    if isinstance(home, Database) and (name := missing_file(sync_engine_of(home.any_engine))):
+        raise ConfigurationError(f"there is no file {name!r}: correct the URL. {made}")
+
+
 def _with_outbox(url: str, table: str, work: Callable[[Outbox], Coroutine[Any, Any, T]]) -> T:
     from semel.messaging import Outbox
 
     with Outbox(url, table=table, create=False, timeout=patience(url)) as where:
+        see_to(where.home)
         return asyncio.run(work(where))
 
 
@@ -321,6 +335,7 @@ def _with_inbox(url: str, table: str, consumer: str, work: Callable[[Inbox], Cor
     from semel.messaging import Inbox
 
     with Inbox(url, table=table, consumer=consumer, create=False, timeout=_PATIENCE) as where:
+        see_to(where.home)
         return asyncio.run(work(where))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from math import inf
 from typing import Any, Final
 
 import msgspec
@@ -12,39 +13,11 @@ from semel import steps
 from semel.cli.tables import moment, span
 from semel.codec import preview
 from semel.errors import CodecError
-from semel.model import Event, Policy, Record, State
+from semel.model import Event, Failure, Kind, Record, State
 
-__all__ = ["COLUMNS", "as_data", "event_data", "explained", "lines", "row"]
+__all__ = ["COLUMNS", "as_data", "event_data", "lines", "row", "trail"]
 
 COLUMNS: Final = ("state", "tenant", "operation", "key", "attempts", "changed", "lease", "ref", "error")
-
-# For each state: what it means, and what a caller with this key gets now.
-_MEANING: Final = {
-    State.DONE: "The function ran and its outcome is recorded. Whoever calls with this key gets that outcome; nothing runs.",
-    State.FAILED: "The function raised and the failure is kept. Whoever calls with this key gets PreviousFailure; nothing runs.",
-    State.RELEASED: "An attempt ended without an outcome and the key is free. The next caller runs it.",
-    State.EXPIRED: "The outcome was kept for its time and is gone; the key is remembered as used. Callers get KeyExpired; nothing runs.",
-}
-_VANISHED: Final = "The worker was lost in the middle: the effect may have happened or not."
-_RAISED: Final = "The function raised, and whether its effect happened is not known."
-_HELD: Final = "Callers get OutcomeUnknown; nothing runs."
-_PROBED: Final = (
-    "The next caller asks its probe whether the effect happened; one without a probe gets OutcomeUnknown."
-)
-_DELAYED: Final = "An attempt ended without an outcome, and the key is free in {left}. Until then callers wait, or get InProgress."
-_LIVE: Final = "A worker has it and renews its lease. Callers wait, or get InProgress."
-_LOST: Final = {
-    Policy.RETRY: "Its worker has not renewed its lease. The next caller takes it over and runs it again; one with on_unknown= hold or a "
-    "probe gets OutcomeUnknown, or asks its probe.",
-    Policy.PROBE: "Its worker has not renewed its lease. The next caller asks its probe whether the effect happened.",
-    Policy.HOLD: "Its worker has not renewed its lease. Nobody runs it again: callers get OutcomeUnknown.",
-}
-_REMEDY: Final = {
-    State.FAILED: "To let it run again: semel release. To give callers another outcome: semel resolve --value or --error.",
-    State.UNKNOWN: "Look whether the effect happened. If it did: semel resolve --value JSON. If it did not: semel release.",
-    State.EXPIRED: "To let the key be used anew: semel forget. Its retention is the retention= of the program.",
-}
-_DECIDED: Final = "It is decided once, and stays so. To let the key be used anew: semel forget."
 
 
 def row(record: Record) -> tuple[str, ...]:
@@ -59,8 +32,12 @@ def row(record: Record) -> tuple[str, ...]:
         _ago(record.updated),
         _lease(record),
         record.ref or "–",
-        f"{error.type}: {error.message}"[:80] if error else "–",
+        _failure(error)[:80] if error else "–",
     )
+
+
+def _failure(error: Failure) -> str:
+    return f"{error.type}{f' ({error.code})' if error.code else ''}: {error.message}"
 
 
 def _ago(at: float) -> str:
@@ -113,13 +90,30 @@ def lines(record: Record, events: Sequence[Event]) -> list[tuple[str, str]]:
     data = as_data(record)
     data["value"] = _value(record)
     data["labels"] = ", ".join(f"{name}={value}" for name, value in data["labels"].items())
-    data["error"] = "" if record.error is None else f"{record.error.type}: {record.error.message}"
+    data["error"] = "" if record.error is None else _failure(record.error)
     shown = [(name, str(value)) for name, value in data.items() if value not in (None, "", False)]
-    shown += _steps(record)
+    return shown + _steps(record) + trail(events, record.created)
+
+
+def trail(events: Sequence[Event], since: float = inf) -> list[tuple[str, str]]:
+    """Who changed the key by hand, when and why. `since`: when the record that is there now was made."""
+    shown, before = [], None
     for event in events:
-        who = f"{event.kind.value} by {event.actor}" + (f": {event.reason}" if event.reason else "")
-        shown.append((f"{moment(event.at)}", who))
+        who = (
+            f"{event.kind.value} by {event.actor}{' (corrected)' if _corrects(event, before, since) else ''}"
+        )
+        shown.append((f"{moment(event.at)}", who + (f": {event.reason}" if event.reason else "")))
+        before = event
     return shown
+
+
+def _corrects(event: Event, before: Event | None, since: float) -> bool:
+    """Whether it stands in place of an outcome: one that is done is decided about in no other way. A failure may be the
+    function's own, unless a person told it, of this very record."""
+    if event.kind not in (Kind.DONE, Kind.FAILED):
+        return False
+    told = before is not None and before.kind is Kind.FAILED and before.at >= since
+    return event.state is State.DONE or (event.state is State.FAILED and told)
 
 
 def _steps(record: Record) -> list[tuple[str, str]]:
@@ -140,46 +134,3 @@ def _value(record: Record) -> str:
     except CodecError:
         return f"{len(record.result)} bytes that cannot be read here: encrypted, or compressed by a layer"
     return said if len(said) <= 2_000 else said[:2_000] + "…"
-
-
-def explained(record: Record | None) -> str:
-    """What the state means, what callers get, what to do about it."""
-    if record is None:
-        return (
-            "There is no such record: the key was never used under this tenant and operation, or its time is over.\n"
-            "The next caller runs it."
-        )
-    if record.state is State.RUNNING:
-        live = record.lease_until > time.time()
-        said = [_LIVE if live else _LOST[record.policy], "" if live else _lost_remedy(record.policy)]
-    else:
-        said = [_meaning(record), _remedy(record)]
-    if record.resolved:
-        said.append("A person decided this: semel show has who and why.")
-    return "\n".join(line for line in said if line)
-
-
-def _meaning(record: Record) -> str:
-    if record.state is State.UNKNOWN:
-        next_caller = _PROBED if record.policy is Policy.PROBE else _HELD
-        return f"{_VANISHED if record.error is None else _RAISED} {next_caller}"
-    if record.state is State.RELEASED and (left := record.not_before - time.time()) > 0:
-        return _DELAYED.format(left=span(left))
-    return _MEANING[record.state]
-
-
-def _remedy(record: Record) -> str:
-    if record.state is State.FAILED and record.resolved:
-        return _DECIDED
-    if record.state is State.UNKNOWN and record.policy is Policy.PROBE:
-        return _lost_remedy(record.policy)
-    return _REMEDY.get(record.state, "")
-
-
-def _lost_remedy(policy: Policy) -> str:
-    if policy is Policy.RETRY:
-        return (
-            "Nothing has to be done; once.reconcile() takes such runs over without waiting for a caller. Where callers hold "
-            "such keys, decide by yourself: semel resolve, semel release."
-        )
-    return "once.reconcile() asks its registered probe; or decide by yourself: semel resolve, semel release."

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semel.cli.messaging import Bodies, Place, Table, patience
+from semel.cli.durations import lasting
+from semel.cli.messaging import Bodies, Place, Table, patience, see_to
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from semel.messaging import Outbox, Relay
+    from semel.messaging import Relay
     from semel.messaging.events import RelayEvent
     from semel.messaging.tally import Report
 
@@ -29,10 +30,8 @@ def relay(
     ],
     table: Table = "semel",
     batch: Annotated[int, typer.Option(help="Rows in one publish.")] = 500,
-    lease: Annotated[
-        float, typer.Option(help="Seconds after which a silent relay's parts are taken over.")
-    ] = 10.0,
-    sink_safety: Annotated[float, typer.Option(help="Seconds that delivered batches are kept.")] = 0.0,
+    lease: Annotated[float, lasting("Time after which a silent relay's parts are taken over.")] = 10.0,
+    sink_safety: Annotated[float, lasting("How long delivered batches are kept.")] = 0.0,
     topic: Annotated[list[str] | None, typer.Option(help="Only these topics.")] = None,
     tenant: Annotated[list[str] | None, typer.Option(help="Only these tenants.")] = None,
     name: Annotated[
@@ -62,7 +61,7 @@ def relay(
     routes = _routes(route)
     watch = None if metrics is None else _Watch(metrics, drain=drain)
     where = Outbox(url, table=table, claim_check=claim_check, timeout=patience(url))
-    _see_to(where)
+    see_to(where.home, "The program that adds messages makes it")
     made = Relay(
         where,
         routes,
@@ -80,18 +79,6 @@ def relay(
     )
     asyncio.run(_carry(made, watch, drain=drain))
     where.close()
-
-
-def _see_to(where: Outbox) -> None:
-    """A mistyped file would be made, empty, and its relay would carry nothing for ever."""
-    from semel.messaging.database import Database
-    from semel.messaging.engines import sync_engine_of
-    from semel.messaging.files import missing_file
-
-    if isinstance(where.home, Database) and (name := missing_file(sync_engine_of(where.home.any_engine))):
-        raise ConfigurationError(
-            f"there is no file {name!r}: correct the URL. The program that adds messages makes it"
-        )
 
 
 def _tell(event: RelayEvent) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 import typer
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
@@ -16,6 +17,8 @@ from rich.text import Text
 __all__ = ["counted", "moment", "printable", "say", "show", "span"]
 
 _WIDE: Final = 10_000
+_LEAST: Final = 10  # characters that are left of a text, however narrow the terminal is
+_NOTHING: Final = "–"
 
 
 def say(data: Any) -> None:
@@ -23,20 +26,71 @@ def say(data: Any) -> None:
     typer.echo(msgspec.json.encode(data).decode())
 
 
-def show(names: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str, whole: str = "") -> None:
-    """A table, or the sentence for none. The column `whole` is never folded: people copy it."""
+def show(
+    names: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str, whole: str = "", cut: str = ""
+) -> None:
+    """A table, or the sentence for none. The column `whole` is never folded: people copy it; `cut` is shortened first."""
     if not rows:
         typer.echo(empty)
         return
+    shown = [[printable(cell) for cell in row] for row in rows]
     out = Console()
     if not out.is_terminal:
         out = Console(width=_WIDE)  # for a pipe nothing is cut
+    elif _width(names, shown) > out.width:
+        names, shown = _narrowed(names, shown, out.width, cut)
+    least = [_least(name, column, whole) for name, *column in zip(names, *shown, strict=True)]
+    widths = _shared(_widths(names, shown), least, out.width - 2 * len(names))
     grid = Grid(box=None, header_style="bold")
-    for name in names:
-        grid.add_column(name, overflow="fold", no_wrap=name == whole)
-    for row in rows:
-        grid.add_row(*(Text(printable(cell)) for cell in row))
-    out.print(grid)
+    for name, wide in zip(names, widths, strict=True):
+        grid.add_column(name, overflow="fold", width=wide)
+    for row in shown:
+        grid.add_row(*(Text(cell) for cell in row))
+    # Beyond that the terminal breaks lines, which loses nothing.
+    Console(width=max(out.width, sum(widths) + 2 * len(names))).print(grid)
+
+
+def _least(name: str, column: Sequence[str], whole: str) -> int:
+    """The width of a column that breaks neither its head nor its short words."""
+    if name == whole:
+        return max(map(cell_len, (name, *column)))
+    words = (cell_len(word) for cell in column for word in cell.split())
+    return max(cell_len(name), min(_LEAST, max(words, default=0)))
+
+
+def _shared(wanted: list[int], least: list[int], room: int) -> list[int]:
+    """Widths that fit in, if they can: whoever has most to spare gives first. (Rich would break short words first.)"""
+    widths = list(wanted)
+    while sum(widths) > room:
+        spare = [has - needs for has, needs in zip(widths, least, strict=True)]
+        if max(spare) <= 0:
+            break
+        widths[spare.index(max(spare))] -= 1
+    return widths
+
+
+def _widths(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
+
+
+def _width(names: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    return sum(_widths(names, rows)) + 2 * len(names)  # a space on either side
+
+
+def _narrowed(
+    names: Sequence[str], rows: Sequence[Sequence[str]], room: int, cut: str
+) -> tuple[Sequence[str], list[list[str]]]:
+    """Without the columns that say nothing, and with what may be cut as long as there is room for it."""
+    kept = [at for at in range(len(names)) if any(row[at] != _NOTHING for row in rows)]
+    names, shown = [names[at] for at in kept], [[row[at] for at in kept] for row in rows]
+    if cut in names:
+        at = names.index(cut)
+        left = max(_LEAST, room - _width(names, shown) + _widths(names, shown)[at])
+        for row in shown:
+            row[at] = (
+                row[at] if cell_len(row[at]) <= left else set_cell_size(row[at], left - 1).rstrip() + "…"
+            )
+    return names, shown
 
 
 def printable(said: str) -> str:
