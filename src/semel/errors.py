@@ -9,7 +9,7 @@ SemelError
 ├── OutcomeUnknown        it may or may not have happened: resolve it
 ├── PreviousFailure       the stored outcome is a failure
 ├── LeaseLost             another owner took over while this one was away
-├── StoreUnavailable      the store did not answer; the effect did not happen
+├── StoreUnavailable      the store did not answer; the function did not run (a step may have)
 ├── NotRecorded           the effect happened; the store did not take the result
 └── CodecError            a value cannot be stored, or not be read back
 SemelWarning              something is legal but weaker than it looks        (UserWarning)
@@ -100,7 +100,10 @@ class LeaseLost(SemelError):
 
 
 class StoreUnavailable(SemelError):
-    """The store did not answer in time. The effect did not start: it is safe to try again."""
+    """The store did not answer in time. The effect did not start: it is safe to try again.
+
+    Out of `run.step` the step may have been made: asked for again by the same attempt, it is written down, and not made again.
+    """
 
 
 class NotRecorded(SemelError):
