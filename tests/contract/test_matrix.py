@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Literal
 from urllib.parse import urlsplit
@@ -12,9 +13,11 @@ import psycopg
 import pymysql
 import pytest
 import redis
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from semel.keys import Scope
-from semel.store import Settings, Store, open_store
+from semel.store import Settings, Store, adopt, open_store
 from semel.stores.memory import MemoryStore
 from semel.stores.redis import RedisStore
 from semel.testing import services
@@ -114,6 +117,31 @@ class TestMariadbPymysql(Mariadb):
     @pytest.fixture(autouse=True)
     def bind(self, pymysql_url: str) -> None:
         self.colour, self.url = "sync", pymysql_url
+
+
+class TestMariadbEngine(Mariadb):
+    """Connections that an engine of SQLAlchemy makes count rows that were found, where ours count those that were changed."""
+
+    engine: Engine
+
+    @pytest.fixture(autouse=True)
+    def bind(self, pymysql_url: str) -> Iterator[None]:
+        self.colour, self.url = "sync", pymysql_url
+        self.engine = create_engine(pymysql_url)
+        yield
+        self.engine.dispose()
+
+    def open(self) -> Store:
+        return adopt(self.engine, SETTINGS, "sync")
+
+
+class TestMariadbAsyncEngine(Mariadb):
+    @pytest.fixture(autouse=True)
+    def bind(self, asyncmy_url: str) -> None:
+        self.colour, self.url = "async", asyncmy_url
+
+    def open(self) -> Store:
+        return adopt(create_async_engine(self.url), SETTINGS, "async")  # nothing is ever in its pool
 
 
 class Redis(Opened):

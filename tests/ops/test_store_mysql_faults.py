@@ -24,7 +24,7 @@ from semel.store import Query, Settings
 from semel.stores import mysql
 from semel.stores.mysql import MysqlStore
 from semel.stores.mysql.address import parse
-from semel.stores.mysql.pools import ThreadPool
+from semel.stores.mysql.pools import url_pool
 from semel.stores.mysql.wires import _connection_class, dial_pymysql
 from semel.testing import services
 from semel.testing.proxy import Action, Proxy
@@ -536,7 +536,7 @@ def test_a_pool_makes_one_tls_context_and_none_when_it_needs_none(
 ) -> None:
     address = parse(tls_server.database() + query, "sync")
     made = _counted_contexts(monkeypatch)
-    pool = ThreadPool(address)
+    pool = url_pool(address)
 
     async def main() -> None:
         taken = [await pool.take(time.monotonic() + 5, fresh=False) for _ in range(3)]

@@ -22,6 +22,7 @@ from sqlalchemy.pool import StaticPool
 
 from semel.errors import StoreUnavailable
 from semel.runtime import run_sync
+from semel.stores.connecting import in_time
 from semel.stores.places import Places, ThreadTurns
 from semel.stores.postgres import psycopg as by_psycopg
 from semel.stores.postgres import url as postgres_url
@@ -329,7 +330,7 @@ def test_a_connection_that_an_interrupted_thread_waited_for_is_closed() -> None:
     before = signal.signal(signal.SIGUSR1, ring)
     try:
         with pytest.raises(TooLate):
-            by_psycopg.in_time(slow, 30, late=lambda _: closed.set())
+            in_time(slow, 30, late=lambda _: closed.set())
     finally:
         signal.signal(signal.SIGUSR1, before)
     made.set()

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+import pymysql
 import pytest
-from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, func, select, text
+from sqlalchemy import (
+    Column,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    event,
+    func,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.engine import Engine
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
@@ -287,6 +301,103 @@ def test_the_engines_own_way_to_connect_is_kept(postgres_server: services.Postgr
     made.dispose()
 
 
+class _MariaEngine:
+    """An engine of either colour on MariaDB, and what a store on it does."""
+
+    def __init__(self, colour: Literal["sync", "async"], url: str, **options: Any) -> None:
+        self.colour: Literal["sync", "async"] = colour
+        scheme, _, rest = url.partition("://")
+        driver = "pymysql" if colour == "sync" else "asyncmy"
+        made = f"{scheme.partition('+')[0]}+{driver}://{rest}"
+        maker: Any = create_engine if colour == "sync" else create_async_engine
+        self.engine: Any = maker(made, **options)
+        self.events: Any = self.engine if colour == "sync" else self.engine.sync_engine
+
+    def run(self, *works: Any) -> None:
+        """Each of them is given the store."""
+
+        async def main() -> None:
+            store = adopt(self.engine, Settings(timeout=20), self.colour)
+            try:
+                for work in works:
+                    await work(store)
+            finally:
+                await store.aclose()
+
+        run_sync(main()) if self.colour == "sync" else asyncio.run(main())
+
+
+BOTH = pytest.mark.parametrize("colour", ["sync", "async"])
+
+
+@BOTH
+def test_R30_what_an_engine_on_mariadb_was_made_with_holds(
+    mariadb_server: services.MariaServer, colour: Literal["sync", "async"], tmp_path: Path
+) -> None:
+    """Once its URL was all that was looked at: an engine that insists on TLS was answered in plain text."""
+    url = mariadb_server.database()
+    wanted: Any = {"ca": None, "check_hostname": True} if colour == "sync" else ssl.create_default_context()
+    strict = _MariaEngine(colour, url, connect_args={"ssl": wanted})
+    with pytest.raises(ConfigurationError, match="TLS"):
+        strict.run(use)
+    mariadb_server.execute("create user if not exists engines@'%' identified by 'from a token'")
+    mariadb_server.execute("grant all on *.* to engines@'%'")
+    tokens = _MariaEngine(colour, url.replace("root@", "engines@"))
+
+    @event.listens_for(tokens.events, "do_connect")
+    def _(*parts: Any) -> None:
+        parts[-1]["password"] = "from a token"
+
+    tokens.run(use)
+
+
+@BOTH
+def test_connections_that_an_engine_makes_are_made_again_when_they_are_lost(
+    mariadb_server: services.MariaServer, colour: Literal["sync", "async"]
+) -> None:
+    made = _MariaEngine(colour, mariadb_server.database(), poolclass=NullPool)
+
+    async def lose(store: Store) -> None:
+        mariadb_server.terminate_connections()
+        (verdict,) = await store.claim([ask_for("k")])
+        assert isinstance(verdict, Replay)
+
+    made.run(use, lose)
+
+
+def test_an_engine_with_a_way_to_connect_of_its_own_is_used(mariadb_server: services.MariaServer) -> None:
+    at = make_url(mariadb_server.database())
+    made = create_engine(
+        "mysql+pymysql://",
+        creator=lambda: pymysql.connect(host=at.host, port=at.port or 0, user=at.username, database=at.database),
+    )
+    store = adopt(made, Settings(timeout=20), "sync")
+    run_sync(use(store))
+    run_sync(store.aclose())
+
+
+@BOTH
+def test_an_engine_whose_connections_cannot_be_used_is_told(
+    mariadb_server: services.MariaServer, colour: Literal["sync", "async"]
+) -> None:
+    url = mariadb_server.database()
+    with pytest.raises(ConfigurationError, match=r"speak latin1.*charset=utf8mb4"):
+        _MariaEngine(colour, f"{url}?charset=latin1").run(use)
+    cut = _MariaEngine(colour, url)
+
+    @event.listens_for(cut.events, "checkout")
+    def _(connection: Any, *_: Any) -> None:
+        driver = getattr(connection, "driver_connection", connection)
+        (driver._force_close if colour == "sync" else driver.close)()
+
+    with pytest.raises(StoreUnavailable, match="cannot reach MariaDB"):
+        cut.run(use)
+    with pytest.raises(ConfigurationError, match="mariadbconnector"):
+        made = create_engine(mariadb_server.database(driver="pymysql"))
+        made.dialect = _Foreign("mysql", "mariadbconnector")  # type: ignore[assignment]  # a dialect that is not installed
+        adopt(made, Settings(timeout=20), "sync")
+
+
 def test_an_engine_without_a_connection_to_spare_is_polled(postgres_server: services.PostgresServer) -> None:
     made = create_engine(postgres_server.database(driver="psycopg"), poolclass=StaticPool)
     store = adopt(made, Settings(timeout=20), "sync")
@@ -379,3 +490,18 @@ def test_an_engine_for_another_database_or_driver_is_refused(name: str, driver: 
 def test_an_engine_on_memory_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="memory"):
         adopt(create_engine("sqlite://"), Settings(timeout=20), "sync")
+
+
+def test_an_engine_whose_sqlite_url_says_more_than_a_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="by its path"):
+        adopt(create_engine(f"sqlite:///file:{tmp_path}/a.db?uri=true"), Settings(timeout=20), "sync")
+
+
+@BOTH
+def test_a_mariadb_url_may_name_the_one_charset_that_carries_every_key(
+    colour: Literal["sync", "async"],
+) -> None:
+    url = "mysql://root@127.0.0.1:1/none?charset="
+    assert open_store(f"{url}UTF8MB4", Settings(), colour).colour == colour
+    with pytest.raises(ConfigurationError, match="charset=latin1"):
+        open_store(f"{url}latin1", Settings(), colour)

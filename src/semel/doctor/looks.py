@@ -243,14 +243,11 @@ async def _postgres_messaging(link: Link, settings: Settings) -> Messaging:
 async def _look_mysql(url: str, settings: Settings, colour: Colour) -> Look:
     from semel.stores.mysql.address import parse
     from semel.stores.mysql.errors import Lost
-    from semel.stores.mysql.pools import LoopPool, Pool, ThreadPool
+    from semel.stores.mysql.pools import url_pool
     from semel.stores.mysql.rows import statements
     from semel.stores.mysql.server import SCHEMA_VERSION, read_facts
-    from semel.stores.mysql.wires import need
 
-    address = parse(url, colour)
-    need(address.driver)
-    pool: Pool = LoopPool(address) if address.driver == "asyncmy" else ThreadPool(address)
+    pool = url_pool(parse(url, colour))
     until = time.monotonic() + settings.timeout
     words = statements(settings.table)
     name = words["create_schema"].split("`", 2)[1]

@@ -279,9 +279,9 @@ class SemelRecord(RecordColumns, _Base):
 def adopt(engine: object, settings: Settings, colour: Colour) -> Store:
     """A store that reaches the engine's database; the engine is never disposed of.
 
-    PostgreSQL (psycopg, asyncpg): each statement runs on a connection borrowed from the engine's pool, so whatever the
-    engine was made with (TLS, connect_args, events, tokens) holds. MariaDB/MySQL and SQLite: connections of our own, made
-    from the engine's URL; connect_args are not seen there, so write what is needed into the URL.
+    Whatever the engine was made with (TLS, connect_args, events, tokens) holds. PostgreSQL (psycopg, asyncpg): each statement
+    runs on a connection borrowed from the engine's pool. MariaDB/MySQL: connections of our own, which the engine makes, outside
+    of its pool. SQLite: the same file, with connections of our own.
     """
     if not isinstance(engine, Engine | AsyncEngine):
         raise ConfigurationError(
@@ -297,15 +297,27 @@ def adopt(engine: object, settings: Settings, colour: Colour) -> Store:
         )
     name = engine.dialect.name
     if name == "sqlite":
-        return open_store(f"sqlite:///{engine.url.database or ''}", settings, colour)
+        return open_store(f"sqlite:///{_file_of(engine)}", settings, colour)
     if name == "postgresql":
         from semel.stores.postgres import PostgresStore
         from semel.stores.sqlalchemy_pool import engine_source
 
         return PostgresStore(engine_source(engine), settings, pool=1000)
     if name in {"mysql", "mariadb"}:
-        return open_store(engine.url.render_as_string(hide_password=False), settings, colour)
+        from semel.stores.mysql import MysqlStore
+        from semel.stores.mysql.engines import engine_pool
+
+        return MysqlStore(engine_pool(engine), settings)
     raise _not_known(name)
+
+
+def _file_of(engine: Engine | AsyncEngine) -> str:
+    if engine.url.query:
+        raise ConfigurationError(
+            "semel opens an engine's SQLite file by its path, and would not see what the engine's URL says after '?': give semel a "
+            "URL of its own (sqlite:///file.db), or make the engine without them"
+        )
+    return engine.url.database or ""
 
 
 def _not_known(dialect: str) -> ConfigurationError:

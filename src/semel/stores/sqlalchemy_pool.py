@@ -12,6 +12,7 @@ from sqlalchemy.pool import NullPool, PoolProxiedConnection, QueuePool
 from sqlalchemy.util import greenlet_spawn
 
 from semel.errors import ConfigurationError
+from semel.stores.connecting import in_time
 from semel.stores.postgres.link import Source
 
 __all__ = ["engine_source"]
@@ -109,8 +110,6 @@ class _ThreadLender(_Lender):
         self._engine = engine
 
     async def lend(self, timeout: float) -> Any:
-        from semel.stores.postgres.psycopg import in_time
-
         if isinstance(self._pool, QueuePool) and self._pool.checkedin():
             return self._note(self._engine.raw_connection())
         # It may have to connect, or to wait for another's connection, for longer than we have.

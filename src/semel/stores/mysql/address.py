@@ -14,13 +14,18 @@ from semel.errors import ConfigurationError
 from semel.hosts import ESCAPES
 from semel.store import Colour
 
-__all__ = ["DRIVERS", "Address", "parse"]
+__all__ = ["DEFAULT_POOL", "DRIVERS", "Address", "driver_for", "parse"]
 
 Driver = Literal["asyncmy", "pymysql"]
 _COLOUR_OF: Final[Mapping[str, Literal["sync", "async"]]] = {"asyncmy": "async", "pymysql": "sync"}
 DRIVERS: Final = frozenset(_COLOUR_OF)
-_PARAMETERS: Final = frozenset({"unix_socket", "pool", "ssl", "ssl_ca", "ssl_cert", "ssl_key", "ssl_verify"})
-_POOL: Final = {"asyncmy": 10, "pymysql": 32}  # async calls travel in batches; each sync thread needs its own
+_PARAMETERS: Final = frozenset(
+    {"unix_socket", "pool", "ssl", "ssl_ca", "ssl_cert", "ssl_key", "ssl_verify", "charset"}
+)
+DEFAULT_POOL: Final = {
+    "asyncmy": 10,
+    "pymysql": 32,
+}  # async calls travel in batches; each sync thread needs its own
 _EXAMPLE: Final = "mysql://user:password@host:3306/database"
 
 
@@ -80,7 +85,7 @@ def parse(url: str, colour: Colour) -> Address:
         raise ConfigurationError(
             f"the database URL names no host; write it as {_EXAMPLE}, or add ?unix_socket=/path"
         )
-    driver = _driver(dialect, named, colour)
+    driver = driver_for(dialect, named, colour)
     here = "unix_socket" in given or _is_loopback(parts.hostname or "localhost")
     return Address(
         driver=driver,
@@ -103,7 +108,8 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _driver(dialect: str, named: str, colour: Colour) -> Driver:
+def driver_for(dialect: str, named: str, colour: Colour) -> Driver:
+    """What speaks to a server for a face of this colour; a named one that does not is refused."""
     if not named:
         return "asyncmy" if colour == "async" else "pymysql"
     if named not in _COLOUR_OF:
@@ -131,12 +137,16 @@ def _parameters(query: str) -> dict[str, str]:
         raise ConfigurationError(
             f"the database URL has unknown parameters {', '.join(unknown)}; known are {', '.join(sorted(_PARAMETERS))}"
         )
+    if given.get("charset", "utf8mb4").lower() != "utf8mb4":
+        raise ConfigurationError(
+            f"charset={given['charset']} in the database URL cannot carry every key: semel speaks utf8mb4; leave it out"
+        )
     return given
 
 
 def _pool(text: str | None, driver: Driver) -> int:
     if text is None:
-        return _POOL[driver]
+        return DEFAULT_POOL[driver]
     if not text.isdecimal() or not 1 <= int(text) <= 1000:
         raise ConfigurationError(
             f"pool= in the database URL must be a number of connections from 1 to 1000, not {text!r}"

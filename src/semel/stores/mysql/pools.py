@@ -18,11 +18,12 @@ from semel.errors import ConfigurationError
 from semel.forks import survive_fork
 from semel.stores.mysql.address import Address
 from semel.stores.mysql.errors import translate, unreachable
+from semel.stores.mysql.logins import Login, UrlLogin
 from semel.stores.mysql.session import Session
-from semel.stores.mysql.wires import adopt_asyncmy, dial_asyncmy, dial_pymysql
+from semel.stores.mysql.wires import adopt_asyncmy, need
 from semel.stores.places import LoopTurns, Place, Places, ThreadTurns
 
-__all__ = ["AdoptedPool", "Crowded", "LoopPool", "Pool", "ThreadPool"]
+__all__ = ["AdoptedPool", "Crowded", "LoopPool", "Pool", "ThreadPool", "url_pool"]
 
 T = TypeVar("T")
 _Found: TypeAlias = Session | Place
@@ -59,6 +60,13 @@ class Pool(Protocol):
     async def pause(self, span: float) -> None: ...
 
     async def aclose(self) -> None: ...
+
+
+def url_pool(address: Address) -> Pool:
+    """A pool of our own connections. A driver that is not installed is refused."""
+    need(address.driver)
+    login = UrlLogin(address)
+    return LoopPool(login) if address.driver == "asyncmy" else ThreadPool(login)
 
 
 def _closed() -> ConfigurationError:
@@ -160,17 +168,15 @@ class ThreadPool:
 
     colour: Literal["sync"] = "sync"
 
-    def __init__(self, address: Address) -> None:
-        self.where = address.where
-        self._options = address.options()
-        self._prefers_tls = address.prefers_tls
-        self._size = address.pool
-        self._stock = _Stock(self._size, ThreadTurns)
+    def __init__(self, login: Login) -> None:
+        self.where = login.where
+        self._login = login
+        self._stock = _Stock(login.size, ThreadTurns)
         survive_fork(self, ThreadPool._forked)
 
     def _forked(self) -> None:
         _inherited.append(self._stock)
-        closed, self._stock = self._stock.closed, _Stock(self._size, ThreadTurns)
+        closed, self._stock = self._stock.closed, _Stock(self._login.size, ThreadTurns)
         self._stock.closed = closed
 
     async def take(self, until: float, *, fresh: bool) -> Session:
@@ -183,7 +189,7 @@ class ThreadPool:
         wire = None
         try:
             patience = max(0.001, until - time.monotonic())
-            wire = dial_pymysql(self._options, self.where, patience, prefers_tls=self._prefers_tls)
+            wire = self._login.connect(patience)
             session = Session(wire, self.where)
             session.place, session.until = place, until
             await session.settle_in()
@@ -237,10 +243,9 @@ class LoopPool:
 
     colour: Literal["async"] = "async"
 
-    def __init__(self, address: Address) -> None:
-        self.where = address.where
-        self._options = address.options()
-        self._size = address.pool
+    def __init__(self, login: Login) -> None:
+        self.where = login.where
+        self._login = login
         self._closed = False
         self._homes: dict[asyncio.AbstractEventLoop, _Home] = {}
         survive_fork(self, LoopPool._forked)
@@ -258,7 +263,7 @@ class LoopPool:
             for other, held in tuple(self._homes.items()):  # those of other threads' loops come and go
                 if held.stock.closed or other.is_closed():
                     self._homes.pop(other, None)
-            home = self._homes[loop] = _Home(self._size)
+            home = self._homes[loop] = _Home(self._login.size)
             await home.settle_in()
         return home
 
@@ -272,7 +277,7 @@ class LoopPool:
     async def _dial(self, stock: _Stock, place: Place, until: float) -> Session:
         wire = None
         try:
-            wire = await dial_asyncmy(self._options, self.where)
+            wire = await self._login.connect_async()
             session = Session(wire, self.where)
             session.place, session.until = place, until
             await session.settle_in()

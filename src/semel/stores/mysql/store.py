@@ -27,7 +27,7 @@ from semel.store import Capabilities, Colour, Facts, Page, Query, Settings, Unwa
 from semel.stores.mysql import verbs as verbs
 from semel.stores.mysql.address import parse
 from semel.stores.mysql.errors import Duplicate, Locked, Lost, lacks_tables
-from semel.stores.mysql.pools import AdoptedPool, Crowded, LoopPool, Pool, ThreadPool
+from semel.stores.mysql.pools import AdoptedPool, Crowded, LoopPool, Pool, url_pool
 from semel.stores.mysql.rows import Statements, event_from, placeholder, seconds, statements
 from semel.stores.mysql.server import prepare, read_facts, schema_sql
 from semel.stores.mysql.session import Session
@@ -50,10 +50,7 @@ _CHUNK: Final = 500  # records that purge drops in one statement
 
 def open_url(url: str, settings: Settings, colour: Colour) -> MysqlStore:
     """A store that makes its own connections, on first use."""
-    address = parse(url, colour)
-    need(address.driver)
-    pool: Pool = LoopPool(address) if address.driver == "asyncmy" else ThreadPool(address)
-    return MysqlStore(pool, settings)
+    return MysqlStore(url_pool(parse(url, colour)), settings)
 
 
 def adopt(client: Any, settings: Settings, colour: Colour) -> MysqlStore:

@@ -103,13 +103,15 @@ class PymysqlWire:
     owned = True
 
     def __init__(self, connection: Any) -> None:
+        from pymysql.cursors import Cursor
         from pymysql.err import MySQLError
 
         self.errors: tuple[type[Exception], ...] = (MySQLError, OSError)
         self.connection = connection
         self.mariadb = _is_mariadb(connection.server_version)
         self.escape = connection.escape
-        self._cursor = connection.cursor()
+        # Named, because an engine may make dictionaries of rows.
+        self._cursor = connection.cursor(Cursor)
 
     async def send(self, sql: bytes, patience: float) -> Answers:
         connection, cursor = self.connection, self._cursor

@@ -10,25 +10,24 @@ import asyncio
 import contextlib
 import socket
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-import msgspec
 import psycopg
 from psycopg import waiting
 from psycopg.rows import tuple_row
 
-from semel.bell import Bell
 from semel.errors import ConfigurationError
+from semel.losses import NotConnected
+from semel.stores.connecting import in_time
 from semel.stores.places import Place
 from semel.stores.postgres.errors import Late, Lost, NotReplicated, Unfit, refused
 from semel.stores.postgres.link import SYNC_WAIT, Lender, NotReached, Row
 
-__all__ = ["PsycopgLoans", "PsycopgPool", "PsycopgSource", "T", "in_time", "kind_of"]
+__all__ = ["PsycopgLoans", "PsycopgPool", "PsycopgSource", "T", "kind_of"]
 
 T = TypeVar("T")
 _INTERVAL = 0.1
@@ -248,55 +247,6 @@ def _shut(connection: Any) -> None:
         own.shutdown(socket.SHUT_RDWR)
 
 
-def in_time(call: Callable[[], T], timeout: float, *, late: Callable[[T], object]) -> T:
-    """Run a blocking call that has no usable timeout (name resolution, libpq's two-second steps) in a thread.
-
-    When it is over time it is left to itself, and `late` clears up what it may still bring.
-    """
-    # Not a Future: a signal's handler that raises inside of one leaves its lock behind, for which the thread would wait.
-    answered = Bell()
-    ended: dict[str, _Ending[T]] = {}  # by whoever is first: the answer, or its caller's leaving
-
-    def work() -> None:
-        try:
-            ending = _Ending([call()])
-        except BaseException as error:  # noqa: BLE001 - carried over to the caller's thread
-            ending = _Ending([], error)
-        if ended.setdefault("so", ending) is ending:
-            answered.ring()
-        else:
-            ending.clear_up(late)
-
-    try:
-        threading.Thread(target=work, name="semel-postgres-connect", daemon=True).start()
-        if not answered.heard(timeout):
-            raise TimeoutError
-        return ended["so"].value()
-    except BaseException:  # over time, or a signal's handler that raised
-        ended.setdefault("so", _Ending([])).clear_up(late)
-        raise
-
-
-class _Ending(msgspec.Struct, Generic[T]):
-    """How a call ended: with its one value, with an error, or with neither: nobody waits for it any more."""
-
-    values: list[T]
-    error: BaseException | None = None
-
-    def value(self) -> T:
-        error, self.error = self.error, None
-        if error is None:
-            return self.values[0]
-        try:
-            raise error
-        finally:
-            del error  # its traceback has this frame in it
-
-    def clear_up(self, late: Callable[[T], object]) -> None:
-        for value in self.values:
-            late(value)
-
-
 class _Ear:
     def __init__(self, link: _Link) -> None:
         self._link = link
@@ -395,7 +345,14 @@ class PsycopgPool:
         return size
 
     async def lend(self, timeout: float) -> Any:
-        return await self._kind.wait(self._pool.getconn(timeout))
+        try:
+            return await self._kind.wait(self._pool.getconn(timeout))
+        except psycopg.OperationalError as error:
+            if self._pool.closed:
+                raise NotConnected(
+                    f"{self.where} is not open ({error}): open the pool first (pool.open(), or `with pool:`), and close it last"
+                ) from error
+            raise
 
     async def take_back(self, connection: Any) -> None:
         await self._kind.wait(self._pool.putconn(connection))
