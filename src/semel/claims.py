@@ -15,6 +15,7 @@ from semel.calls import Call
 from semel.errors import ConfigurationError, SemelError, SemelWarning
 from semel.flow import Engine
 from semel.model import Replay, Verdict, Won
+from semel.options import switch
 from semel.run import AsyncRun, Outcome, Run, _current
 from semel.words import checked_error
 
@@ -27,7 +28,7 @@ class _Claim:
     def __init__(self, engine: Engine, call: Call, *, verdicts: bool) -> None:
         self._engine = engine
         self._call = call
-        self._verdicts = verdicts
+        self._verdicts = switch("verdicts", verdicts)
         self._run: Run | None = None
         self._answered = False
         self._token: Any = None

@@ -9,6 +9,7 @@ from semel.errors import ConfigurationError
 from semel.model import Policy
 from semel.options import Release, release_delay
 from semel.run import Run
+from semel.shown import shown
 
 __all__ = ["decision_of"]
 
@@ -21,7 +22,7 @@ def decision_of(run: Run, error: Exception) -> tuple[str | Release, float]:
         decision = Release() if run.lease_lost else _decide(run, error)
         return decision, release_delay(decision) if isinstance(decision, Release) else 0.0
     except Exception as problem:  # noqa: BLE001 - whatever it is, the run must be settled
-        add_note(error, f"on_error could not decide ({problem!r}); the key is held as unknown")
+        add_note(error, f"on_error could not decide ({shown(problem)}); the key is held as unknown")
         return "hold", 0.0
 
 
@@ -40,5 +41,5 @@ def _decide(run: Run, error: Exception) -> str | Release:
     if isinstance(answer, Release) or answer in ("release", "hold", "replay"):
         return answer  # type: ignore[no-any-return]  # checked in the line above
     raise ConfigurationError(
-        f'on_error answered {answer!r} for {error!r}; it must answer "release", "hold", "replay" or Release(after=…)'
+        f'on_error answered {shown(answer)} for {shown(error)}; it must answer "release", "hold", "replay" or Release(after=…)'
     )

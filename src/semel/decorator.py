@@ -11,7 +11,7 @@ from uuid import UUID
 from semel.calls import refuse_generator
 from semel.coroutines import refuse_async
 from semel.errors import CodecError, ConfigurationError
-from semel.keys import FieldPath, check_operation, check_tenant, fingerprint
+from semel.keys import FieldPath, check_fields, check_operation, check_tenant, fingerprint
 from semel.loop import is_async
 from semel.options import OF_A_CALL, Options, unknown_option
 from semel.run import Outcome
@@ -90,6 +90,7 @@ _OF_A_CALL: Final = frozenset({"labels", "fields", "readable"})
 _PICKED: Final = ("key", "request", "tenant")
 _OWN: Final = ("key", "request", "method")
 _NULL: Final = fingerprint(None)
+_PLACED: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def decorate(face: Semel | AsyncSemel, misplaced: tuple[object, ...], options: dict[str, Any]) -> Any:
@@ -117,9 +118,7 @@ def decorate(face: Semel | AsyncSemel, misplaced: tuple[object, ...], options: d
             name = method or "handle"
             handler = target.__dict__.get(name)
             if handler is None:
-                raise ConfigurationError(
-                    f"{target.__name__} has no method {name!r} of its own: pass method=…"
-                )
+                raise _no_method(target, name)
             setattr(target, name, _wrapped(face, handler, options, picked, is_method=True))
             return target
         if method is not None:
@@ -131,17 +130,30 @@ def decorate(face: Semel | AsyncSemel, misplaced: tuple[object, ...], options: d
     return wrap
 
 
-def _check_of_a_call(options: Mapping[str, Any], picked: Mapping[str, Any]) -> None:
+def _no_method(target: type, name: str) -> ConfigurationError:
+    for parent in target.__mro__[1:]:
+        if name in vars(parent):
+            return ConfigurationError(
+                f"{target.__name__} has no method {name!r} of its own, it inherits that of {parent.__name__}: decorate "
+                f"{parent.__name__}, or define {name!r} here, so that what runs once has one name"
+            )
+    return ConfigurationError(f"{target.__name__} has no method {name!r} of its own: pass method=…")
+
+
+def _check_of_a_call(options: dict[str, Any], picked: Mapping[str, Any]) -> None:
     if "readable" in options:
         checked_readable(options["readable"])
     if "operation" in options:
         check_operation(options["operation"])
     if options.get("labels") is not None:
         checked_labels(options["labels"])
-    if options.get("fields") is not None and "request" not in picked:
+    if options.get("fields") is None:
+        return
+    if "request" not in picked:
         raise ConfigurationError(
             "fields= chooses fields of request=, and there is no request=: say what the request is, as request='cmd'"
         )
+    options["fields"] = check_fields(options["fields"])  # what can be read but once, too
 
 
 def _is_method(fn: Any) -> bool:
@@ -230,6 +242,8 @@ class _Once:
         own = getattr(fn, "__dict__", {})
         self._as_bound = {**own, **named, "__wrapped__": fn, "__signature__": self._signature}
         self._options = {"operation": f"{fn.__module__}.{_title(fn)}"[:255], **options}
+        probed = {"on_unknown": options["on_unknown"]} if "on_unknown" in options else {}
+        self._probes = callable(face._options(probed).on_unknown)  # noqa: SLF001 - our own face
         if is_method and "key" not in picked and not parameters and not self._of_class:
             raise ConfigurationError(
                 f"{_title(fn)} takes nothing but {first}, which is no part of a key by itself: all objects would share one "
@@ -280,8 +294,19 @@ class _Once:
                 options["fingerprint"] = _NULL
         if self._tenant is not None:
             options["tenant"] = _text(self._tenant(owner, bound))
+        if kwargs and self._probes:
+            args, kwargs = self._in_place(args, kwargs, bound)
         options["kwargs"] = kwargs
         return self._face.execute(_text(self._key(owner, bound)), self._fn, *args, **options)
+
+    def _in_place(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], bound: inspect.BoundArguments
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What was given by name at its place, where it has one: a probe gets what is positional, and no more than was given."""
+        owners = 1 if self._is_method else 0
+        places = [name for name, what in self._signature.parameters.items() if what.kind in _PLACED]
+        named = max((at for at, name in enumerate(places, 1) if name in kwargs), default=0)
+        return (*args[:owners], *bound.args[: max(len(args) - owners, named)]), bound.kwargs
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if self._face._colour == "async":  # noqa: SLF001 - our own face

@@ -7,9 +7,10 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from difflib import get_close_matches
 from inspect import iscoroutine
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import msgspec
 
@@ -51,12 +52,14 @@ from semel.settings import (
 from semel.store import Colour, Settings, Store, adopt, open_store
 from semel.stores.memory import MemoryStore
 
-__all__ = ["PLACE", "Face"]
+__all__ = ["FORGETS", "PLACE", "RESOLVES", "Face"]
 
 _MOST_OPTIONS = 256
 _NO_KWARGS: Mapping[str, Any] = {}
 _WHERE = frozenset({"tenant", "operation", "result_type", "retention", "tombstone"})
 PLACE = frozenset({"tenant", "operation"})
+FORGETS = PLACE | {"actor", "reason", "retention"}
+RESOLVES = _WHERE | {"actor", "reason", "value", "error", "release", "correct"}
 _RECOVERS = frozenset(
     {
         "retention",
@@ -330,13 +333,11 @@ class Face:
     def _about(self, key: str | Scope, where: dict[str, Any], used: frozenset[str] = _WHERE) -> Call:
         """A call that only names a key: peek, resolve, forget, history. A record's own scope names it too.
 
-        `used` are the options that this verb does something with; it need not do so with all that are understood.
+        `used` are the words that this verb does something with, for a message; it need not do so with all that are understood.
         """
         self._warn_if_off(4)
         if unknown := where.keys() - _WHERE:
-            raise ConfigurationError(
-                f"unknown option {min(unknown)!r}: a key is named by its text and {', '.join(sorted(used))}"
-            )
+            raise _unknown_word(min(unknown), used)
         if isinstance(key, Scope):
             if given := where.keys() & {"tenant", "operation"}:
                 raise ConfigurationError(f"a scope has its own {' and '.join(sorted(given))}: leave them out")
@@ -424,6 +425,18 @@ class Face:
         text: str = tag(scope if self._names is None else self._names.moved(scope))
         return text
 
+    if not TYPE_CHECKING:  # each colour has its own pair; the other one says so
+
+        def __enter__(self) -> NoReturn:
+            raise _other_colour("async with AsyncSemel(...)", "with Semel(...)")
+
+        def __exit__(self, *_: object) -> None: ...
+
+        async def __aenter__(self) -> NoReturn:
+            raise _other_colour("with Semel(...)", "async with AsyncSemel(...)")
+
+        async def __aexit__(self, *_: object) -> None: ...
+
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """For copy and pickle, which would make a face of parts of another one."""
         raise TypeError(
@@ -433,6 +446,18 @@ class Face:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {type(self._store).__name__}>"
+
+
+def _other_colour(right: str, other: str) -> ConfigurationError:
+    return ConfigurationError(f"this face belongs to the other colour: write `{right}`, or use `{other}`")
+
+
+def _unknown_word(name: str, used: frozenset[str]) -> ConfigurationError:
+    close = get_close_matches(name, sorted(used), 1)
+    guess = f"did you mean {close[0]!r}? " if close else ""
+    named = f"{guess}A key is named by its text and operation, tenant"
+    more = ", ".join(sorted(used - PLACE))
+    return ConfigurationError(f"unknown option {name!r}: {named}{more and f'; the others here are {more}'}")
 
 
 def _not_a_function(thing: Any) -> ConfigurationError:

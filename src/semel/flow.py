@@ -59,7 +59,7 @@ from semel.posting import Brief, poster_of
 from semel.recording import Recorder
 from semel.refusals import check_ref_type, refused, undecided, unkept, unreadable
 from semel.run import Outcome, Run, _current, not_kept
-from semel.runtime import NO_INTERRUPT, Interrupt, Runtime, Stoppable, Ticker, in_spite_of, own
+from semel.runtime import NO_INTERRUPT, Interrupt, NotBegun, Runtime, Stoppable, Ticker, in_spite_of, own
 from semel.seals import MARK
 from semel.shrinking import TOO_LARGE
 from semel.stepping import Stepper
@@ -134,7 +134,7 @@ class Engine:
                 # It runs on without its caller, so a lost lease must not cancel the caller: the settle will tell.
                 run = self.begin(call, ask, verdict.record, NO_INTERRUPT)
                 run.detached = run.started = True
-                return await self.runtime.detach(self._perform(run))
+                return await self.runtime.detach(self._perform(run), recall=True)
             run = self.begin(call, ask, verdict.record)  # held here: until it is begun, nobody else does
             return await self._perform(run)
         except BaseException:
@@ -428,7 +428,8 @@ class Engine:
             raise LeaseLost(
                 f"{name_of(run.call)} was taken over by another owner; attempt {run.attempt} was cancelled"
             )
-        kind = Kind.RELEASED if run.policy is Policy.RETRY else Kind.UNKNOWN
+        free = run.policy is Policy.RETRY or isinstance(error, NotBegun)
+        kind = Kind.RELEASED if free else Kind.UNKNOWN
         await self._end_badly(run, kind, error, after=0.0, policy=None, word="lost")
 
     async def fail_for_good(self, run: Run, error: BaseException | str) -> None:

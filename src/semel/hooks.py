@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from semel.errors import SemelWarning
 from semel.keys import Scope, mask
+from semel.shown import shown
 
 __all__ = [
     "AtRisk",
@@ -145,7 +146,7 @@ def emitter(hooks: Sequence[Callable[[object], object]]) -> Emit | None:
             try:
                 hook(event)
             except Exception as error:  # noqa: BLE001 - a broken hook must not break the effect
-                _complain(f"the hook {hook!r} raised {error!r}; it was ignored")
+                _complain(f"the hook {shown(hook)} raised {shown(error)}; it was ignored")
 
     return emit
 
@@ -195,9 +196,12 @@ def log_events(event: object) -> None:
 
 def _shown(value: object) -> object:
     """An error with its type: many have no text, or one that says little without it."""
-    return (
-        f"{type(value).__name__}: {value}".removesuffix(": ") if isinstance(value, BaseException) else value
-    )
+    if not isinstance(value, BaseException):
+        return value
+    try:
+        return f"{type(value).__name__}: {value}".removesuffix(": ")
+    except Exception:  # noqa: BLE001 - a broken __str__: the event is told all the same
+        return f"{type(value).__name__}: <it has no readable text>"
 
 
 def _fields_of(event: object) -> list[str]:

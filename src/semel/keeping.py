@@ -258,7 +258,8 @@ def _check_resolvable(call: Call, record: Record | None, now: float) -> None:
         raise _refused(call, "there is no record of it (are tenant and operation those of its call?)")
     if seen is State.RUNNING and now < record.lease_until:
         raise InProgress(
-            f"{name_of(call)} is running (attempt {record.attempts}): only an unknown or failed key can be resolved",
+            f"{name_of(call)} is running (attempt {record.attempts}): only an unknown or failed key can be resolved; "
+            "wait until it has ended, or its lease is over",
             retry_after=record.lease_until - now,
             attempt=record.attempts,
         )

@@ -12,7 +12,7 @@ import hmac
 import logging
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -26,6 +26,7 @@ __all__ = [
     "Readable",
     "Scope",
     "SecretRing",
+    "check_fields",
     "check_fingerprint",
     "check_key",
     "check_name",
@@ -251,13 +252,28 @@ def fingerprint(obj: object, fields: Sequence[str] | None = None) -> str:
     return hashlib.sha256(canonical(obj)).hexdigest()
 
 
-def _choose(obj: object, fields: Sequence[str]) -> dict[str, Any]:
-    if isinstance(fields, str) or not fields:
-        raise ConfigurationError(
-            'fields= must be a sequence of field paths such as ("amount", "customer.id")'
+def check_fields(fields: Any) -> tuple[str, ...]:
+    """The paths of `fields=`. Raises ConfigurationError for what holds none."""
+    try:
+        paths: tuple[str, ...] = () if isinstance(fields, str) else tuple(fields)
+    except TypeError:
+        paths = ()
+    if not paths:
+        given = (
+            "an empty one"
+            if isinstance(fields, Collection) and not isinstance(fields, str)
+            else type(fields).__name__
         )
+        raise ConfigurationError(
+            f'fields= must be a sequence of field paths such as ("amount", "customer.id"), not {given}: name the fields that '
+            "tell two requests apart, or leave it out to take the whole request"
+        )
+    return paths
+
+
+def _choose(obj: object, fields: Sequence[str]) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
-    for path in fields:
+    for path in check_fields(fields):
         value: Any = obj
         for part in _path_parts(path, "fields= path"):
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from asyncio import _get_running_loop, current_task
@@ -18,11 +19,12 @@ from semel.coroutines import is_async
 from semel.errors import ConfigurationError
 from semel.run import run_or_none
 from semel.running import clock_of, is_stopping
-from semel.runtime import NO_INTERRUPT, Interrupt, Parker, Stopped, Ticker, ticked
+from semel.runtime import NO_INTERRUPT, Interrupt, NotBegun, Parker, Stopped, Ticker, ticked
 
 __all__ = ["LoopRuntime", "is_async", "running_loop"]
 
 T = TypeVar("T")
+_log = logging.getLogger("semel")
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
@@ -68,6 +70,37 @@ def _looked_at(ended: asyncio.Future[Any]) -> None:
     """Take note of an error that nobody awaits any more, so that asyncio does not report it as forgotten."""
     if not ended.cancelled():
         ended.exception()
+
+
+class _Exit(msgspec.Struct):
+    """A KeyboardInterrupt or SystemExit on its way to whoever awaits it: out of a task it would end the loop instead."""
+
+    error: BaseException
+
+
+async def _carried(coroutine: Coroutine[Any, Any, T]) -> T | _Exit:
+    try:
+        return await coroutine
+    except (KeyboardInterrupt, SystemExit) as error:
+        return _Exit(error)
+    except NotBegun:  # the flow has heard of it: for everybody else it is the cancellation that it was
+        raise asyncio.CancelledError from None
+
+
+def _left(ended: asyncio.Task[Any]) -> None:
+    """Nobody is left to look at its error; the flow has reported it through hooks. A thread that exits ends no loop, as anywhere."""
+    if ended.cancelled() or ended.exception() is not None or not isinstance(exit_ := ended.result(), _Exit):
+        return
+    if not _is_of_a_thread(exit_.error):
+        raise exit_.error  # a signal's handler, say, that struck here: the program is to end
+    _log.error("a function ended with %r when its caller had gone", exit_.error, exc_info=exit_.error)
+
+
+def _is_of_a_thread(error: BaseException) -> bool:
+    at = error.__traceback__
+    while at is not None and at.tb_frame.f_code is not _boxed.__code__:
+        at = at.tb_next
+    return at is not None
 
 
 class _LoopParker:
@@ -174,6 +207,8 @@ class LoopRuntime:
         self.now: Callable[[], float] = clock_of(loop)
         self._pool = pool
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._queued: dict[asyncio.Task[Any] | None, Future[Any] | None] = {}
+        """The first thing that a detached task asks of the pool: as long as no thread has begun it, it can be taken back."""
         self._asked: list[Coroutine[Any, Any, Any]] | None = None
         """What the plain function that runs in the loop at this moment has asked of its run."""
 
@@ -218,14 +253,22 @@ class LoopRuntime:
             raise cancelled
         return task.result()
 
-    async def detach(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        task = self._spawn(coroutine)
+    async def detach(self, coroutine: Coroutine[Any, Any, T], *, recall: bool = False) -> T:
+        task = self._spawn(_carried(coroutine))
+        if recall:
+            self._queued[task] = None
         try:
-            return await asyncio.shield(task)
+            value = await asyncio.shield(task)
         except asyncio.CancelledError:
-            # Nobody is left to look at its error; the flow has reported it through hooks.
-            task.add_done_callback(_looked_at)
+            task.add_done_callback(_left)
+            if (work := self._queued.get(task)) is not None and work.cancel():
+                await asyncio.wait((task,))  # until the key is given back, as for a coroutine
             raise
+        finally:
+            self._queued.pop(task, None)
+        if isinstance(value, _Exit):
+            raise value.error
+        return value
 
     def background(self, coroutine: Coroutine[Any, Any, object]) -> None:
         if self.loop.is_closed():
@@ -295,18 +338,26 @@ class LoopRuntime:
         pool = ThreadPoolExecutor(1, "semel-step") if nested else self._pool()
         context = copy_context()
         context.run(_in_pool.set, True)
-        future = self.loop.run_in_executor(pool, _boxed, context, fn, args, kwargs)
+        task = current_task(self.loop)
+        work = pool.submit(_boxed, context, fn, args, kwargs)
+        future = asyncio.wrap_future(work, loop=self.loop)
         try:
             if nested:
                 pool.shutdown(wait=False)  # takes no more work, ends with this one
+            if task in self._queued:
+                self._queued[task] = work
             value, error_of_fn = await asyncio.shield(future)
-        except BaseException:  # also of a signal's handler: the thread runs on
+        except BaseException as error:  # also of a signal's handler: the thread runs on
+            if isinstance(error, asyncio.CancelledError) and task in self._queued and work.cancel():
+                raise NotBegun from None
             if not future.done():
                 future.add_done_callback(_looked_at)
                 if (run := run_or_none()) is not None:
                     run.threads.add(future)
                     future.add_done_callback(run.threads.discard)
             raise
+        finally:
+            self._queued.pop(task, None)
         if error_of_fn is not None:
             raise error_of_fn
         return value
@@ -329,15 +380,17 @@ class LoopRuntime:
 
         def begin() -> None:
             if answer.set_running_or_notify_cancel():
-                self._spawn(coroutine).add_done_callback(tell)
+                self._spawn(_carried(coroutine)).add_done_callback(tell)
 
-        def tell(ended: asyncio.Task[T]) -> None:
+        def tell(ended: asyncio.Task[T | _Exit]) -> None:
             if ended.cancelled():
                 answer.set_exception(CancelledError())
             elif (error := ended.exception()) is not None:
                 answer.set_exception(error)
+            elif isinstance(value := ended.result(), _Exit):
+                answer.set_exception(value.error)
             else:
-                answer.set_result(ended.result())
+                answer.set_result(value)
 
         try:
             self.loop.call_soon_threadsafe(begin)

@@ -16,7 +16,7 @@ from semel.calls import nothing_to_run
 from semel.claims import AsyncClaim, Claim
 from semel.decorator import AsyncDecorator, Decorator, decorate
 from semel.errors import ConfigurationError, SemelWarning
-from semel.face import PLACE, Face
+from semel.face import FORGETS, PLACE, RESOLVES, Face
 from semel.flow import Engine
 from semel.guarantees import Guarantee
 from semel.keys import Scope
@@ -190,13 +190,13 @@ class Semel(Face):
         """
         has_value = value is not _UNSET
         verdict = keeping.word(value, error, has_value=has_value, release=release, correct=correct)
-        run_sync(keeping.resolve(self._engine(), self._about(key, where), verdict, actor, reason))
+        run_sync(keeping.resolve(self._engine(), self._about(key, where, RESOLVES), verdict, actor, reason))
 
     def forget(
         self, key: str | Scope, /, *, actor: str = "anonymous", reason: str = "", **where: Any
     ) -> bool:
         """Remove the key's record and tombstone; True if there was one. Refuses a live run."""
-        return run_sync(keeping.forget(self._engine(), self._about(key, where), actor, reason))
+        return run_sync(keeping.forget(self._engine(), self._about(key, where, FORGETS), actor, reason))
 
     def history(self, key: str | Scope, /, **where: Any) -> list[Event]:
         """Who changed this key by hand, when and why."""
@@ -399,13 +399,13 @@ class AsyncSemel(Face):
         """
         has_value = value is not _UNSET
         verdict = keeping.word(value, error, has_value=has_value, release=release, correct=correct)
-        await keeping.resolve(self._engine(), self._about(key, where), verdict, actor, reason)
+        await keeping.resolve(self._engine(), self._about(key, where, RESOLVES), verdict, actor, reason)
 
     async def forget(
         self, key: str | Scope, /, *, actor: str = "anonymous", reason: str = "", **where: Any
     ) -> bool:
         """Remove the key's record and tombstone; True if there was one. Refuses a live run."""
-        return await keeping.forget(self._engine(), self._about(key, where), actor, reason)
+        return await keeping.forget(self._engine(), self._about(key, where, FORGETS), actor, reason)
 
     async def history(self, key: str | Scope, /, **where: Any) -> list[Event]:
         """Who changed this key by hand, when and why."""

@@ -15,6 +15,7 @@ from semel import ids
 from semel.coroutines import refuse_async
 from semel.errors import ConfigurationError
 from semel.model import Policy
+from semel.shown import shown
 
 __all__ = [
     "NOT_FOUND",
@@ -69,7 +70,7 @@ def check_probe(answer: Any) -> None:
     """A probe that answers anything else has a mistake in it, and a mistake must not pass for "could not tell"."""
     if not isinstance(answer, Found) and answer is not NOT_FOUND and answer is not UNDECIDED:
         raise ConfigurationError(
-            f"a probe answers Found(value), NOT_FOUND or UNDECIDED, not {answer!r}; the key stays unknown"
+            f"a probe answers Found(value), NOT_FOUND or UNDECIDED, not {shown(answer)}; the key stays unknown"
         )
 
 
@@ -200,7 +201,7 @@ def _kind(value: Any) -> str | None:
 
 
 def _lease(value: Any) -> float:
-    lease = seconds("lease", value)
+    lease = seconds("lease", value, least=-inf)  # its bounds are told below
     if not MIN_LEASE <= lease <= MAX_LEASE:
         raise ConfigurationError(
             f"lease must be between {MIN_LEASE:g} seconds (a shorter one would end before its first renewal) and "
@@ -231,7 +232,7 @@ def _on_error(value: Any) -> Any:
             "on_error", value, "its answer is needed at once, nothing is awaited there; write a plain def"
         )
         return value
-    if value is None or value in ("release", "hold", "replay"):
+    if value is None or (isinstance(value, str) and value in ("release", "hold", "replay")):
         return value
     if isinstance(value, Release):
         return Release(release_delay(value))
@@ -256,7 +257,7 @@ def checked_policy(value: Any, *, plain: bool = False) -> Any:
         if plain:
             refuse_async("the probe of a Semel", value, "write a plain def, or use AsyncSemel")
         return value
-    if value in ("retry", "hold"):
+    if isinstance(value, str) and value in ("retry", "hold"):  # of an array `in` makes no truth
         return value
     raise ConfigurationError(
         f'on_unknown must be "retry", "hold" or a probe function that answers Found(value), NOT_FOUND or '

@@ -324,12 +324,18 @@ class Run:
         request: Any = None,
         result_type: Any = None,
         on_unknown: Any = None,
+        **unknown: Any,
     ) -> Any:
         """Run `fn` once for this scope, whatever happens to attempts; its result is remembered.
 
         Await it in a coroutine. `hold` and a probe as `on_unknown` leave a mark before `fn` starts. Without one a step is
         as its call, but a probe of the call knows nothing of its steps: under one they are held.
         """
+        if unknown:
+            raise ConfigurationError(
+                f"unknown option {min(unknown)!r} of step {name!r}: the options of a step are kwargs, request, result_type, on_unknown; "
+                "arguments for its function go in positionally or as kwargs={...}"
+            )
         self.check_process()
         step = self._engine.stepper.step(
             self, name, fn, args, {} if kwargs is None else kwargs, request, result_type, on_unknown

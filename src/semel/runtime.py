@@ -22,6 +22,7 @@ from semel.forks import survive_fork
 __all__ = [
     "NO_INTERRUPT",
     "Interrupt",
+    "NotBegun",
     "Parker",
     "Runtime",
     "Stoppable",
@@ -45,6 +46,13 @@ class Stopped(RuntimeError):
     def __init__(self, own: StopIteration) -> None:
         super().__init__("the function raised StopIteration")
         self.own = own
+
+
+class NotBegun(BaseException):
+    """The caller gave up before a thread was free for its function: nothing of it has run, so nothing is lost."""
+
+    def __init__(self) -> None:
+        super().__init__("its caller gave up before a thread was free for it; it has not begun")
 
 
 def own(error: Exception) -> Exception:
@@ -136,8 +144,11 @@ class Runtime(Protocol):
         """Run to the end even when the caller is cancelled meanwhile; the cancellation is raised afterwards."""
         ...
 
-    async def detach(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Like `protect`, but a cancelled caller leaves at once and the coroutine goes on without it."""
+    async def detach(self, coroutine: Coroutine[Any, Any, T], *, recall: bool = False) -> T:
+        """Like `protect`, but a cancelled caller leaves at once and the coroutine goes on without it.
+
+        `recall`: while the first plain function that it calls waits for a thread, it is stopped instead, by NotBegun.
+        """
         ...
 
     def background(self, coroutine: Coroutine[Any, Any, object]) -> None:
@@ -323,7 +334,8 @@ class ThreadRuntime:
     async def protect(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return await coroutine
 
-    async def detach(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    async def detach(self, coroutine: Coroutine[Any, Any, T], *, recall: bool = False) -> T:
+        del recall
         return await coroutine
 
     def background(self, coroutine: Coroutine[Any, Any, object]) -> None:

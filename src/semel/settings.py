@@ -72,7 +72,7 @@ def checked_hooks(hooks: Any) -> tuple[Callable[[object], object], ...]:
 
 
 def checked_readable(word: Any) -> Any:
-    if word not in ("full", "masked", "none"):
+    if not isinstance(word, str) or word not in ("full", "masked", "none"):
         raise ConfigurationError(f'readable must be "full", "masked" or "none", not {word!r}')
     return word
 
@@ -134,6 +134,8 @@ def checked_labels(labels: Any) -> Mapping[str, str]:
             raise ConfigurationError(
                 f"labels are short texts (64 and 255 characters at most), not {name!r}: {text!r}"
             )
+        if not name:
+            raise ConfigurationError(f"a label has no name: give {text!r} one, of 1 to 64 characters")
         if name.startswith(_OUR_LABELS):
             raise ConfigurationError(
                 f"the label {name!r} begins with {_OUR_LABELS!r}, as semel's own do: call it otherwise"

@@ -351,7 +351,10 @@ class Stepper:
         """Before the mark, and with those that are under way: after it there is no way back."""
         known = run.steps
         if name not in known and len(known.keys() | run.in_flight.keys()) > steps.MAX_STEPS:
-            raise ConfigurationError(f"a run has at most {steps.MAX_STEPS} steps; {name!r} would be one more")
+            raise ConfigurationError(
+                f"a run has at most {steps.MAX_STEPS} steps, ids among them; {name!r} would be one more: make fewer and larger steps, "
+                "or give each part a run of its own (execute with a key of its own)"
+            )
 
     @staticmethod
     def _check_room(run: Run, name: str, size: int) -> None:

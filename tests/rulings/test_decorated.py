@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semel import AsyncSemel, CodecError, ConfigurationError, InvalidKey, KeyMismatch, Semel
+from semel import AsyncSemel, CodecError, ConfigurationError, Found, InvalidKey, KeyMismatch, Semel
 
 
 def test_a_key_may_begin_with_self() -> None:
@@ -197,6 +197,61 @@ def test_an_unknown_option_of_the_decorator_is_compared_with_its_own_too() -> No
             once(keey="a")
         with pytest.raises(ConfigurationError, match="method='handle' names a method of a handler class"):
             once(key="x", method="handle", operation="x")(lambda x: x)
+
+
+def test_R5_a_class_that_inherits_its_method_is_told_where_to_decorate() -> None:
+    class Handler:
+        def handle(self, order: str) -> str:
+            return order
+
+    class Special(Handler): ...
+
+    with Semel("memory://") as once:
+        with pytest.raises(
+            ConfigurationError, match=r"Special has no .* inherits that of Handler: decorate Handler, or"
+        ):
+            once(key="order")(Special)
+        with pytest.raises(ConfigurationError, match="has no method 'run' of its own: pass method="):
+            once(key="order", method="run")(Special)
+
+
+def _lose(call: Any) -> None:
+    with pytest.raises(SystemExit):
+        call()
+
+
+def test_R11_a_probe_gets_what_was_given_by_name_at_its_place() -> None:
+    asked: list[Any] = []
+
+    def look(*args: Any) -> Found:
+        asked.append(args)
+        return Found("found")
+
+    with Semel("memory://", on_unknown=look) as once:
+
+        @once(key="order", operation="f")
+        def create(order: str, sum_: int = 1, note: str = "", *, trace: str = "t", **_more: Any) -> str:
+            raise SystemExit
+
+        class Shop:
+            @once(key="order", operation="m", on_unknown=look)
+            def create(self, order: str, sum_: int = 1) -> str:
+                raise SystemExit
+
+        shop = Shop()
+        calls: list[tuple[Any, tuple[Any, ...]]] = [
+            (lambda: create("a"), ("a",)),
+            (lambda: create(order="b"), ("b",)),
+            (lambda: create(note="n", order="c"), ("c", 1, "n")),
+            (lambda: create("d", trace="u", more=1), ("d",)),
+            (lambda: shop.create(order="e"), (shop, "e")),
+            (lambda: shop.create("f", sum_=2), (shop, "f", 2)),
+        ]
+        for call, given in calls:
+            _lose(call)
+            assert call() == "found"
+            assert asked.pop() == given
+            assert not asked
 
 
 def test_arguments_that_make_no_key_name_the_option() -> None:

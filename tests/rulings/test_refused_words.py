@@ -13,7 +13,9 @@ import pytest
 from semel import (
     AsyncSemel,
     ConfigurationError,
+    InProgress,
     InvalidKey,
+    KeyMismatch,
     Release,
     Run,
     Semel,
@@ -127,11 +129,23 @@ def test_R7_an_unknown_option_of_a_look_is_told_those_that_count() -> None:
     with Semel("memory://") as once:
         for look in (once.peek, once.history):
             with pytest.raises(
-                ConfigurationError, match=r"a key is named by its text and operation, tenant$"
+                ConfigurationError,
+                match=r"did you mean 'tenant'\? A key is named by its text and operation, tenant$",
             ):
                 look("k", tennant="acme")
         with pytest.raises(ConfigurationError, match="result_type, retention"):
             once.resolve("k", value=1, tennant="acme")
+        with pytest.raises(
+            ConfigurationError, match=r"unknown option 'actr': did you mean 'actor'\?.*actor, correct,.*value"
+        ):
+            once.resolve("k", value=1, actr="ann")
+        with pytest.raises(
+            ConfigurationError,
+            match=r"did you mean 'reason'\?.*the others here are actor, reason, retention$",
+        ):
+            once.forget("k", reson="by mistake")
+        with pytest.raises(ConfigurationError, match=r"unknown option 'foo': A key is named"):
+            once.forget("k", foo=1)
 
 
 def test_R7_a_label_that_is_named_as_semels_own_is_refused() -> None:
@@ -140,3 +154,82 @@ def test_R7_a_label_that_is_named_as_semels_own_is_refused() -> None:
         pytest.raises(ConfigurationError, match=r"the label 'semel\.sealed' begins with 'semel\.'"),
     ):
         once.execute("k", int, labels={"semel.sealed": "mine"})
+
+
+class NoTruth:
+    """As an array of numpy, which no comparison tells the truth of."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("the truth value is ambiguous")
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value is ambiguous")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"labels": {"": "b"}}, "a label has no name: give 'b' one"),
+        (
+            {"fields": 5, "request": {"a": 1}},
+            "fields= must be a sequence of field paths .* not int: name the fields",
+        ),
+        ({"fields": NoTruth(), "request": {"a": 1}}, "fields= must be a sequence .* not NoTruth"),
+        ({"fields": (), "request": {"a": 1}}, "fields= must be a sequence .* not an empty one"),
+        ({"fields": "a", "request": {"a": 1}}, "fields= must be a sequence .* not str"),
+        ({"on_unknown": NoTruth()}, "on_unknown must be"),
+        ({"on_error": NoTruth()}, "on_error must be"),
+        ({"readable": NoTruth()}, "readable must be"),
+        ({"lease": -1}, r"lease must be between 0\.05 seconds"),
+    ],
+)
+def test_R7_an_option_of_the_wrong_kind_is_refused_with_the_remedy(
+    options: dict[str, Any], says: str
+) -> None:
+    with Semel("memory://") as once, pytest.raises(ConfigurationError, match=says):
+        once.execute("k", int, **options)
+
+
+def test_R22_fields_that_can_be_read_but_once_are_read_when_decorating() -> None:
+    with Semel("memory://") as once:
+        with pytest.raises(ConfigurationError, match="fields= must be a sequence"):
+            once(key="order.id", request="order", fields=5)
+        decorated = once(key="order.id", request="order", fields=iter(["sum"]), operation="x")(
+            lambda order: 1
+        )
+        decorated({"id": "1", "sum": 1, "trace": 1})
+        decorated({"id": "1", "sum": 1, "trace": 2})
+        with pytest.raises(KeyMismatch):
+            decorated({"id": "1", "sum": 2})
+
+
+def test_R6_verdicts_is_a_switch() -> None:
+    with (
+        Semel("memory://") as once,
+        pytest.raises(ConfigurationError, match="verdicts must be True or False"),
+    ):
+        once.claim("k", verdicts=1)  # type: ignore[arg-type]
+
+
+def test_R13_a_live_run_is_not_resolved_and_says_when_it_can_be() -> None:
+    with (
+        Semel("memory://") as once,
+        once.claim("k") as claim,
+    ):
+        with pytest.raises(
+            InProgress, match="can be resolved; wait until it has ended, or its lease is over"
+        ):
+            once.resolve("k", value=1)
+        claim.complete()
+
+
+async def test_R26_an_unknown_option_of_a_step_is_told_those_it_has(light_lab: Lab) -> None:
+    def plain() -> Any:
+        run: Any = current_run()
+        return run.step("charge", int, amount=5)
+
+    once = light_lab.face()
+    with pytest.raises(ConfigurationError, match=r"'amount' of step 'charge': .*as kwargs=\{\.\.\.\}"):
+        await light_lab.do(once.execute("k", light_lab.fn(plain)))
