@@ -9,7 +9,7 @@ from semel import steps
 from semel.debts import Debts
 from semel.door import Door
 from semel.heart import Heart
-from semel.losses import losses_of
+from semel.losses import is_unsent, losses_of
 from semel.model import Answer, Ask, Kind, Policy, Replay, Settle, Unknown, Verdict, Won
 from semel.points import reach
 from semel.posting import Brief, Poster
@@ -66,16 +66,23 @@ class Asker:
                 verdict = await self._give_back(ask, verdict)
             if self._losses.mark is not mark and not isinstance(verdict, Replay | Brief):
                 self._debts.suspect(ask)
-        except BaseException:
-            # No answer: the store may have granted it. Nobody will run it, so nobody may wait for it.
+        except BaseException as error:
             if post is not None and posted is not None:
                 posted = None  # a wait that was struck ends here, and not when the last one has let go of the error
                 post.unclaimed(ask)
-            if self._losses.mark is not mark:
-                self._debts.suspect(ask)
-            self._debts.abandon(ask)
+            self._give_up(ask, error, lost=self._losses.mark is not mark)
             raise
         return verdict
+
+    def _give_up(self, ask: Ask, error: BaseException, *, lost: bool) -> None:
+        """No answer: the store may have granted it. Nobody will run it, so nobody may wait for it."""
+        if lost:
+            self._debts.suspect(ask)
+        elif is_unsent(error) and ask.nonce not in self._debts.strays:
+            # A login that was refused has claimed nothing, and a release would be one more of them.
+            self._expected.pop(ask.nonce, None)
+            return
+        self._debts.abandon(ask)
 
     async def _give_back(self, ask: Ask, won: Won) -> Unknown:
         """Granted, but its steps cannot be read here: known now, before an effect that could not be recorded (R15).

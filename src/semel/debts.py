@@ -10,6 +10,7 @@ is a done marker, as beyond `max_result`, and nobody runs the effect again (R23)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from weakref import WeakSet
 
@@ -19,7 +20,7 @@ from semel.calls import name_of
 from semel.errors import LeaseLost, StoreUnavailable
 from semel.heart import Heart
 from semel.hooks import Emit, LeaseGone
-from semel.losses import losses_of
+from semel.losses import is_unsent, losses_of
 from semel.model import Answer, Ask, Expired, Kind, Policy, Renewal, Replay, Settle, Verdict, Won
 from semel.records import GIVEN_BACK
 from semel.run import Run
@@ -54,9 +55,13 @@ class _Debt(msgspec.Struct):
     def large(self) -> bool:
         return len(self.end.result or self.end.steps or b"") > LARGE  # of what `shrink` would leave out
 
-    def put_off(self, now: float) -> None:
+    def put_off(self, now: float, answer: Answer | Exception) -> None:
         self.pause = min(self.pause * 2, _LONGEST)
         self.due = min(now + self.pause, self.until)
+        if self.run is None and isinstance(answer, Exception) and is_unsent(answer):
+            # Each offer is a login that is refused, and too many of them lock an account: one more, at the end, and in whole
+            # seconds, so that many claims make it together.
+            self.due = math.ceil(self.until)
 
     def shrink(self) -> None:
         """Offer less, and soon."""
@@ -229,7 +234,7 @@ class Debts:
                 paid = False
                 await self._weigh(debt, answer, silent=now - start >= self._timeout * 0.9)
             if not paid and now < debt.until:  # the last offer is made when time is over, not before
-                debt.put_off(now)
+                debt.put_off(now, answer)
             elif self._owed.get(debt.end.nonce) is debt:  # else its run has left another: copies of its claim
                 self._owed.pop(debt.end.nonce, None)
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from semel.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from semel.store import Store
 
-__all__ = ["Losses", "losses_of"]
+__all__ = ["Losses", "NotConnected", "is_unsent", "losses_of"]
 
 
 class Losses:
@@ -27,6 +29,18 @@ class Losses:
     def tell(self) -> None:
         """A claim is sent again, or may be. Said before it is."""
         self.mark = object()
+
+
+class NotConnected(ConfigurationError):
+    """The server did not let us in (login, database, TLS): a connection that was not made carried nothing."""
+
+
+def is_unsent(error: BaseException) -> bool:
+    """Whether a call ended with that. Of a server that has let us in before it is told as StoreUnavailable, from that.
+
+    What was sent before, on another connection, is told as a loss.
+    """
+    return isinstance(error, NotConnected) or isinstance(error.__cause__, NotConnected)
 
 
 def losses_of(store: Store) -> Losses:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -24,6 +24,14 @@ from semel.store import Store
 from semel.turns import quiet
 
 __all__ = ["Recorder"]
+
+# What happens to an end that the store has not taken in time.
+_WRITTEN: Final = "the write goes on in the background. Do not run the effect again"
+_FREED: Final = "the write goes on in the background: call again when it has freed the key"
+_ABANDONED: Final = (
+    "the face was closed meanwhile, so nobody writes it any more: when the lease is over, the key is free or unknown, as "
+    "on_unknown says. Look the effect up before you call again, and close a face after its calls"
+)
 
 
 class Recorder:
@@ -133,7 +141,7 @@ class Recorder:
                     end = shrunk(end)  # too big for a packet, say
                 if self._runtime.now() >= until:
                     goes_on = self._debts.owe(run, end)
-                    raise self._not_recorded(run, value, answer, goes_on=goes_on)
+                    raise self._not_recorded(run, end, value, answer, goes_on=goes_on)
                 await self._runtime.sleep(min(pause, max(0.0, until - self._runtime.now())))
                 pause = min(pause * 2, 0.5)
                 answer = None
@@ -159,15 +167,12 @@ class Recorder:
         await heard.park(max(0.0, until - self._runtime.now()))
         return answers[0] if answers else StoreUnavailable("the store did not answer in time")
 
-    def _not_recorded(self, run: Run, value: Any, error: Exception, *, goes_on: bool) -> NotRecorded:
+    def _not_recorded(
+        self, run: Run, end: Settle, value: Any, error: Exception, *, goes_on: bool
+    ) -> NotRecorded:
         if self._emit is not None:
             self._emit(Unrecorded(run.scope, run.attempt, error))
-        what_next = (
-            "the write goes on in the background. Do not run the effect again"
-            if goes_on
-            else "the face was closed meanwhile, so nobody writes it any more: when the lease is over, the key is free or "
-            "unknown, as on_unknown says. Look the effect up before you call again, and close a face after its calls"
-        )
+        what_next = _ABANDONED if not goes_on else _FREED if end.kind is Kind.RELEASED else _WRITTEN
         problem = NotRecorded(
             f"{name_of(run.call)} ended, but the store has not taken its outcome within {self._settle_timeout:g} s "
             f"({error}); {what_next}",

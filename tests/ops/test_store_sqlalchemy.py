@@ -369,7 +369,9 @@ def test_an_engine_with_a_way_to_connect_of_its_own_is_used(mariadb_server: serv
     at = make_url(mariadb_server.database())
     made = create_engine(
         "mysql+pymysql://",
-        creator=lambda: pymysql.connect(host=at.host, port=at.port or 0, user=at.username, database=at.database),
+        creator=lambda: pymysql.connect(
+            host=at.host, port=at.port or 0, user=at.username, database=at.database
+        ),
     )
     store = adopt(made, Settings(timeout=20), "sync")
     run_sync(use(store))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semel import AsyncSemel, NotRecorded
+from semel import AsyncSemel, NotRecorded, Semel
 from semel.errors import StoreUnavailable
 from semel.layers.layer import Layer
 from semel.stores.memory import MemoryStore
@@ -55,3 +55,21 @@ def test_R16_without_a_settle_timeout_one_refusal_is_told() -> None:
             assert (await once.execute("k", _effect, wait=30)).replayed  # …which it did
 
     asyncio.run(main())
+
+
+def test_R16_a_release_that_is_not_stored_does_not_forbid_to_run_it_again() -> None:
+    class Shut(Layer):
+        async def settle(self, ends: Any) -> Any:
+            raise StoreUnavailable("gone")
+
+    def fails() -> None:
+        raise ValueError("no money")
+
+    with Semel(Shut(MemoryStore()), settle_timeout=0) as once:
+        with pytest.raises(ValueError, match="no money") as caught:
+            once.execute("k", fails)
+        (note,) = caught.value.__notes__
+        assert note.endswith("call again when it has freed the key")
+        with pytest.raises(ValueError, match="no money") as caught:
+            once.execute("k2", fails, on_error="replay")
+        assert caught.value.__notes__[0].endswith("Do not run the effect again")

@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from semel.layers.layer import Layer
+from semel.losses import Losses, is_unsent
 from semel.model import Answer, Ask, Settle, Verdict
 from semel.posting import Brief, Poster, interrupted, poster_of
 from semel.store import Store
@@ -85,9 +86,12 @@ class _Queue(Generic[T, R]):
     and taken back first of all in its `finally`, with no call in between: a flight that never lands would keep all others
     on the ground."""
 
-    def __init__(self, verb: Callable[[Sequence[T]], Awaitable[list[R | Exception]]], sky: _Sky) -> None:
+    def __init__(
+        self, verb: Callable[[Sequence[T]], Awaitable[list[R | Exception]]], sky: _Sky, losses: Losses
+    ) -> None:
         self._verb = verb
         self._sky = sky
+        self._losses = losses
         self._waiters: list[_Waiter[T, R]] = []
         self._flying = 0
         self._lonely = 0
@@ -205,6 +209,8 @@ class _Queue(Generic[T, R]):
                 if not waiter.future.done():
                     waiter.future.set_result(answer)
         except Exception as error:  # noqa: BLE001 - it is handed to those who wait
+            if is_unsent(error):  # that of some of them: a store may take a batch in several parts
+                self._losses.tell()
             flight.fail(error)
         finally:
             self._land(flight, loop)
@@ -233,8 +239,8 @@ class Batch(Layer):
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
         sky = _Sky()
-        self._claims: _Queue[Ask, Verdict] = _Queue(inner.claim, sky)
-        self._ends: _Queue[Settle, Answer] = _Queue(inner.settle, sky)
+        self._claims: _Queue[Ask, Verdict] = _Queue(inner.claim, sky, self.losses)
+        self._ends: _Queue[Settle, Answer] = _Queue(inner.settle, sky, self.losses)
 
     async def claim(self, asks: Sequence[Ask]) -> list[Verdict | Exception]:
         if len(asks) == 1:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from semel.errors import CodecError, ConfigurationError, OutcomeUnknown
+from semel.errors import CodecError, ConfigurationError, OutcomeUnknown, SemelError
 from semel.keys import Scope
 from semel.layers.layer import Layer
 from semel.model import Answer, Ask, Kind, Note, Policy, Record, Replay, Settle, Unknown, Verdict, Won
@@ -101,7 +101,11 @@ class Encrypt(Layer):
         except CodecError as error:
             if isinstance(verdict, Won):
                 # Granted, but its steps cannot be read here: give it back to somebody who has the key.
-                await self.inner.settle((Settle(ask.scope, ask.nonce, Kind.RELEASED, ask.retention),))
+                try:
+                    await self.inner.settle((Settle(ask.scope, ask.nonce, Kind.RELEASED, ask.retention),))
+                except SemelError:
+                    self.losses.tell()  # whatever it says: the claim was granted
+                    raise
             return Unknown(verdict.record, Policy.HOLD, unreadable=True, reason=str(error))
 
     def _opened(self, record: Record, scope: Scope) -> Record:

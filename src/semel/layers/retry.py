@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 from semel.errors import StoreUnavailable
 from semel.keys import Scope
 from semel.layers.layer import Layer
+from semel.losses import is_unsent
 from semel.model import Answer, Ask, Note, Record, Renewal, Settle, Verdict
 from semel.posting import Poster, poster_of
 from semel.store import Store
@@ -23,7 +24,7 @@ _Verb: TypeAlias = Callable[[Sequence[R]], Awaitable[list[T]]]
 
 
 class Retry(Layer):
-    """Tries once more, if half of `timeout` is left: the caller's patience is not doubled."""
+    """Tries once more, if half of `timeout` is left: the caller's patience is not doubled. Not a login that was refused."""
 
     def __init__(self, inner: Store, now: Callable[[], float], timeout: float) -> None:
         super().__init__(inner)
@@ -34,8 +35,8 @@ class Retry(Layer):
         start = self._now()
         try:
             return await call()
-        except StoreUnavailable:
-            if self._now() - start > self._patience:
+        except StoreUnavailable as error:
+            if self._now() - start > self._patience or is_unsent(error):
                 raise
             return await call()
 
@@ -46,11 +47,15 @@ class Retry(Layer):
         again = again or verb
         try:
             answers = await verb(items)
-        except StoreUnavailable:
-            if self._now() - start > self._patience:
+        except StoreUnavailable as error:
+            if self._now() - start > self._patience or is_unsent(error):
                 raise
             return await again(items)
-        lost = [at for at, answer in enumerate(answers) if isinstance(answer, StoreUnavailable)]
+        lost = [
+            at
+            for at, answer in enumerate(answers)
+            if isinstance(answer, StoreUnavailable) and not is_unsent(answer)
+        ]
         if lost and self._now() - start <= self._patience:
             for at, answer in zip(lost, await again([items[at] for at in lost]), strict=True):
                 answers[at] = answer
@@ -119,8 +124,8 @@ class _Poster:
     async def reclaim(self, ask: Ask, reply: Any, asked: float) -> Verdict:
         try:
             return await self._inner.reclaim(ask, reply, asked)
-        except StoreUnavailable:
-            if self._now() - asked > self._patience:
+        except StoreUnavailable as error:
+            if self._now() - asked > self._patience or is_unsent(error):
                 raise
         verdict = (await self._claim_again((ask,)))[0]
         if isinstance(verdict, Exception):
@@ -130,8 +135,8 @@ class _Poster:
     async def resettle(self, end: Settle, reply: Any, asked: float) -> Answer:
         try:
             return await self._inner.resettle(end, reply, asked)
-        except StoreUnavailable:
-            if self._now() - asked > self._patience:
+        except StoreUnavailable as error:
+            if self._now() - asked > self._patience or is_unsent(error):
                 raise
         answer = (await self._settle_again((end,)))[0]
         if isinstance(answer, Exception):

@@ -13,7 +13,7 @@ from semel.errors import ConfigurationError
 from semel.layers.namespace import Namespace
 from semel.store import Store
 from semel.within.bound import Bound
-from semel.within.engine import TxEngine
+from semel.within.engine import TxEngine, two_records
 from semel.within.faces import AsyncWithin, Within
 from semel.within.ports import Port
 
@@ -43,6 +43,7 @@ _PORTS: Final[dict[tuple[str, str], tuple[str, str]]] = {
 _REGISTRIES: Final = frozenset({("sqlalchemy", "scoped_session"), ("sqlalchemy", "async_scoped_session")})
 _PIPELINES: Final = frozenset({("redis", "Pipeline"), ("redis", "ClusterPipeline")})
 _CLUSTER: Final = ("redis", "ClusterPipeline")
+_ROWLESS: Final = frozenset({"Redis", "memory"})
 _STORES: Final = {
     "sqlite": "sqlite",
     "postgres": "postgresql",
@@ -67,10 +68,13 @@ def bind(face: Semel | AsyncSemel, transaction: Any) -> Any:
         port_class = _port_class(kind)
     if port_class.colour != face._colour:  # noqa: SLF001 - our own face
         raise _wrong_face(face, transaction, port_class.colour)
-    table = face._settings.table  # noqa: SLF001 - our own face
-    tx = Bound(port_class(transaction), table, engine.store, engine.runtime)
     store = face._store  # noqa: SLF001 - our own face
     home = _home(type(store))
+    table = face._settings.table  # noqa: SLF001 - our own face
+    tx = Bound(port_class(transaction), table, engine.store, engine.runtime)
+    dialect = tx.port.foreseen
+    if home != dialect and home is not None and (dialect is not None or home in _ROWLESS) and face.enabled:
+        raise two_records(home, dialect)
     file = getattr(store, "path", None) if home == "sqlite" else None
     plain = face._namespace is None and face._ring is None  # noqa: SLF001 - our own face
     return bound(face, TxEngine(engine, tx, tx if plain else _layered(face, tx), home, file))

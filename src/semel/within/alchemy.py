@@ -62,7 +62,15 @@ class _Nested:
         self._released = True
 
     async def rollback(self) -> None:
-        await self._port.settle(self._transaction.rollback())
+        if not self._is_over():
+            await self._port.settle(self._transaction.rollback())
+
+    def _is_over(self) -> bool:
+        """Of a connection: somebody ended the transaction around it. SQLAlchemy would warn of one more end; a session does not."""
+        transaction = getattr(self._transaction, "sync_transaction", self._transaction)
+        if transaction.is_active or hasattr(transaction, "session"):
+            return False
+        return transaction.connection.get_nested_transaction() is not transaction
 
 
 class _AlchemyPort:
@@ -79,6 +87,10 @@ class _AlchemyPort:
     def __init__(self, target: Any) -> None:
         self._target = target
         self._connection: Any = None
+
+    @property
+    def foreseen(self) -> Dialect | None:
+        return _dialect_of(self._target)
 
     async def settle(self, answer: Any) -> Any:
         """The sync colour's answers are there already."""
@@ -150,12 +162,26 @@ class _AlchemyPort:
         return False
 
 
+def _dialect_of(place: Any) -> Dialect | None:
+    return _DIALECTS.get(getattr(getattr(place, "dialect", None), "name", ""))
+
+
+def _dialect_of_session(session: Any) -> Dialect | None:
+    """Of its engine, unless a `get_bind` of its own may choose another one."""
+    chooses = not type(session).get_bind.__module__.startswith("sqlalchemy.")
+    return None if chooses else _dialect_of(session.bind)
+
+
 class ConnectionPort(_AlchemyPort):
     """A sync Connection: begun by its first statement if it was not."""
 
 
 class SessionPort(_AlchemyPort):
     """A sync Session: pending objects are flushed before the savepoint and before it is released."""
+
+    @property
+    def foreseen(self) -> Dialect | None:
+        return _dialect_of_session(self._target)
 
     async def _connect(self) -> Any:
         return self._target.connection()
@@ -181,9 +207,17 @@ class _AsyncAlchemyPort(_AlchemyPort):
 class AsyncConnectionPort(_AsyncAlchemyPort):
     """An AsyncConnection. One that was never started is refused by SQLAlchemy itself."""
 
+    @property
+    def foreseen(self) -> Dialect | None:
+        return _dialect_of(self._target.sync_connection)  # None before it is started
+
 
 class AsyncSessionPort(_AsyncAlchemyPort):
     """An AsyncSession, as `SessionPort`."""
+
+    @property
+    def foreseen(self) -> Dialect | None:
+        return _dialect_of_session(self._target)
 
     async def _connect(self) -> Any:
         return await self._target.connection()

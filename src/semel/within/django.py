@@ -64,6 +64,7 @@ class DjangoPort:
                 f"within() knows PostgreSQL, MariaDB/MySQL and SQLite, not Django's {self._wrapper.vendor!r} database"
             )
         self.dialect: Dialect = vendor
+        self.foreseen = vendor
         self.mariadb = False
         self.count = -1
         self.lingers = False  # Django counts its savepoints

@@ -37,6 +37,10 @@ class _DriverPort(ABC):
         self.connection = connection
 
     @property
+    def foreseen(self) -> Dialect:
+        return self.dialect
+
+    @property
     def inside(self) -> bool:
         return True
 

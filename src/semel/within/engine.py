@@ -36,9 +36,17 @@ from semel.within.afterwards import record_failure
 from semel.within.bound import Bound, MissingTables, ended
 from semel.within.failures import is_retryable
 
-__all__ = ["TxEngine"]
+__all__ = ["TxEngine", "two_records"]
 
 _LEAST_WAIT = 0.001  # wait=0: a row lock is waited for this long, never for ever
+
+
+def two_records(home: str, dialect: str | None) -> ConfigurationError:
+    """`dialect`: of the transaction's database, as far as it is known."""
+    return ConfigurationError(
+        f"the records of this face live in a {home} store, and this transaction is of a {dialect or 'SQL'} database: a key would have "
+        "two records. Give the face the URL of the database that the transaction is in"
+    )
 
 
 class TxEngine(Engine):
@@ -151,10 +159,7 @@ class TxEngine(Engine):
         await port.prepare()
         dialect = port.dialect
         if self._home is not None and self._home != dialect:
-            raise ConfigurationError(
-                f"the records of this face live in a {self._home} store, and this transaction is of a {port.dialect} database: "
-                "a key would have two records. Give the face the URL of the database that the transaction is in"
-            )
+            raise two_records(self._home, dialect)
         if self._file is not None:
             await self._check_file(self._file)
         wait = call.options.wait

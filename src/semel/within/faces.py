@@ -32,6 +32,17 @@ class _Bound:
         self._unguarded = unguarded
         self._colour = face._colour  # noqa: SLF001 - our own face
 
+    def __getattr__(self, name: str) -> Any:
+        kind = type(self._face).__name__
+        if name.startswith("_") or not hasattr(type(self._face), name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise AttributeError(
+            f"{name} belongs to the {kind} itself, not to what within() gives: it is not part of a caller's transaction. Call it on "
+            f"the {kind}, outside of the transaction",
+            name=name,
+            obj=self,
+        )
+
     def _options(self, given: dict[str, Any]) -> Options:
         return self._face._options(given)  # type: ignore[no-any-return]  # noqa: SLF001 - our own face
 

@@ -78,6 +78,11 @@ class Port(Protocol):
         ...
 
     @property
+    def foreseen(self) -> Dialect | None:
+        """The dialect, where it is known before anything is connected."""
+        ...
+
+    @property
     def connection(self) -> object:
         """What identifies the caller's transaction: the same object for everything bound to it."""
         ...

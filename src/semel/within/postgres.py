@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from semel.errors import ConfigurationError
 from semel.keys import Scope
 from semel.model import Ask, Policy, Record, Settle
 from semel.stores import rows
@@ -100,6 +101,9 @@ _TYPES: Final = {
     "result": "bytea",
     "steps": "bytea",
 }
+
+
+_TIMES_AT: Final = frozenset(at for at, column in enumerate(rows.COLUMNS) if column in rows.TIMES)
 
 
 def _assignment(column: str, number: int) -> str:
@@ -250,7 +254,23 @@ def _bytes(value: bytes) -> str:
 
 def _entry(row: Row, *, locked: bool) -> Entry:
     now, _, *held = row
-    return Entry(float(now), record=None if held[0] is None else record_of(held), locked=locked)
+    if type(now) is not float:
+        now, held = (
+            _seconds(now),
+            [_seconds(each) if at in _TIMES_AT else each for at, each in enumerate(held)],
+        )
+    return Entry(now, record=None if held[0] is None else record_of(held), locked=locked)
+
+
+def _seconds(value: Any) -> float | None:
+    """Of a connection that reads float8 in its own way (asyncpg's set_type_codec, psycopg's adapters)."""
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"this connection reads float8 as {type(value).__name__}, by a codec of its own, and times of records are float8: bind one "
+            "without that codec, or let it give what float() takes"
+        ) from error
 
 
 def _limit(patience: float) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from semel.errors import CodecError, ConfigurationError, SemelError, StoreUnavailable
+from semel.losses import NotConnected
 
 __all__ = ["Duplicate", "Locked", "Lost", "lacks_tables", "too_large", "translate", "unreachable"]
 
@@ -115,9 +116,9 @@ def too_large(where: str, size: int | None = None, limit: int | None = None) -> 
     )
 
 
-def _told(number: int, where: str) -> SemelError | None:
+def _told(number: int, where: str, kind: type[ConfigurationError] = ConfigurationError) -> SemelError | None:
     if number in _CONFIGURATION:
-        return ConfigurationError(f"{where}: {_CONFIGURATION[number]} (error {number})")
+        return kind(f"{where}: {_CONFIGURATION[number]} (error {number})")
     if number in _UNAVAILABLE:
         return StoreUnavailable(f"{where}: {_UNAVAILABLE[number]} (error {number})")
     return None
@@ -125,7 +126,7 @@ def _told(number: int, where: str) -> SemelError | None:
 
 def unreachable(error: BaseException, where: str) -> SemelError:
     """Why a connection could not be made."""
-    told = _told(_number_of(error), where)
+    told = _told(_number_of(error), where, NotConnected)
     if told is not None:
         return told
     last: BaseException = error
@@ -133,7 +134,7 @@ def unreachable(error: BaseException, where: str) -> SemelError:
         last = cause
     text = str(error.args[-1] if error.args else error) or type(last).__name__
     if "cryptography" in text:
-        return ConfigurationError(f"{where}: the login needs a package ({text}): pip install cryptography")
+        return NotConnected(f"{where}: the login needs a package ({text}): pip install cryptography")
     if "SSL" in text or "certificate" in text:
-        return ConfigurationError(f"{where}: {_CONFIGURATION[2026]} ({text})")
+        return NotConnected(f"{where}: {_CONFIGURATION[2026]} ({text})")
     return StoreUnavailable(f"cannot reach {where} ({text}): is the server running, and is the URL right?")

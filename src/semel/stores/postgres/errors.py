@@ -15,6 +15,7 @@ import ssl
 from typing import Any, Final
 
 from semel.errors import CodecError, ConfigurationError, StoreUnavailable
+from semel.losses import NotConnected
 
 __all__ = ["Clash", "Late", "Locked", "Lost", "NotReplicated", "Trouble", "Unfit", "refused", "unreachable"]
 
@@ -82,7 +83,10 @@ _CONFIGURATION: Final = {
     "3F000": f"the schema of the table does not exist ({{}}): create it, then {_SCHEMA}",
     "42501": f"this role lacks a right ({{}}): {_SCHEMA}, and grant it SELECT, INSERT, UPDATE, DELETE on the tables",
     "42P01": f"a table of semel is missing ({{}}): {_SCHEMA}",
-    "42703": f"a table of semel lacks a column ({{}}): somebody altered it; {_SCHEMA} into an empty schema and compare",
+    "42703": "a table of ours lacks a column ({}): something else made it, or altered it; name another with table=, or compare it with "
+    "the output of `semel schema sql URL`",
+    "no TLS": "it does not speak TLS ({}), which the URL asks for: set TLS up on the server (ssl = on), or leave sslmode= out of the "
+    "URL where nobody can listen",
     "26000": "a prepared statement vanished ({}): a pooler sits in between; add ?pgbouncer=1 to the URL, or give a pool or engine "
     "of your own statement_cache_size=0",
     "42P05": "a prepared statement was there already ({}): a pooler sits in between; add ?pgbouncer=1 to the URL, or give a pool or engine "
@@ -121,15 +125,17 @@ def refused(error: Any, where: str) -> Exception:
 
 
 def _final(error: BaseException, state: str, text: str, where: str) -> Exception:
-    if remedy := _CONFIGURATION.get(state):
-        return _chain(
-            ConfigurationError(f"PostgreSQL at {where} cannot be used: {remedy.format(text)}"), error
-        )
+    if state in _CONFIGURATION:
+        return _chain(ConfigurationError(_unusable(state, text, where)), error)
     if remedy := _UNAVAILABLE.get(state) or _UNAVAILABLE.get(state[:2]):
         return _chain(
             StoreUnavailable(f"PostgreSQL at {where} is not available: {remedy.format(text)}"), error
         )
     return _chain(RuntimeError(f"PostgreSQL at {where} refused a statement of semel ({state} {text})"), error)
+
+
+def _unusable(state: str, text: str, where: str) -> str:
+    return f"PostgreSQL at {where} cannot be used: {_CONFIGURATION[state].format(text)}"
 
 
 # libpq gives no SQLSTATE for a failed login, only the server's text; PgBouncer gives one of its own for everything.
@@ -141,6 +147,7 @@ _LOGIN: Final = (
         ),
         "28000",
     ),
+    (re.compile(r"server does not support SSL|rejected SSL upgrade"), "no TLS"),
     (re.compile(r"database .* does not exist|no such database"), "3D000"),
     (re.compile(r"too many (clients|connections)|connection slots|no more connections"), "53300"),
     (re.compile(r"starting up|shutting down|recovery mode"), "57P03"),
@@ -158,8 +165,8 @@ def unreachable(error: BaseException, where: str, *, proven: bool) -> tuple[Exce
         (known for words, known in _LOGIN if words.search(text)), str(getattr(error, "sqlstate", None) or "")
     )
     if state in _CONFIGURATION:
-        told = _final(error, state, text, where)
-        return (_chain(StoreUnavailable(str(told)), error) if proven else told), True
+        told = _chain(NotConnected(_unusable(state, text, where)), error)
+        return (_chain(StoreUnavailable(str(told)), told) if proven else told), True
     if state == "53300":
         return _final(error, state, text, where), False
     if isinstance(error, ssl.SSLError):

@@ -348,9 +348,9 @@ class PsycopgPool:
         try:
             return await self._kind.wait(self._pool.getconn(timeout))
         except psycopg.OperationalError as error:
-            if self._pool.closed:
+            if "not open yet" in str(error):  # psycopg_pool has the same class for one that was closed
                 raise NotConnected(
-                    f"{self.where} is not open ({error}): open the pool first (pool.open(), or `with pool:`), and close it last"
+                    f"{self.where} was never opened ({error}): open the pool first (pool.open(), or `with pool:`)"
                 ) from error
             raise
 

@@ -174,11 +174,15 @@ class PostgresStore:
         while todo:
             try:
                 rows = await self._read_or_insert([asks[at] for at in todo], deadline)
+                lost = await self._decide_claims(asks, todo, rows, verdicts, deadline)
             except Locked:
                 if len(asks) > 1:
                     raise
                 return verdicts
-            lost = await self._decide_claims(asks, todo, rows, verdicts, deadline)
+            except (SemelError, Trouble):
+                if len(asks) > 1:
+                    self.losses.tell()  # of those that a statement before has granted
+                raise
             if _is_over(deadline):
                 for at in lost:
                     verdicts[at] = self.LOCKED

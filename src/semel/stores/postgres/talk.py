@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.losses import Losses
@@ -26,6 +26,7 @@ from semel.stores.postgres.wake import Listening, Watchers
 __all__ = ["Talk"]
 
 T = TypeVar("T")
+_OLDER: Final = "this semel is too new for them, go on with the one that made them"
 
 
 class _Home:
@@ -225,7 +226,8 @@ class Talk:
         if version != SCHEMA_VERSION:
             raise ConfigurationError(
                 f"the tables {self._settings.table} in PostgreSQL at {self.source.where} have schema version {version}, "
-                f"this semel knows version {SCHEMA_VERSION}: upgrade semel, or use another table= for this program"
+                f"this semel knows version {SCHEMA_VERSION}: {_OLDER if version < SCHEMA_VERSION else 'upgrade semel'}, or use another "
+                "table= for this program"
             )
         if unlogged:
             raise ConfigurationError(f"PostgreSQL at {self.source.where}: {unfit.unlogged(unlogged)}")

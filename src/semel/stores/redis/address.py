@@ -129,11 +129,15 @@ def _no_retry(colour: Colour) -> Any:
 
 # ------------------------------------------------------------------------------------------------ URLs
 def _from_url(url: str) -> Target:
-    scheme, _, rest = url.partition("://")
+    scheme, _, rest = url.partition(":")
     base, _, family = scheme.partition("+")
     if base not in {"redis", "rediss", "unix"} or family not in {"", "sentinel", "cluster"}:
         raise ConfigurationError(f"this is no Redis URL (scheme {scheme!r}): use one of {_SCHEMES}")
-    if not rest:
+    if not rest.startswith("//"):  # what there is instead may have a password in it
+        raise ConfigurationError(
+            f"the Redis URL has no :// behind its scheme: write it as {_EXAMPLES[family or base]}"
+        )
+    if rest == "//":
         raise ConfigurationError(f"the Redis URL names no server: {_EXAMPLES[family or base]}")
     if base == "unix":
         return _plain(url, tls=False)

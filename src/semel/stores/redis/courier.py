@@ -27,6 +27,7 @@ from semel.stores.redis.errors import (
     NotSent,
     Overdue,
     ServerError,
+    hung_up,
     refusal,
     unreachable,
 )
@@ -268,16 +269,19 @@ class Courier(abc.ABC):
             else:
                 parcel.lost += 1
             if parcel.lost > 1 or not parcel.resend:
+                plain = trouble.stillborn and not self._target.tls
                 raise StoreUnavailable(
                     f"the connection to Redis at {parcel.where} was lost before it answered ({trouble.cause}); "
-                    "the call may have run"
+                    f"the call may have run{hung_up(parcel.where, trouble.cause) if plain else ''}"
                 ) from trouble.cause
         else:
             tls, proven = self._target.tls, self._topology.proven
             told, final = unreachable(parcel.where, trouble.cause, proven=proven, tls=tls)
             parcel.told = told
             if final:
-                raise told from trouble.cause
+                if parcel.tries:  # what the server answered "not now" to may have been a part only
+                    self.losses.tell()
+                raise told from told.__cause__ or trouble.cause
         if not isinstance(trouble, Full) and self._topology.suspect():
             await self._refresh(parcel)
         await self._rest(parcel)

@@ -14,6 +14,7 @@ from typing import Final
 from redis import exceptions as driver
 
 from semel.errors import ConfigurationError, SemelError, StoreUnavailable
+from semel.losses import NotConnected
 
 __all__ = [
     "MOVING",
@@ -23,6 +24,7 @@ __all__ = [
     "NotSent",
     "Overdue",
     "ServerError",
+    "hung_up",
     "refusal",
     "unreachable",
 ]
@@ -42,6 +44,12 @@ _REMEDY: Final = {
     "WRONGPASS": "user or password is wrong: correct the URL",
     "NOPERM": "this user may not run the command: extend its ACL rules",
 }
+# NOAUTH: nothing runs on a connection that is not logged in.
+_KIND: Final[dict[str, type[SemelError]]] = {
+    "NOAUTH": NotConnected,
+    "WRONGPASS": NotConnected,
+    "NOPERM": ConfigurationError,
+}
 
 
 class ServerError(driver.ResponseError):
@@ -60,6 +68,7 @@ class NotSent(Exception):
         self.cause = cause
 
 
+_PLAIN = " (if it speaks TLS on this port, write rediss:// instead of redis://)"
 _TLS = " Does it speak TLS on this port? Write redis:// instead of rediss:// if it does not"
 
 
@@ -104,7 +113,7 @@ def unreachable(
     """
     if _is_a(cause, driver.AuthenticationError, driver.NoPermissionError):
         text = f"Redis at {where} refused the login: check user and password in the URL, and the server's ACL"
-        return (StoreUnavailable(text) if proven else ConfigurationError(text)), True
+        return _shut_out(text, cause, proven=proven), True
     if _is_a(cause, ssl.SSLError):
         text = f"the TLS handshake with Redis at {where} failed: check rediss:// and ssl_ca_certs ({_last(cause)})"
         return StoreUnavailable(text), not proven
@@ -121,7 +130,7 @@ def unreachable(
         text = (
             f"Redis at {where} refused the connection's settings ({_last(cause)}): check the URL's database"
         )
-        return (StoreUnavailable(text) if proven else ConfigurationError(text)), not proven
+        return _shut_out(text, cause, proven=proven), not proven
     if _is_a(cause, driver.BusyLoadingError):
         return StoreUnavailable(f"Redis at {where} is still loading its data: wait for it"), False
     if _is_a(cause, driver.TimeoutError, TimeoutError):
@@ -129,8 +138,24 @@ def unreachable(
             f"Redis at {where} does not answer: is it running, stopped or behind a firewall?{_TLS if tls else ''}"
         ), False
     text = f"cannot reach Redis at {where} ({_last(cause)}): is the server running, and is the URL right?"
-    text += _TLS if tls else ""
+    text += _TLS if tls else "" if proven else hung_up(where, cause)
     return StoreUnavailable(text), not proven
+
+
+def hung_up(where: str, cause: BaseException) -> str:
+    """A guess, of a server that ended a connection without TLS before it had said a word."""
+    ended = _is_a(cause, ConnectionResetError) or "closed" in _last(cause)
+    return _PLAIN if ended and not where.startswith("/") else ""
+
+
+def _shut_out(text: str, cause: BaseException, *, proven: bool) -> SemelError:
+    told = NotConnected(text)
+    told.__cause__ = cause
+    if not proven:
+        return told
+    later = StoreUnavailable(text)
+    later.__cause__ = told
+    return later
 
 
 def _last(error: BaseException) -> str:
@@ -143,7 +168,8 @@ def refusal(where: str, error: ServerError) -> Exception:
     remedy = _REMEDY.get(error.code)
     if remedy is None:
         return error
-    kind = ConfigurationError if error.code in {"NOAUTH", "WRONGPASS", "NOPERM"} else StoreUnavailable
-    told = kind(f"Redis at {where} refused the call ({error.code}): {remedy}")
+    told = _KIND.get(error.code, StoreUnavailable)(
+        f"Redis at {where} refused the call ({error.code}): {remedy}"
+    )
     told.__cause__ = error
     return told

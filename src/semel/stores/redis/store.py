@@ -254,9 +254,12 @@ class RedisStore:
         """The record is long: fetch it where nothing small waits behind it. The same nonce, so the same verdict."""
         left = max(0.001, begun + self._settings.timeout - monotonic())
         keys, args = self._claim_keys(ask.scope.hash), (pack_ask(ask, self._skew, large=True),)
-        found = verdict(
-            ask, await self._told(self._link.call(CLAIM, keys, args, lane=Lane.BULK, timeout=left))
-        )
+        try:
+            reply = await self._told(self._link.call(CLAIM, keys, args, lane=Lane.BULK, timeout=left))
+        except SemelError:
+            self.losses.tell()  # whatever it says: the claim before it may have been granted
+            raise
+        found = verdict(ask, reply)
         assert not isinstance(found, Large)  # noqa: S101 - it was told that it may be large
         return found
 
