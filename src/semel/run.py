@@ -92,9 +92,11 @@ class Outcome(msgspec.Struct, Generic[T_co]):
                 if self.marker == CONSUMED
                 else "Raise `max_result`"
             )
+            if self.ref is None:
+                remedy += ", or let the function set a ref with run.set_ref(...)"
             raise CodecError(
                 f"the effect happened and is not run again, but its result was not kept ({self.marker}); "
-                f"ref={self.ref!r}. {remedy}, or let the function set a ref with run.set_ref(...)",
+                f"ref={self.ref!r}. {remedy}",
                 recorded=True,
             )
         return self._value

@@ -185,8 +185,12 @@ async def test_R23_over_max_result_the_caller_gets_its_value_and_the_record_a_ma
     assert (await lab.do(once.execute("k", lab.fn(big)))).value == "x" * 1000
     again = await lab.do(once.execute("k", lab.fn(big)))
     assert (again.replayed, again.ref, lab.effects) == (True, "ord_9", ["big"])
-    with pytest.raises(CodecError, match="ord_9"):
+    with pytest.raises(CodecError, match="ord_9") as told:
         _ = again.value
+    assert "set_ref" not in str(told.value), "it has one"
+    assert (await lab.do(once.execute("bare", lab.fn(lambda: "x" * 1000)))).value
+    with pytest.raises(CodecError, match="set_ref"):
+        _ = (await lab.do(once.execute("bare", lab.fn(lambda: "x" * 1000)))).value
 
 
 async def test_R23_whoever_made_it_happen_is_told_that_it_did(light_lab: Lab) -> None:
