@@ -128,7 +128,7 @@ def test_labels_come_back_or_are_refused_before_the_effect(once: Semel, labels: 
         refused = True
     else:
         refused = False
-    assert refused == any(clean(name + text) != name + text for name, text in labels.items())
+    assert refused == any(not name or clean(name + text) != name + text for name, text in labels.items())
     assert bool(ran) is not refused
     if refused:
         assert once.peek(key) is None

@@ -255,17 +255,17 @@ def _bytes(value: bytes) -> str:
 def _entry(row: Row, *, locked: bool) -> Entry:
     now, _, *held = row
     if type(now) is not float:
-        now, held = (
-            _seconds(now),
-            [_seconds(each) if at in _TIMES_AT else each for at, each in enumerate(held)],
-        )
+        now = _seconds(now)
+        held = [
+            _seconds(each) if each is not None and at in _TIMES_AT else each for at, each in enumerate(held)
+        ]
     return Entry(now, record=None if held[0] is None else record_of(held), locked=locked)
 
 
-def _seconds(value: Any) -> float | None:
+def _seconds(value: Any) -> float:
     """Of a connection that reads float8 in its own way (asyncpg's set_type_codec, psycopg's adapters)."""
     try:
-        return None if value is None else float(value)
+        return float(value)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
             f"this connection reads float8 as {type(value).__name__}, by a codec of its own, and times of records are float8: bind one "
