@@ -56,12 +56,14 @@ class _Debt(msgspec.Struct):
         return len(self.end.result or self.end.steps or b"") > LARGE  # of what `shrink` would leave out
 
     def put_off(self, now: float, answer: Answer | Exception) -> None:
-        self.pause = min(self.pause * 2, _LONGEST)
+        pause = self.pause
+        self.pause = min(pause * 2, _LONGEST)
         self.due = min(now + self.pause, self.until)
         if self.run is None and isinstance(answer, Exception) and is_unsent(answer):
-            # Each offer is a login that is refused, and too many of them lock an account: one more, at the end, and in whole
-            # seconds, so that many claims make it together.
-            self.due = math.ceil(self.until)
+            # Each offer is a login that is refused, and too many of them lock an account: ever longer pauses, that end with whole
+            # seconds, so that many claims share one.
+            self.pause = max(1.0, pause * 2)
+            self.due = min(math.ceil(now + self.pause), self.until)
 
     def shrink(self) -> None:
         """Offer less, and soon."""

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
 from inspect import iscoroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import msgspec
 
@@ -425,18 +425,6 @@ class Face:
         text: str = tag(scope if self._names is None else self._names.moved(scope))
         return text
 
-    if not TYPE_CHECKING:  # each colour has its own pair; the other one says so
-
-        def __enter__(self) -> NoReturn:
-            raise _other_colour("async with AsyncSemel(...)", "with Semel(...)")
-
-        def __exit__(self, *_: object) -> None: ...
-
-        async def __aenter__(self) -> NoReturn:
-            raise _other_colour("with Semel(...)", "async with AsyncSemel(...)")
-
-        async def __aexit__(self, *_: object) -> None: ...
-
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """For copy and pickle, which would make a face of parts of another one."""
         raise TypeError(
@@ -446,10 +434,6 @@ class Face:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {type(self._store).__name__}>"
-
-
-def _other_colour(right: str, other: str) -> ConfigurationError:
-    return ConfigurationError(f"this face belongs to the other colour: write `{right}`, or use `{other}`")
 
 
 def _unknown_word(name: str, used: frozenset[str]) -> ConfigurationError:

@@ -339,16 +339,17 @@ class LoopRuntime:
         context = copy_context()
         context.run(_in_pool.set, True)
         task = current_task(self.loop)
+        recallable = task in self._queued
         work = pool.submit(_boxed, context, fn, args, kwargs)
         future = asyncio.wrap_future(work, loop=self.loop)
         try:
             if nested:
                 pool.shutdown(wait=False)  # takes no more work, ends with this one
-            if task in self._queued:
+            if recallable:
                 self._queued[task] = work
             value, error_of_fn = await asyncio.shield(future)
         except BaseException as error:  # also of a signal's handler: the thread runs on
-            if isinstance(error, asyncio.CancelledError) and task in self._queued and work.cancel():
+            if recallable and isinstance(error, asyncio.CancelledError) and work.cancel():
                 raise NotBegun from None
             if not future.done():
                 future.add_done_callback(_looked_at)

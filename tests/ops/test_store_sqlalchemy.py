@@ -365,6 +365,25 @@ def test_connections_that_an_engine_makes_are_made_again_when_they_are_lost(
     made.run(use, lose)
 
 
+def test_an_engine_whose_server_stands_still_is_unavailable_in_time() -> None:
+    with services.mariadb() as server:
+        made = create_engine(server.database(driver="pymysql"))
+        made.connect().close()
+
+        @event.listens_for(made, "checkout")
+        def _(*_: object) -> None:
+            server.pause()
+
+        store = adopt(made, Settings(timeout=0.5), "sync")
+        begun = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            run_sync(store.claim([ask_for("k")]))
+        assert time.monotonic() - begun < 10
+        server.resume()
+        run_sync(store.aclose())
+        made.dispose()
+
+
 def test_an_engine_with_a_way_to_connect_of_its_own_is_used(mariadb_server: services.MariaServer) -> None:
     at = make_url(mariadb_server.database())
     made = create_engine(

@@ -151,6 +151,24 @@ async def test_R4_a_function_that_waits_for_a_thread_does_not_run_without_its_ca
     assert (lost.decision, type(lost.error).__name__) == ("lost", "NotBegun")
 
 
+async def test_R4_nor_when_its_caller_is_cancelled_twice() -> None:
+    ran: list[int] = []
+    crowd = Crowded(on_unknown="hold")
+    async with crowd.once as once:
+        taken = await crowd.take()
+        waits = asyncio.create_task(once.execute("k", ran.append, 1))
+        await asyncio.sleep(0.02)
+        waits.cancel()
+        await asyncio.sleep(0)
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        crowd.gate.set()
+        await taken
+        assert (await once.execute("k", len, "four", wait=20)).value == 4  # it is not unknown
+    assert ran == []
+
+
 def test_R4_nor_when_its_loop_ends() -> None:
     ran: list[int] = []
 

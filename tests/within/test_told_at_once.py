@@ -7,6 +7,7 @@ import sqlite3
 import time
 import warnings
 from contextlib import closing
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,27 @@ def test_R27_where_a_session_chooses_its_engine_the_first_call_tells(tmp_path: P
     other.dispose()
 
 
+def test_R27_so_it_does_in_a_loop(tmp_path: Path) -> None:
+    async def main() -> None:
+        mine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'a.db'}")
+
+        class Choosing(Session):
+            def get_bind(self, *args: Any, **more: Any) -> Engine | Connection:
+                return mine.sync_engine
+
+        other = create_async_engine("postgresql+asyncpg://127.0.0.1:1/nowhere")
+        async with (
+            AsyncSemel(f"sqlite:///{tmp_path / 'a.db'}") as once,
+            AsyncSession(other, sync_session_class=Choosing) as session,
+        ):
+            assert (await once.within(session).execute("k", _one)).value == 1
+            await session.commit()
+        await mine.dispose()
+        await other.dispose()
+
+    asyncio.run(main())
+
+
 def test_R8_a_face_that_is_switched_off_binds_to_anything(tmp_path: Path) -> None:
     with pytest.warns(SemelWarning, match="switched off"):
         once = Semel("memory://", enabled=False)
@@ -100,6 +122,7 @@ def test_what_belongs_to_the_face_is_told_by_name(tmp_path: Path) -> None:
             assert not hasattr(bound, name)
         with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
             bound.nonsense  # noqa: B018 - the look is the test
+        assert copy(bound).execute("k", lambda: 1).value == 1
 
 
 # --------------------------------------------------------------------------------- a function that commits

@@ -168,7 +168,8 @@ def _dialect_of(place: Any) -> Dialect | None:
 
 def _dialect_of_session(session: Any) -> Dialect | None:
     """Of its engine, unless a `get_bind` of its own may choose another one."""
-    chooses = not type(session).get_bind.__module__.startswith("sqlalchemy.")
+    own = getattr(session, "sync_session", session)  # whose class may be the application's
+    chooses = not type(own).get_bind.__module__.startswith("sqlalchemy.")
     return None if chooses else _dialect_of(session.bind)
 
 

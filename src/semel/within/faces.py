@@ -33,9 +33,12 @@ class _Bound:
         self._colour = face._colour  # noqa: SLF001 - our own face
 
     def __getattr__(self, name: str) -> Any:
-        kind = type(self._face).__name__
+        # Names of ours first: one that is not whole yet, as a copy in the making, has no face to ask.
         if name.startswith("_") or not hasattr(type(self._face), name):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
+        kind = type(self._face).__name__
         raise AttributeError(
             f"{name} belongs to the {kind} itself, not to what within() gives: it is not part of a caller's transaction. Call it on "
             f"the {kind}, outside of the transaction",

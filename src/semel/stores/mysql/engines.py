@@ -51,19 +51,20 @@ class _EngineLogin:
         import pymysql
 
         try:
-            # A connect_timeout is the engine's own, and may be longer than we have, or none.
-            connection = in_time(self._make, patience, late=_close)
+            # Time-outs are the engine's own, and may be longer than we have, or none.
+            return in_time(self._ready, patience, late=PymysqlWire.cut)
         except (pymysql.MySQLError, SQLAlchemyError, OSError, RuntimeError) as error:
             raise unreachable(error, self.where) from error
+
+    def _ready(self) -> PymysqlWire:
+        connection = self._make()
         try:
             self._check(connection)
             connection.autocommit(True)
             _allow_several_statements(connection)
             return PymysqlWire(connection)
-        except BaseException as error:
-            _close(connection)
-            if isinstance(error, pymysql.MySQLError | OSError):
-                raise unreachable(error, self.where) from error
+        except BaseException:
+            connection._force_close()  # noqa: SLF001 - as `PymysqlWire.cut`
             raise
 
     async def connect_async(self) -> AsyncmyWire:
@@ -96,10 +97,6 @@ class _EngineLogin:
                 f"{self.where}: the engine's connections speak {charset}, which cannot carry every key: make the engine with "
                 "?charset=utf8mb4 in its URL"
             )
-
-
-def _close(connection: Any) -> None:
-    connection._force_close()  # noqa: SLF001 - as `PymysqlWire.cut`
 
 
 def _allow_several_statements(connection: Any) -> None:
