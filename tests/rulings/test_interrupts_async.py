@@ -171,4 +171,6 @@ def test_R10_a_second_ctrl_c_ends_a_program_under_load(
             [sys.executable, "-c", TWICE, url, pause], capture_output=True, text=True, timeout=60, check=False
         )
         # The second one may come late, and strike where the first one is told.
-        assert ended.stdout == "ended\n" or ended.stderr.rstrip().endswith("\nKeyboardInterrupt"), ended.stderr
+        assert ended.stdout == "ended\n" or ended.stderr.rstrip().endswith("\nKeyboardInterrupt"), (
+            ended.stderr
+        )
