@@ -172,7 +172,9 @@ def test_R10_a_second_ctrl_c_ends_a_program_under_load(
             [sys.executable, "-c", TWICE, url, pause], capture_output=True, text=True, timeout=60, check=False
         )
         if store == "postgres" and ended.returncode == -signal.SIGSEGV:
-            continue  # known and not explained: struck as it reads, asyncpg's compiled code crashes in one of twenty tries
+            pytest.xfail(
+                "not explained: struck as it reads, asyncpg's compiled code crashes in one of twenty tries"
+            )
         # The second one may come late, and strike where the first one is told.
         told = ended.stderr.rstrip().endswith("\nKeyboardInterrupt")
         assert ended.stdout == "ended\n" or told, ended.stderr
