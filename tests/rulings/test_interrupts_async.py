@@ -27,6 +27,7 @@ from .conftest import url_of
 
 LEASE, PATIENCE, PROMPT = 120.0, 60.0, 20.0  # a key that is left behind is waited for in vain
 TIMEOUT = 2.0
+MOST_CRASHES = 6  # of asyncpg, in one of twenty tries
 SOON = 0.5  # a call whose wake-up was struck ends when it is cancelled, or when the store's time is over
 
 pytestmark = [
@@ -167,14 +168,49 @@ def test_R10_a_second_ctrl_c_ends_a_program_under_load(
 ) -> None:
     """The first one cancels the main task; the second one strikes wherever the loop is, while calls are ended."""
     url = url_of(request, store, "async", tmp_path)
+    crashed = 0
     for pause in ("0", "0.001", "0.002", "0.005"):
-        ended = subprocess.run(
-            [sys.executable, "-c", TWICE, url, pause], capture_output=True, text=True, timeout=60, check=False
-        )
-        if store == "postgres" and ended.returncode == -signal.SIGSEGV:
-            pytest.xfail(
-                "not explained: struck as it reads, asyncpg's compiled code crashes in one of twenty tries"
-            )
+        ended = _ended(url, pause)
+        while store == "postgres" and ended.returncode == -signal.SIGSEGV and crashed < MOST_CRASHES:
+            crashed += 1  # asyncpg's own: the test below
+            ended = _ended(url, pause)
         # The second one may come late, and strike where the first one is told.
         told = ended.stderr.rstrip().endswith("\nKeyboardInterrupt")
-        assert ended.stdout == "ended\n" or told, ended.stderr
+        assert ended.stdout == "ended\n" or told, (ended.returncode, ended.stderr)
+
+
+def _ended(url: str, pause: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", TWICE, url, pause]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+STRUCK = """
+import asyncio, signal, sys
+from asyncio import selector_events
+import asyncpg
+
+write = selector_events._SelectorSocketTransport.write
+
+def struck(transport, data):
+    selector_events._SelectorSocketTransport.write = write
+    write(transport, data)
+    signal.raise_signal(signal.SIGINT)
+
+async def main():
+    connection = await asyncpg.connect(sys.argv[1])
+    selector_events._SelectorSocketTransport.write = struck
+    await connection.fetch("select $1::int", 1)
+
+asyncio.new_event_loop().run_until_complete(main())
+"""
+
+
+def test_asyncpg_alone_crashes_when_a_signal_strikes_as_it_prepares_a_statement(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Without semel: `prepare` ends with a `return` in a `finally`, which swallows what was raised as it wrote, and the answer
+    then meets a statement that is not there. When this test fails, asyncpg is mended: take MOST_CRASHES out above."""
+    url = url_of(request, "postgres", "async", tmp_path).replace("+asyncpg", "").partition("?")[0]
+    command = [sys.executable, "-c", STRUCK, url]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT), ended.stderr
