@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["shown"]
+__all__ = ["said", "shown"]
 
 
 def shown(value: object) -> str:
@@ -11,3 +11,11 @@ def shown(value: object) -> str:
         return repr(value)
     except Exception:  # noqa: BLE001 - whatever it is, there is something else to be told
         return f"<{type(value).__qualname__}>"
+
+
+def said(error: BaseException) -> str:
+    """What it says, or its class when that raises."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - as above
+        return f"<{type(error).__qualname__}>"

@@ -21,6 +21,7 @@ from semel.messaging.shaping import explained
 from semel.messaging.sink import Fenced, Rejected, Row, SinkUnavailable
 from semel.messaging.tally import Tally
 from semel.points import reach
+from semel.shown import shown
 
 __all__ = ["Carrier"]
 
@@ -216,8 +217,10 @@ class Carrier:
             case StoreUnavailable() | DBAPIError():
                 raise error
             case Exception():  # a sink's bug pauses the sink, never loses or stops the rest
-                self.tally.alarm_once("error", f"sink {target.way!r} failed in an unforeseen way: {error!r}")
-                self.away.pause(shipment, repr(error), None, None)
+                self.tally.alarm_once(
+                    "error", f"sink {target.way!r} failed in an unforeseen way: {shown(error)}"
+                )
+                self.away.pause(shipment, shown(error), None, None)
             case _:
                 raise error
         return None

@@ -37,6 +37,7 @@ from semel.messaging.pauses import delay, waited
 from semel.messaging.sinks.closing import Closing
 from semel.messaging.sources import PROBLEM, open_source
 from semel.points import reach
+from semel.shown import said
 
 if TYPE_CHECKING:
     from semel.messaging.inbox import Inbox
@@ -217,7 +218,7 @@ class Consumer(Closing):
                 return
             await self._deliver(delivery)
         except Exception as error:  # noqa: BLE001 - the broker or the database is away, or a bug: it comes again
-            self._emit(Alarm("consumer", f"message {delivery.message.id} comes again: {error}"))
+            self._emit(Alarm("consumer", f"message {delivery.message.id} comes again: {said(error)}"))
             with contextlib.suppress(StoreUnavailable):
                 await delivery.nack()
         finally:
@@ -383,7 +384,7 @@ class Consumer(Closing):
         after = None if final else delay(entry.backoff, attempts + 1)
         database = self.inbox.database
         kind = type(error).__name__
-        reason = f"{kind}: {error}"
+        reason = f"{kind}: {said(error)}"
         count = await self._patiently(
             message,
             lambda: database.run(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 
 from semel.errors import SemelWarning
 from semel.keys import mask
+from semel.shown import shown
 
 __all__ = [
     "Alarm",
@@ -245,6 +246,6 @@ def teller(hooks: Collection[Emit]) -> Emit:
             except Exception as error:  # noqa: BLE001 - a hook must not stop a message
                 if id(hook) not in failed:
                     failed.add(id(hook))
-                    warnings.warn(f"a messaging hook failed: {error!r}", SemelWarning, stacklevel=2)
+                    warnings.warn(f"a messaging hook failed: {shown(error)}", SemelWarning, stacklevel=2)
 
     return tell

@@ -25,6 +25,7 @@ from semel.messaging.bodies import HEADER, fetched
 from semel.messaging.failures import translating
 from semel.messaging.message import Message
 from semel.points import reach
+from semel.shown import shown
 
 if TYPE_CHECKING:
     from semel.messaging.consumer import Entry
@@ -42,7 +43,7 @@ class Quit(SemelError):
 
     def __init__(self, message: Message | Row, error: BaseException, what: str = "handler") -> None:
         super().__init__(
-            f"the {what} of message {message.id} ({message.topic}) raised {error!r}, which would have ended more than its message: "
+            f"the {what} of message {message.id} ({message.topic}) raised {shown(error)}, which would have ended more than its message: "
             "let it raise an Exception"
         )
 

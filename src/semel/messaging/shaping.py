@@ -14,6 +14,7 @@ from semel.errors import ConfigurationError
 from semel.messaging.handling import Quit
 from semel.messaging.message import Message
 from semel.messaging.sink import Row
+from semel.shown import shown
 
 __all__ = ["DECODED", "asked", "explained", "taken_for_a_row", "transformed"]
 
@@ -101,7 +102,7 @@ def transformed(function: Callable[[Any], Any], row: Row) -> Row:
 
 def explained(error: Exception) -> str:
     """What went wrong in a route's function, with the hint where it seems to have taken a Row for a Message, or a Message for a Row."""
-    return "; ".join([repr(error), *getattr(error, "__notes__", ())])
+    return "; ".join([shown(error), *getattr(error, "__notes__", ())])
 
 
 def _takes_row(function: Callable[[Any], Any]) -> bool:

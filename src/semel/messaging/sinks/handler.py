@@ -19,6 +19,7 @@ from semel.messaging.message import Message
 from semel.messaging.shaping import DECODED, taken_for_a_row
 from semel.messaging.sink import Guarantee, Rejected, Row, SinkUnavailable
 from semel.messaging.sinks.envelope import in_order, waves
+from semel.shown import said
 
 __all__ = ["HandlerSink"]
 
@@ -86,7 +87,7 @@ class HandlerSink:
             if isinstance(result, SinkUnavailable):
                 away = result
                 continue
-            reasons[row.id] = f"{type(result).__name__}: {result}"
+            reasons[row.id] = f"{type(result).__name__}: {said(result)}"
             if DECODED in getattr(result, "__notes__", ()):
                 reasons[row.id] += f"; {DECODED}"
             if row.key is not None:
