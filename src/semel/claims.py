@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Coroutine
-from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
@@ -16,7 +15,7 @@ from semel.errors import ConfigurationError, SemelError, SemelWarning
 from semel.flow import Engine
 from semel.model import Replay, Verdict, Won
 from semel.options import switch
-from semel.run import AsyncRun, Outcome, Run, _current
+from semel.run import AsyncRun, Outcome, Run, _current, leave
 from semel.words import checked_error
 
 __all__ = ["AsyncClaim", "Claim"]
@@ -108,8 +107,7 @@ class _Claim:
         run = self._run
         if run is None:
             return
-        with suppress(ValueError):  # left in another context than it was entered in, as generators may be
-            _current.reset(self._token)
+        leave(self._token)
         goes_on = error is None or isinstance(error, Exception)
         # Else it was interrupted before its answer was on its way.
         if self._answered and (run.settling or goes_on):

@@ -90,6 +90,10 @@ def settings_of_environment(
 
     `given` are the settings that the program itself gives: where it reads its keys from is its own affair.
     """
+    if not isinstance(prefix, str):
+        raise ConfigurationError(
+            f"prefix= is the text that variables begin with, as 'SEMEL_', not {prefix!r}"
+        )
     found: dict[str, Any] = {}
     for variable, text in environ.items():
         if not variable.startswith(prefix):
@@ -102,16 +106,27 @@ def settings_of_environment(
                 raise _of_the_program(variable, name, "the environment", "from_env")
         elif near := difflib.get_close_matches(name, SETTINGS, 1, 0.8):
             raise ConfigurationError(f"{variable} is no setting: did you mean {prefix}{near[0].upper()}?")
-    if "url" not in found:
+    if "url" not in found and "url" not in given:
         raise ConfigurationError(f"{prefix}URL is not set: it is the URL of the store, as sqlite:///semel.db")
     return found
 
 
-def settings_from(source: Mapping[str, Any] | str | Path, section: str) -> dict[str, Any]:
-    """Settings from a mapping, or from the section of a TOML or JSON file. Every name must be known."""
+def settings_from(
+    source: Mapping[str, Any] | str | Path, section: str, said: Container[str] = ()
+) -> dict[str, Any]:
+    """Settings from a mapping, or from the section of a TOML or JSON file. Every name must be known.
+
+    `said` are the settings that the program itself gives.
+    """
     given = _section(_read(Path(source)), section, source) if isinstance(source, str | Path) else source
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(
+            f"a configuration is a mapping, or the path of a TOML or JSON file, not {type(given).__name__}"
+        )
     found: dict[str, Any] = {}
     for name, value in given.items():
+        if not isinstance(name, str):
+            raise ConfigurationError(f"a configuration names its settings by text, not by {name!r}")
         if name in _PROGRAMS:
             raise _of_the_program(repr(name), name, "a configuration", "from_config")
         if name not in SETTINGS:
@@ -119,7 +134,7 @@ def settings_from(source: Mapping[str, Any] | str | Path, section: str) -> dict[
             hint = f": did you mean {near[0]!r}?" if near else f"; settings are {', '.join(sorted(SETTINGS))}"
             raise ConfigurationError(f"{name!r} is no setting of a configuration{hint}")
         found[name] = _typed(name, value, name) if isinstance(value, str) else value
-    if "url" not in found:
+    if "url" not in found and "url" not in said:
         raise ConfigurationError('a configuration needs "url", the URL of the store, as sqlite:///semel.db')
     return found
 
@@ -143,13 +158,13 @@ def _read(path: Path) -> Any:
         return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise ConfigurationError(f"the configuration cannot be read: {error}") from error
-    except ValueError as error:  # of either format
+    except (ValueError, RecursionError) as error:  # of either format
         raise ConfigurationError(f"the configuration {path} is no TOML or JSON: {error}") from error
 
 
 def _section(whole: Any, section: str, source: object) -> Mapping[str, Any]:
     found = whole
-    for part in section.split("."):
+    for part in str(section).split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
     if not isinstance(found, Mapping):
         raise ConfigurationError(f"the configuration {source} has no section [{section}]")

@@ -167,10 +167,14 @@ class Face:
         cls, source: Mapping[str, Any] | str | Path, *, section: str = "semel", **more: Any
     ) -> Self:
         """As a mapping says, or the section of a TOML or JSON file (`tool.semel` in a pyproject); `more` wins."""
-        return cls._made_of(settings_from(source, section), more)
+        return cls._made_of(settings_from(source, section, more), more)
 
     @classmethod
     def _made_of(cls, said: dict[str, Any], more: dict[str, Any]) -> Self:
+        if "store" in more:
+            raise ConfigurationError(
+                "the store is named by url=, here as in the configuration, not by store="
+            )
         settings = {**said, **more}
         return cls(settings.pop("url"), **settings)
 

@@ -58,7 +58,7 @@ from semel.points import reach
 from semel.posting import Brief, poster_of
 from semel.recording import Recorder
 from semel.refusals import check_ref_type, refused, undecided, unkept, unreadable
-from semel.run import Outcome, Run, _current, not_kept
+from semel.run import Outcome, Run, _current, leave, not_kept
 from semel.runtime import NO_INTERRUPT, Interrupt, NotBegun, Runtime, Stoppable, Ticker, in_spite_of, own
 from semel.seals import MARK
 from semel.shrinking import TOO_LARGE
@@ -173,7 +173,7 @@ class Engine:
                     await self.fail(run, own(error))
                 raise
             finally:
-                _current.reset(token)
+                leave(token)
             if run.interrupt.fired:
                 run.interrupt.absorb()
             # As `complete`, without a coroutine more around the settle.
@@ -348,7 +348,7 @@ class Engine:
         try:
             answer = await self.runtime.call(probe, call.args, {}, call.options.inline)
         finally:
-            _current.reset(token)
+            leave(token)
         check_probe(answer)
         if isinstance(answer, Found):
             await self.settle_found(call, record, answer)

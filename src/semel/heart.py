@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Final
 from weakref import ref
 
 from semel.errors import StoreUnavailable
@@ -15,6 +16,7 @@ from semel.store import Store
 __all__ = ["Heart"]
 
 _BATCH = 128
+_LOOK: Final = 10.0  # seconds: so often it looks whether any run is left, or a forgotten face would stay for a third of its lease
 
 
 class Heart:
@@ -36,7 +38,7 @@ class Heart:
         run.due = due = run.won_at + ask.lease / 3
         self._runs[ask.nonce] = run.weak
         self.expected.pop(ask.nonce, None)
-        self._ticker.at(due)
+        self._ticker.at(due if ask.lease <= 3 * _LOOK else run.won_at + _LOOK)
 
     def remove(self, run: Run) -> None:
         self._runs.pop(run.ask.nonce, None)
@@ -80,7 +82,8 @@ class Heart:
         due = [run for run in self._alive() if run.due <= now]
         for start in range(0, len(due), _BATCH):
             await self._renew(due[start : start + _BATCH])
-        return min((run.due for run in self._alive()), default=None)
+        next_due = min((run.due for run in self._alive()), default=None)
+        return None if next_due is None else min(next_due, self._runtime.now() + _LOOK)
 
     async def _renew(self, runs: list[Run]) -> None:
         reach("renew.sent")

@@ -62,7 +62,7 @@ def server_of(parts: SplitResult, default: int) -> tuple[str, int]:
     if parts.scheme.endswith(_SEVERAL):
         return nodes_of(parts.netloc.rpartition("@")[2], default)[0]
     try:
-        return parts.hostname or "localhost", parts.port or default
+        return parts.hostname or "localhost", _port(parts, default)
     except ValueError:
         raise ConfigurationError(
             f"the port in a {parts.scheme}:// URL is not a number from 1 to 65535; {ESCAPES}"
@@ -75,7 +75,7 @@ def nodes_of(hosts: str, default: int) -> list[tuple[str, int]]:
     for number, each in enumerate(hosts.split(","), 1):
         try:
             parts = urlsplit(f"//{each.strip()}")
-            host, port = parts.hostname, parts.port
+            host, port = parts.hostname, _port(parts, default)
         except ValueError:
             raise ConfigurationError(
                 f"number {number} of the hosts in the URL is no host:port, with a port from 1 to 65535; {ESCAPES}"
@@ -84,8 +84,16 @@ def nodes_of(hosts: str, default: int) -> list[tuple[str, int]]:
             raise ConfigurationError(
                 f"number {number} of the hosts in the URL has no host: write host:port,host:port"
             )
-        found.append((host or "localhost", port or default))
+        found.append((host or "localhost", port))
     return found
+
+
+def _port(parts: SplitResult, default: int) -> int:
+    """ValueError for what is none, as of a SplitResult itself, which takes 0."""
+    port = default if parts.port is None else parts.port
+    if port == 0:
+        raise ValueError
+    return port
 
 
 def host_port(host: str, port: int) -> str:

@@ -204,6 +204,9 @@ class Semel(Face):
 
     def purge(self, *, limit: int | None = None, batch: int = 1_000) -> int:
         """Remove what has expired, in batches; the count."""
+        if not self.enabled:
+            self._warn_if_off(3)
+            return 0
         return run_sync(keeping.purge(self._engine(), limit, batch))
 
     def reconcile(self, *, limit: int = 1_000) -> reconciling.Reconciled:
@@ -413,6 +416,9 @@ class AsyncSemel(Face):
 
     async def purge(self, *, limit: int | None = None, batch: int = 1_000) -> int:
         """Remove what has expired, in batches; the count."""
+        if not self.enabled:
+            self._warn_if_off(3)
+            return 0
         return await keeping.purge(self._engine(), limit, batch)
 
     async def reconcile(self, *, limit: int = 1_000) -> reconciling.Reconciled:

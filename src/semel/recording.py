@@ -127,6 +127,7 @@ class Recorder:
     ) -> None:
         """Offer the outcome until the store has decided on it, or `settle_timeout` is over."""
         pause = 0.02
+        said: Exception = StoreUnavailable("the store did not answer in time")
         try:
             while True:
                 if answer is None:
@@ -135,13 +136,15 @@ class Recorder:
                     if await self._debts.accepted(run, answer):
                         self._debts.ended(run.ask, end)
                         return
-                    answer = StoreUnavailable("the record was gone; it was claimed again")
+                    said = StoreUnavailable("the record was gone; it was claimed again")
                     end = self._debts.whole(run, end)
-                elif refuses_the_value(answer):
-                    end = shrunk(end)  # too big for a packet, say
+                elif answer is not None:
+                    said = answer  # and silence after it tells nothing more
+                    if refuses_the_value(answer):
+                        end = shrunk(end)  # too big for a packet, say
                 if self._runtime.now() >= until:
                     goes_on = self._debts.owe(run, end)
-                    raise self._not_recorded(run, end, value, answer, goes_on=goes_on)
+                    raise self._not_recorded(run, end, value, said, goes_on=goes_on)
                 await self._runtime.sleep(min(pause, max(0.0, until - self._runtime.now())))
                 pause = min(pause * 2, 0.5)
                 answer = None
@@ -152,8 +155,8 @@ class Recorder:
             self._debts.owe(run, end)
             raise
 
-    async def _offered(self, end: Settle, until: float) -> Answer | Exception:
-        """One more offer. Its answer is waited for until then and no longer: the store may take its own time."""
+    async def _offered(self, end: Settle, until: float) -> Answer | Exception | None:
+        """One more offer. Its answer is waited for until then and no longer, None by then: the store may take its own time."""
         answers: list[Answer | Exception] = []
         heard = self._runtime.parker()
 
@@ -165,7 +168,7 @@ class Recorder:
 
         self._runtime.background(offer())
         await heard.park(max(0.0, until - self._runtime.now()))
-        return answers[0] if answers else StoreUnavailable("the store did not answer in time")
+        return answers[0] if answers else None
 
     def _not_recorded(
         self, run: Run, end: Settle, value: Any, error: Exception, *, goes_on: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from collections.abc import Set as AbstractSet
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar, overload
 from weakref import ref
@@ -26,7 +26,17 @@ if TYPE_CHECKING:
     from semel.store import Store
     from semel.turns import Turn
 
-__all__ = ["CONSUMED", "AsyncRun", "MaskedRun", "Outcome", "Run", "current_run", "not_kept", "run_or_none"]
+__all__ = [
+    "CONSUMED",
+    "AsyncRun",
+    "MaskedRun",
+    "Outcome",
+    "Run",
+    "current_run",
+    "leave",
+    "not_kept",
+    "run_or_none",
+]
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -35,6 +45,14 @@ _NO_DEFAULT: Any = object()
 
 # Weakly: an interruption may leave a context that nobody resets, and it must not keep the run, and its lease, alive.
 _current: ContextVar[ref[Run]] = ContextVar("semel_run")
+
+
+def leave(token: Token[ref[Run]]) -> None:
+    """It is not the current one any more."""
+    try:  # noqa: SIM105 - each call passes here
+        _current.reset(token)
+    except ValueError:
+        pass  # in another context than it was entered in: the collector closes the coroutines that nobody waits for
 
 
 def run_or_none() -> Run | None:

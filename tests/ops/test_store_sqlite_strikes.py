@@ -16,7 +16,7 @@ from semel import Semel
 from semel.runtime import run_sync
 from semel.stores.sqlite import bulk, cells, errors, file, records, schema, store, writer
 from tests.ops.sqlite_lab import opened, win
-from tests.ops.strike_lab import strike_each_moment
+from tests.ops.strike_lab import Late, strike_each_moment
 
 # A coroutine that was made, and struck before it was awaited, is Python's business; so is a connection, which it closes.
 pytestmark = [
@@ -122,4 +122,23 @@ def test_strikes_in_a_glance_that_meets_trouble_leave_no_lock_behind(tmp_path: P
         assert not here._file.writer.lock.locked()
 
     assert strike_each_moment((file, writer), lambda: here._file.glance(look), then=then) > 10
+    run_sync(here.aclose())
+
+
+def test_a_time_limit_that_strikes_a_claim_is_told_to_its_caller(tmp_path: Path) -> None:
+    """An Exception that is no error of SQLite is not tried again: its caller would run the function after all."""
+    here = opened(tmp_path / "semel.db")
+    keys, won = count(), []
+
+    def claim() -> None:
+        won.append(run_sync(win(here, f"key {next(keys)}")))
+
+    def then() -> None:
+        assert not won
+        claim()
+        won.clear()
+
+    claim()
+    won.clear()
+    assert strike_each_moment((bulk, cells, records), claim, then=then, error=Late) > 3
     run_sync(here.aclose())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from operator import attrgetter
 from typing import Any
 
@@ -333,3 +334,57 @@ async def test_so_it_is_where_it_is_awaited() -> None:
         for called in (link, handler.handle):
             assert await called("a", **NAMES) == ("a", NAMES)
             assert (await called.outcome("a", **NAMES)).replayed
+
+
+# ----------------------------------------------------------------------------------------------- one above the other
+def _between(fn: Any) -> Any:
+    @functools.wraps(fn)
+    def call(*args: Any) -> Any:
+        return fn(*args)
+
+    return call
+
+
+@pytest.mark.parametrize("between", [lambda fn: fn, _between])
+def test_of_two_decorators_both_protect(between: Any) -> None:
+    ran: list[tuple[str, str]] = []
+    with Semel("memory://") as inner, Semel("memory://") as outer:
+
+        @outer(operation="of a customer", key="customer")
+        @between
+        @inner(operation="of an order", key="order")
+        def charge(customer: str, order: str) -> str:
+            ran.append((customer, order))
+            return order
+
+        assert [charge("c1", "o1"), charge("c1", "o2"), charge("c2", "o1")] == ["o1", "o1", "o1"]
+        assert ran == [("c1", "o1")]
+        assert charge.outcome("c2", "o1").replayed
+        assert outer.peek("c2", operation="of a customer") is not None
+
+
+async def test_of_two_awaited_decorators_both_protect() -> None:
+    ran: list[str] = []
+    async with AsyncSemel("memory://") as inner, AsyncSemel("memory://") as outer:
+
+        @outer(operation="of a customer", key="customer")
+        @inner(operation="of an order", key="order")
+        async def charge(customer: str, order: str) -> str:
+            ran.append(order)
+            return order
+
+        assert [await charge("c1", "o1"), await charge("c1", "o2")] == ["o1", "o1"]
+    assert ran == ["o1"]
+
+
+def test_what_a_function_carries_stands_for_nothing_of_ours() -> None:
+    def double(number: int) -> int:
+        return 2 * number
+
+    names = {"outcome": 1, "_outcome": 2, "_value": 3, "_face": 4, "_in_place": 5, "route": "/double"}
+    vars(double).update(names)
+    with Semel("memory://") as once:
+        decorated = once(operation="double")(double)
+        assert decorated(2) == 4
+        assert decorated.outcome(2).replayed
+        assert decorated.route == "/double"  # type: ignore[attr-defined]  # of the function

@@ -94,6 +94,10 @@ def test_R21_none_is_no_name_and_leaving_it_out_is_the_default(name: str) -> Non
         (" sqlite:///semel.db", "begins with its scheme, and this one with a space: ' sqlite'"),
         (" redis://:hunter2@host", "begins with its scheme, and this one with a space: ' redis'$"),
         ("redis://host:99999", "is not a number from 1 to 65535"),
+        ("redis://host:0", "is not a number from 1 to 65535"),
+        ("postgresql+psycopg://host:0/db", "must be a number from 1 to 65535"),
+        ("redis+cluster://one:0,two:1", "number 1 of the hosts .* with a port from 1 to 65535"),
+        ("sqlite:///t\ud800.db", "cannot be a file name here"),
         ("redis+cluster://one:1,two:99999", "number 2 of the hosts .* with a port from 1 to 65535"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from semel import (
     NOT_FOUND,
     AsyncSemel,
+    NotRecorded,
     OutcomeUnknown,
     PreviousFailure,
     Semel,
@@ -183,4 +186,35 @@ async def test_R17_a_settle_that_was_stored_and_is_buried_when_it_is_sent_again_
     once = _face(light_lab, store, retention=1.0, tombstone=60.0)
     assert (await light_lab.do(once.execute("k", light_lab.effect()))).value == "done"
     assert store.lost == 1
+    await light_lab.do(once.close())
+
+
+class Full(Layer):
+    """Answers at once that it takes no outcome, and to the last offers not at all."""
+
+    offers = 0
+    awaits = True
+
+    async def settle(self, ends: Any) -> Any:
+        self.offers += 1
+        if self.offers > 2:
+            await self.silence()
+        raise StoreUnavailable("the disk is full")
+
+    async def silence(self) -> None:
+        if self.awaits:
+            await asyncio.sleep(0.5)
+        else:
+            time.sleep(0.5)
+
+
+async def test_R16_what_the_store_said_of_an_outcome_is_told_though_it_is_silent_in_the_end(
+    light_lab: Lab,
+) -> None:
+    store = Full(MemoryStore())
+    store.awaits = light_lab.colour == "async"
+    once = _face(light_lab, store, settle_timeout=0.3)
+    with pytest.raises(NotRecorded, match="the disk is full") as caught:
+        await light_lab.do(once.execute("k", light_lab.effect()))
+    assert "the disk is full" in str(caught.value.__cause__)
     await light_lab.do(once.close())

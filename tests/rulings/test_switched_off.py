@@ -41,3 +41,15 @@ def test_R8_what_has_ended_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         store: Any = once._engine().store
         assert len(store.inner._records) <= 101, "only those since the last look, and the one that runs"
         held.complete("still there")
+
+
+@pytest.mark.filterwarnings("ignore::semel.SemelWarning")
+async def test_R8_there_is_nothing_to_purge() -> None:
+    with Semel("memory://", enabled=False, retention=0) as once:
+        once.execute("k", int)
+        assert once.purge() == 0
+        with pytest.warns(SemelWarning, match="keeps no records"):
+            once.purge()
+    async with AsyncSemel("memory://", enabled=False, retention=0) as awaited:
+        await awaited.execute("k", int)
+        assert await awaited.purge() == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +162,31 @@ def test_the_command_hides_what_is_secret(monkeypatch: pytest.MonkeyPatch) -> No
     done = CliRunner().invoke(app, ["config"])
     assert done.exit_code == 0, done.output
     assert done.output == "secret = …\nurl = redis://user:***@host/0\n"
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Semel.from_config(None), "a configuration is a mapping, or the path .* not NoneType"),  # type: ignore[arg-type]
+        (lambda: Semel.from_config(b"x.toml"), "not bytes"),  # type: ignore[arg-type]
+        (lambda: Semel.from_config({5: 1, "url": "memory://"}), "names its settings by text, not by 5"),  # type: ignore[dict-item]
+        (lambda: Semel.from_config({}, store="memory://", url="memory://"), "named by url=, here as"),
+        (lambda: Semel.from_env(None, environ=URL), "prefix= is the text that variables begin with"),  # type: ignore[arg-type]
+        (lambda: Semel.from_env(environ=URL, store="memory://"), "named by url="),
+    ],
+)
+def test_what_is_no_configuration_is_told(make: Callable[[], Semel], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        make()
+
+
+def test_a_file_that_is_too_deep_is_told(tmp_path: Path) -> None:
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 100_000)
+    with pytest.raises(ConfigurationError, match="is no TOML or JSON"):
+        settings_from(deep, "semel")
+
+
+def test_the_program_may_name_the_store() -> None:
+    Semel.from_env(environ={}, url="memory://").close()
+    Semel.from_config({"lease": 7}, url="memory://").close()

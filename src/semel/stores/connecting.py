@@ -35,13 +35,20 @@ def in_time(call: Callable[[], T], timeout: float, *, late: Callable[[T], object
             ending.clear_up(late)
 
     try:
-        threading.Thread(target=work, name="semel-connect", daemon=True).start()
+        _start(threading.Thread(target=work, name="semel-connect", daemon=True))
         if not answered.heard(timeout):
             raise TimeoutError
         return ended["so"].value()
     except BaseException:  # over time, or a signal's handler that raised
         ended.setdefault("so", _Ending([])).clear_up(late)
         raise
+
+
+def _start(thread: threading.Thread) -> None:
+    try:
+        thread.start()
+    except KeyError as error:  # a signal's handler raised in it, and then what clears up after that
+        raise error.__context__ or error from None
 
 
 class _Ending(msgspec.Struct, Generic[T]):

@@ -56,7 +56,8 @@ def parse(url: str, colour: Colour) -> Address:
     if parts.fragment:
         raise ConfigurationError("a PostgreSQL URL has no #fragment: write a # in the password as %23")
     try:
-        port = parts.port
+        if (port := parts.port) == 0:
+            raise ValueError
     except ValueError:  # whose text may have the password in it
         if "," not in parts.netloc:
             raise ConfigurationError(

@@ -74,6 +74,10 @@ def _path(url: str) -> str:
         )
     if "\0" in rest or rest.startswith("/file:"):
         raise ConfigurationError(f"{rest[1:]!r} cannot be a file name here: {_FORMS}")
+    try:
+        os.fsencode(rest)
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(f"{rest[1:]!r} cannot be a file name here ({error}): {_FORMS}") from error
     return os.path.realpath(rest[1:])
 
 

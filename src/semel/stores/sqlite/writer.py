@@ -228,7 +228,7 @@ class Writer:
             return False
         try:
             answers = job.together(db, job.items)
-        except Exception:  # noqa: BLE001 - the long way meets it again, and tells
+        except sqlite3.Error:  # the long way meets it again, and tells
             return False
         if None in answers:
             return False
