@@ -139,9 +139,9 @@ class Recorder:
                     said = StoreUnavailable("the record was gone; it was claimed again")
                     end = self._debts.whole(run, end)
                 elif answer is not None:
+                    if refuses_the_value(answer) and type(answer) is type(said):
+                        end = shrunk(end)  # too big for a packet, say; what a signal's handler raises comes but once
                     said = answer  # and silence after it tells nothing more
-                    if refuses_the_value(answer):
-                        end = shrunk(end)  # too big for a packet, say
                 if self._runtime.now() >= until:
                     goes_on = self._debts.owe(run, end)
                     raise self._not_recorded(run, end, value, said, goes_on=goes_on)
