@@ -16,6 +16,9 @@ import redis.sentinel
 
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.stores.redis.address import Endpoint, Target
+from semel.stores.redis.calls import Lane
+from semel.stores.redis.courier import Parcel
+from semel.stores.redis.errors import NotSent
 from semel.stores.redis.link import Call, open_link
 from semel.stores.redis.topology import Topology
 from semel.testing import services
@@ -406,12 +409,126 @@ def test_a_cluster_address_can_be_remapped_and_an_empty_host_means_the_asked_nod
     )
     topology = Topology(target)
 
-    async def ask(_node: Endpoint, _sentinel: bool, _command: tuple[bytes, ...]) -> Any:
+    async def ask(*_: object) -> Any:
         return [[0, 8191, [b"", 7000, b"id"]], [8192, 16383, [b"10.0.0.2", 7001, b"id"]]]
 
-    drive(topology.refresh(ask))
+    drive(topology.refresh(ask, lambda _nodes, _first: 1.0))
     assert topology.masters() == [Endpoint("outside", 8000), Endpoint("outside", 8001)]
     assert topology.learn("MOVED 5 :7005", Endpoint("inside", 1)) == Endpoint("outside", 8005)
     plain = Topology(Target("cluster", (Endpoint("inside", 1),), {}))
     assert plain.learn("ASK 5 :7005", Endpoint("inside", 1)) == Endpoint("inside", 7005)
     assert plain.learn("ASK 5 ::1:7005", Endpoint("inside", 1)) == Endpoint("::1", 7005)
+
+
+class Around:
+    """A cluster that is asked for its map: who is asked, for how long, and what each node says (None: nothing)."""
+
+    def __init__(self, **says: Any) -> None:
+        self.says = says
+        self.asked: list[str] = []
+        self.topology = Topology(Target("cluster", tuple(Endpoint(name, 1) for name in says), {}))
+
+    async def _ask(self, node: Endpoint, _sentinel: bool, _command: tuple[bytes, ...], _limit: float) -> Any:
+        self.asked.append(node.host)
+        said = self.says[node.host]
+        if said is None:
+            raise NotSent(TimeoutError("silent"))
+        return said
+
+    def refresh(self, *limits: float) -> list[str]:
+        """Who was asked, in order; each for as long as `limits` say, or a second."""
+        self.asked = []
+        times = iter(limits)
+        drive(self.topology.refresh(self._ask, lambda _nodes, _first: next(times, 1.0)))
+        return self.asked
+
+
+def slots(master: str, *replicas: str) -> list[Any]:
+    return [[0, 16383, *([name.encode(), 1, b"id"] for name in (master, *replicas))]]
+
+
+def test_who_was_silent_is_asked_last_and_who_told_something_new_first() -> None:
+    told = slots("a", "b", "c", "d")
+    around = Around(a=None, b=None, c=told, d=told)
+    first = around.refresh()
+    teller = first[-1]
+    assert around.refresh() == [teller], "it told something new"
+    around.says[teller] = None
+    (other,) = {"c", "d"} - {teller}
+    for _ in range(20):
+        around.topology.silent(Endpoint("a", 1), 1.0)
+        around.topology.silent(Endpoint("b", 1), 1.0)
+        assert around.refresh()[-1] == other
+        assert not {"a", "b"} & set(around.asked), "they were silent before"
+
+
+def test_who_only_repeats_what_is_in_doubt_is_not_asked_first_for_ever() -> None:
+    old, new = slots("a", "b", "c"), slots("b", "a", "c")
+    around = Around(a=old, b=old, c=old)
+    cut_off = around.refresh()[0]
+    around.says = dict.fromkeys("abc", new) | {cut_off: old}
+    for _ in range(100):
+        if around.refresh() != [cut_off]:
+            break
+    assert around.topology.masters() == [Endpoint("b", 1)]
+
+
+def test_of_the_silent_nodes_those_come_first_that_had_the_least_time() -> None:
+    around = Around(a=None, b=None, c=None)
+    with pytest.raises(NotSent):
+        around.refresh(1.0, 0.2, 0.4)
+    longest, shortest, middle = around.asked
+    with pytest.raises(NotSent):
+        around.refresh()
+    assert around.asked == [shortest, middle, longest], "a slow one can show that it is well"
+    around.says = dict.fromkeys("abc", slots("a"))
+    around.refresh()
+    assert len(around.asked) == 1
+
+
+def test_the_replicas_of_the_map_are_asked_before_the_seeds_and_a_node_without_a_map_is_passed_over() -> None:
+    around = Around(seed=slots("master", "replica"))
+    around.refresh()
+    around.says |= {"master": [], "replica": slots("replica")}
+    around.topology.silent(Endpoint("stranger", 1), 1.0)
+    for _ in range(20):
+        around.topology.silent(Endpoint("seed", 1), 1.0)
+        assert around.refresh()[-1] == "replica"
+    assert around.topology.masters() == [Endpoint("replica", 1)]
+    around.says = {name: [] for name in around.says}
+    with pytest.raises(NotSent, match="no node knows of any slot"):
+        around.refresh()
+
+
+def test_when_the_time_is_over_nobody_else_is_asked() -> None:
+    around = Around(a=slots("a"), b=slots("a"))
+    with pytest.raises(NotSent, match="no time left"):
+        around.refresh(0.0)
+    assert around.asked == []
+
+
+def test_the_time_to_ask_is_shared_so_that_the_last_node_is_reached() -> None:
+    parcel = Parcel(None, None, (), (), Lane.MAIN, resend=True, timeout=2.0, deadline=2.0)
+    assert parcel.share(0.0, 1, first=True) == 2.0, "alone it has all of it"
+    now = 0.0
+    shares = []
+    for nodes in (6, 5, 4, 3, 2, 1):
+        shares.append(parcel.share(now, nodes, first=nodes == 6))
+        now += shares[-1]
+    assert shares[0] == 1.0
+    assert min(shares) >= 0.2 - 1e-9
+    assert now <= 2.0
+    assert parcel.share(1.9, 3, first=False) == pytest.approx(0.1), "never more than there is"
+
+
+def test_the_right_to_ask_is_taken_over_from_who_does_not_go_on() -> None:
+    topology = Around(a=None).topology
+    first = topology.begin(60.0)
+    assert first
+    assert not topology.begin(60.0)
+    second = topology.begin(0.0)
+    assert second
+    topology.end(first)
+    assert not topology.begin(60.0), "it is not the first one's any more"
+    topology.end(second)
+    assert topology.begin(60.0)

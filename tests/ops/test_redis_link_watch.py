@@ -9,10 +9,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import redis
+import redis.asyncio
+from redis.credentials import CredentialProvider
 
 from semel.errors import StoreUnavailable
 from semel.stores.redis.link import Link, open_link
-from semel.stores.redis.watch import Feed
+from semel.stores.redis.loops import LoopLink
+from semel.stores.redis.threads import ThreadLink
+from semel.stores.redis.watch import Deaf, Feed, Watcher
 from semel.testing import services
 from semel.testing.proxy import Proxy
 from semel.testing.services.redis import redis_program
@@ -319,17 +324,216 @@ def test_a_server_without_sharded_channels_gets_plain_ones() -> None:
         asyncio.run(body())
 
 
-def test_a_refused_subscription_is_told() -> None:
+@pytest.mark.parametrize("face", COLOURS)
+def test_a_forbidden_subscription_is_told_until_the_right_is_given(face: Face) -> None:
     with services.redis() as server:
         server.command("ACL", "SETUSER", "deaf", "on", ">pw", "~*", "+@all", "resetchannels")
+        channel = fresh("channel")
 
         async def body() -> None:
-            link = open_link(f"redis://deaf:pw@127.0.0.1:{server.port}/0", colour="async")
-            with pytest.raises(StoreUnavailable, match="refused the subscription"):
-                await link.watch(fresh("channel"), Bell("async"))
+            link = open_face(f"redis://deaf:pw@127.0.0.1:{server.port}/0", face)
+            for _ in range(2):
+                with pytest.raises(Deaf, match="refused the subscription: NOPERM"):
+                    await link.watch(channel, Bell(face))
+            server.command("ACL", "SETUSER", "deaf", "&*")
+            bell = Bell(face)
+            await link.watch(channel, bell)
+            assert await ring(link, channel) == 1
+            await bell.until(1)
+            server.command("ACL", "SETUSER", "deaf", "resetchannels")  # the server ends the connection
+            await bell.until(2)  # from now on nobody else will tell
             await link.aclose()
 
-        asyncio.run(body())
+        run(face, body())
+
+
+# ------------------------------------------------------------------------------------- what nobody expects
+
+
+class Tokens(CredentialProvider):
+    """A token service that fails for the next few who ask."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+
+    def get_credentials(self) -> tuple[str, str]:
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("the token service is down")
+        return "default", "any"
+
+
+def client_of(server: services.RedisServer, face: Face, tokens: Tokens) -> Any:
+    kind: Any = redis.Redis if face == "sync" else redis.asyncio.Redis
+    return kind(host=server.host, port=server.port, credential_provider=tokens)
+
+
+def watcher_of(link: Any) -> Watcher:
+    found = link._watcher if isinstance(link, ThreadLink) else link._home.watcher
+    assert isinstance(found, Watcher)
+    return found
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_credentials_that_cannot_be_had_for_a_moment_cost_no_subscription(
+    redis_server: services.RedisServer, face: Face
+) -> None:
+    tokens, channel = Tokens(), fresh("channel")
+
+    async def body() -> None:
+        link = open_face(client_of(redis_server, face, tokens), face)
+        await link.command("PING")
+        tokens.failures = 2
+        bell = Bell(face)
+        await link.watch(channel, bell)
+        assert not tokens.failures
+        assert await ring(link, channel) == 1
+        await bell.until(1)
+        await link.aclose()
+
+    run(face, body())
+
+
+@pytest.mark.parametrize("face", COLOURS)
+def test_credentials_that_cannot_be_had_are_told_as_any_connection_that_cannot_be_made(
+    redis_server: services.RedisServer, face: Face
+) -> None:
+    tokens = Tokens()
+
+    async def body() -> None:
+        link = open_face(client_of(redis_server, face, tokens), face)
+        tokens.failures = 1
+        with pytest.raises(StoreUnavailable, match="the token service is down"):
+            await link.command("PING")
+        tokens.failures = 1
+        with pytest.raises(StoreUnavailable, match="the token service is down") as told:
+            await link.watch(fresh("channel"), Bell(face))
+        assert isinstance(told.value.__cause__, RuntimeError)
+        await link.command("PING")
+        await link.watch(fresh("channel"), Bell(face))
+        await link.aclose()
+        link = open_face(client_of(redis_server, face, tokens), face)
+        link._topology.proven = True  # type: ignore[attr-defined]  # it has answered before, on another connection
+        tokens.failures = 2
+        assert await link.command("PING") == b"PONG"  # worth another try, and no more than that
+        assert not tokens.failures
+        await link.aclose()
+
+    run(face, body())
+
+
+@pytest.mark.parametrize("face", COLOURS)
+def test_credentials_that_cannot_be_had_for_a_moment_cost_no_map_of_the_cluster(
+    redis_cluster: services.RedisCluster, face: Face
+) -> None:
+    tokens, channel = Tokens(), fresh("channel")
+    node = redis_cluster.masters()[0]
+
+    async def body() -> None:
+        kind: Any = redis.RedisCluster if face == "sync" else redis.asyncio.RedisCluster
+        theirs = kind(host=node.host, port=node.port, credential_provider=tokens)
+        link = open_face(theirs, face)
+        link._topology.proven = True  # type: ignore[attr-defined]  # worth another try
+        tokens.failures = 2
+        assert (await link.command("GET", channel, key=channel)) is None
+        assert not tokens.failures
+        await link.aclose()
+        await theirs.aclose() if face == "async" else theirs.close()
+
+    run(face, body())
+
+
+@pytest.mark.parametrize("face", COLOURS)
+def test_a_mapping_of_addresses_that_raises_does_not_end_the_wake_ups(
+    redis_cluster: services.RedisCluster, face: Face
+) -> None:
+    channel = fresh("channel")
+    failures: list[int] = []
+
+    def remap(address: tuple[str, int]) -> tuple[str, int]:
+        if failures:
+            failures.pop()
+            raise LookupError("the mapping is being written")
+        return address
+
+    async def body() -> None:
+        kind: Any = redis.RedisCluster if face == "sync" else redis.asyncio.RedisCluster
+        first = redis_cluster.masters()[0]
+        theirs = kind(host=first.host, port=first.port, address_remap=remap)
+        link = open_face(theirs, face)
+        failures.extend([1, 2])
+        bell = Bell(face)
+        await link.watch(channel, bell)
+        assert not failures
+        assert await ring(link, channel) == 1
+        await bell.until(1)
+        await link.aclose()
+        await theirs.aclose() if face == "async" else theirs.close()
+
+    run(face, body())
+
+
+@pytest.mark.parametrize("face", COLOURS)
+def test_a_mistake_in_one_turn_is_logged_and_the_next_one_goes_on(
+    redis_server: services.RedisServer,
+    face: Face,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    really, mistakes = Watcher._drop, [1]
+
+    def drop(self: Watcher, *topic: Any) -> None:
+        if mistakes:
+            mistakes.pop()
+            raise ZeroDivisionError
+        really(self, *topic)
+
+    async def body() -> None:
+        link = open_face(redis_server.url, face)
+        monkeypatch.setattr(Watcher, "_drop", drop)
+        channel, bell = fresh("channel"), Bell(face)
+        await (await link.watch(fresh("channel"), Bell(face)))()
+        await link.watch(channel, bell)
+        await eventually(face, lambda: not mistakes)
+        assert await ring(link, channel) == 1
+        await bell.until(1)
+        await link.aclose()
+
+    run(face, body())
+    assert "the subscriptions could not be kept" in caplog.text
+
+
+async def end(watcher: Any, face: Face) -> None:
+    """As no mistake of the watcher's own can: by taking away what it stands on."""
+    if face == "sync":
+        watcher._selector.close()
+        watcher._nudge()
+    else:
+        watcher._task.cancel()  # as whoever cancels all tasks of a loop
+    await eventually(face, lambda: watcher.ended)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("face", COLOURS)
+def test_a_watcher_that_has_ended_is_replaced(redis_server: services.RedisServer, face: Face) -> None:
+    async def body() -> None:
+        link = open_face(redis_server.url, face)
+        await link.watch(fresh("channel"), Bell(face))
+        dead: Any = watcher_of(link)
+        await end(dead, face)
+        with pytest.raises(StoreUnavailable, match="was ended"):  # at once: not when its time is over
+            if isinstance(link, LoopLink):
+                await dead.watch(fresh("channel"), Bell(face), 1000)
+            else:
+                dead.watch(fresh("channel"), Bell(face), 1000)
+        channel, bell = fresh("channel"), Bell(face)
+        await link.watch(channel, bell)
+        assert watcher_of(link) is not dead
+        assert await ring(link, channel) == 1
+        await bell.until(1)
+        await link.aclose()
+
+    run(face, body())
 
 
 def test_a_wake_up_takes_about_a_millisecond(redis_server: services.RedisServer) -> None:

@@ -40,6 +40,7 @@ from tests.ops.redis_store_lab import (
     scope,
     sync_store,
     win,
+    word,
 )
 
 pytestmark = pytest.mark.services
@@ -485,6 +486,51 @@ def test_full_memory_refuses_a_claim_and_leaves_nothing_half_written() -> None:
         assert [found.nonce for found in run_sync(store.scan(Query())).records] == [owner.nonce]
         server.command("CONFIG", "SET", "maxmemory", "0")
         run_sync(finish(store, owner))
+
+
+@BOTH
+def test_a_full_server_refuses_nobody_who_frees_its_memory(colour: Colour) -> None:
+    with services.redis() as server:
+
+        async def main() -> None:
+            store = opened(server, colour)
+            done, lost = await win(store, "done"), await win(store, "lost", policy=Policy.HOLD)
+            mine = await win(store, "mine")
+            await finish(store, done, result=b"x" * 500_000)
+            await finish(store, lost, Kind.UNKNOWN)
+            server.command("CONFIG", "SET", "maxmemory", "1")
+            forget = end(done, Kind.FORGOTTEN, actor="ada", reason="full")
+            assert await store.settle([forget]) == [Answer.OK]
+            assert await store.settle([word(lost, Kind.RELEASED)]) == [Answer.OK]
+            assert await store.settle([end(mine, Kind.RELEASED)]) == [Answer.OK]
+            with pytest.raises(StoreUnavailable, match="maxmemory"):
+                await store.claim([ask("done")])
+            assert (await store.peek(done.scope))[0] is None
+            released, _ = await store.peek(lost.scope)
+            assert released is not None
+            assert released.state is State.RELEASED
+            for where, kind in ((done.scope, Kind.FORGOTTEN), (lost.scope, Kind.RELEASED)):
+                (event,) = (await store.scan(Query(history=where))).events
+                assert (event.actor, event.kind) == ("ada", kind)
+            assert (await store.scan(Query())).records == []
+            counted = await store.counters()
+            assert (counted["forgotten"], counted["released"]) == (1, 2)
+            await store.aclose()
+
+        run(colour, main)
+
+
+def test_a_record_that_cannot_be_forgotten_as_a_whole_stays(redis_server: services.RedisServer) -> None:
+    redis_server.flush()
+    with sync_store(redis_server) as store, client(redis_server) as stranger:
+        owner = run_sync(win(store, policy=Policy.HOLD))
+        run_sync(finish(store, owner, Kind.UNKNOWN))
+        counters = store.tag(owner.scope) + ":c"
+        assert stranger.delete(counters)
+        stranger.set(counters, b"theirs")
+        with pytest.raises(ConfigurationError, match="another program's data"):
+            run_sync(store.settle([end(owner, Kind.FORGOTTEN)]))
+        assert [record.nonce for record in run_sync(store.scan(Query())).records] == [owner.nonce]
 
 
 def test_R29_a_forked_child_and_its_parent_use_the_store_side_by_side(

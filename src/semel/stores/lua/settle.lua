@@ -78,6 +78,9 @@ elseif state ~= RUNNING and state ~= UNKNOWN then
 end
 
 -- Accepted. What can fail (memory, a foreign value under one of our names) comes before the record, the commit.
+-- What frees memory is not refused for want of it: a server that is full refuses no write of a script that has written, and
+-- this one takes away what is nowhere. To delete the record first would do as well, and lose it should the rest fail.
+if kind == FORGOTTEN or kind == RELEASED then redis.call('ZREM', KEYS[3], '') end
 redis.call('HINCRBY', KEYS[5], kind == DONE and 'done' or kind == FAILED and 'failed' or kind == UNKNOWN and 'unknown'
   or kind == RELEASED and 'released' or 'forgotten', 1)
 if end_actor > 0 then

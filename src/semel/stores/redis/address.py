@@ -176,10 +176,36 @@ def _family(base: str, family: str, url: str) -> Target:
     settings = {name: value for name, value in settings.items() if name not in {"host", "port"}}
     kind: Kind = "sentinel" if family == "sentinel" else "cluster"
     tls = base == "rediss"
-    guarded = {name: value for name, value in settings.items() if name.startswith("ssl_")} | sentinel
+    shared = {name: value for name, value in settings.items() if name.startswith("ssl_")}
+    guarded = shared | _of_sentinels(base, sentinel)
     return Target(
         kind, seeds, settings, tls=tls, service=service, sentinel_settings=guarded, sentinel_tls=tls
     )
+
+
+def _of_sentinels(base: str, options: Mapping[str, str]) -> dict[str, Any]:
+    """What the URL says of the Sentinels themselves (`sentinel_…`), read as the options of a server are."""
+    if "db" in options:
+        raise ConfigurationError(
+            "a Sentinel has no databases: remove sentinel_db from the Redis URL (the one of the servers stands behind the "
+            f"service: {_EXAMPLES['sentinel']})"
+        )
+    for name in options:
+        if not _is_option(name):
+            raise ConfigurationError(
+                f"the Redis connection options do not fit: remove 'sentinel_{name}' from the URL, which is unknown"
+            )
+    read = _parse(f"{base}://localhost/?{urlencode(options)}")
+    # Text stays as it is: some versions of redis-py take its escapes away once more.
+    return {
+        name: text if isinstance(read[name], str) else read[name]
+        for name, text in options.items()
+        if name in read
+    }
+
+
+def _is_option(name: str) -> bool:
+    return name in _KEPT or name.startswith("ssl_")
 
 
 def _parse(url: str) -> dict[str, Any]:
@@ -198,7 +224,7 @@ def _parse(url: str) -> dict[str, Any]:
         raise ConfigurationError(f"the Redis URL cannot be read: {error}") from error
     found.pop("connection_class", None)
     for name in found:
-        if name not in _KEPT and name not in {"host", "port", "path"} and not name.startswith("ssl_"):
+        if not _is_option(name) and name not in {"host", "port", "path"}:
             raise ConfigurationError(
                 f"unknown option {name!r} in the Redis URL: remove it (timeouts are arguments)"
             )
@@ -230,7 +256,7 @@ def _same_colour(source: Any, is_async: bool, colour: Colour) -> None:
 
 
 def _kept(settings: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in settings.items() if name in _KEPT or name.startswith("ssl_")}
+    kept = {name: value for name, value in settings.items() if _is_option(name)}
     kept.pop("socket_connect_timeout", None)
     return kept
 

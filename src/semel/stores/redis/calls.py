@@ -115,7 +115,8 @@ class Link(Protocol):
         """One plain command, sent to the node of `key` (any node without one). Never blocking ones on MAIN."""
 
     async def command_everywhere(self, *args: Arg, timeout: float | None = None) -> dict[str, Any]:
-        """The command on every master, `{"host:port": reply}`: INFO, CONFIG GET and the like."""
+        """The command on every master, `{"host:port": reply}`: INFO, CONFIG GET and the like; `Absent` of one that is down
+        while others answer."""
         ...
 
     async def watch(self, channel: bytes, wake: Callable[[], None]) -> Unwatch:

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import hiredis
+from redis import exceptions as driver
 
 from semel.errors import ConfigurationError, SemelError, StoreUnavailable
 from semel.losses import Losses
+from semel.stores.redis.absent import Absent
 from semel.stores.redis.address import Endpoint, Target
 from semel.stores.redis.calls import Arg, Call, Lane, Script
 from semel.stores.redis.errors import (
@@ -53,6 +55,7 @@ def pack(words: tuple[Arg, ...]) -> bytes:
 _ASKING: Final = pack((b"ASKING",))
 _PAUSES: Final = (0.0, 0.01, 0.025, 0.05, 0.1, 0.2)  # then the last one, again and again
 _MAX_STILLBORN: Final = 3  # connections that died without a word, as those to a dying server do
+_LEAST: Final = 0.1  # of a call's time: who is asked for the map in less may be well, and cannot show it
 _MAX_DETOURS: Final = 16  # MOVED and ASK in a row: two nodes that point at each other must not be a hang
 
 Trouble = ServerError | NotSent | Overdue
@@ -90,6 +93,16 @@ class Parcel:
             if not (self.lost or self.stillborn)
             else self.deadline - now
         )
+
+    def share(self, now: float, nodes: int, *, first: bool) -> float:
+        """How long the next of `nodes` that are still to be asked may take, so that one that answers is reached in time.
+
+        The first may take half of the time, and the last all of it: on a slow network nobody answers sooner.
+        """
+        left = self.deadline - now
+        if nodes == 1:
+            return left
+        return min(left, max(left / 2 if first else left / (nodes + 1), self.timeout * _LEAST))
 
     def commands(self) -> list[bytes]:
         if self.script is None:
@@ -196,7 +209,7 @@ class Courier(abc.ABC):
             self._in_time(parcel)
             node = parcel.detour or parcel.pinned or self._topology.locate(parcel.key)
             if node is None:
-                trouble = await self._refresh(parcel)
+                trouble = await self._find(parcel)
                 continue
             parcel.where = str(node)
             try:
@@ -283,22 +296,79 @@ class Courier(abc.ABC):
                     self.losses.tell()
                 raise told from told.__cause__ or trouble.cause
         if not isinstance(trouble, Full) and self._topology.suspect():
+            node = parcel.pinned or self._topology.locate(parcel.key)
+            if node is not None and isinstance(trouble.cause, (TimeoutError, driver.TimeoutError)):
+                self._topology.silent(node, parcel.timeout / 2)
             await self._refresh(parcel)
         await self._rest(parcel)
 
+    # ---------------------------------------------------------------------------------- every master
     async def command_everywhere(self, *args: Arg, timeout: float | None = None) -> dict[str, Any]:
-        """See `Link`."""
+        """See `Link`. Where others answer, one that does not has an `Absent` in its place; raises where none does."""
         parcel = self._plain(args, None, Lane.MAIN, timeout, resend=True)
-        while self._topology.locate(None) is None:
+        parcel.where = self._seeds()
+        while not (masters := self._topology.masters()):
             trouble = await self._refresh(parcel)
             if trouble is not None:
                 await self._overcome(parcel, trouble)  # raises when the time is over: never an empty answer
-        replies: dict[str, Any] = {}
-        for node in self._topology.masters():
-            one = self._plain(args, None, Lane.MAIN, timeout, resend=True)
-            one.pinned = node
-            replies[str(node)] = await self._deliver(one)
-        return replies
+        if len(masters) > 1:
+            brief = parcel.timeout / min(len(masters), 1 / _LEAST)
+            replies = {str(node): await self._glance(node, args, brief, timeout) for node in masters}
+            if not all(isinstance(reply, Absent) for reply in replies.values()):
+                return replies
+        left = max(parcel.deadline - self._now(), parcel.timeout / 2)
+        return {str(node): await self._patiently(node, args, left) for node in masters}
+
+    async def _patiently(self, node: Endpoint, args: Sequence[Arg], timeout: float | None) -> Any:
+        """The reply of this very node."""
+        parcel = self._plain(args, None, Lane.MAIN, timeout, resend=True)
+        parcel.pinned = node
+        return await self._deliver(parcel)
+
+    async def _glance(self, node: Endpoint, args: Sequence[Arg], brief: float, timeout: float | None) -> Any:
+        """The same by one try, within `brief` seconds; or its `Absent`."""
+        reply = await self._once(node, self._plain(args, None, Lane.MAIN, brief, resend=True))
+        if isinstance(reply, (NotSent, ServerError)):
+
+            def later(judge: Callable[[Any], None]) -> None:
+                self._topology.strangers[node] = (tuple(args), judge)
+
+            return Absent(lambda: self._patiently(node, args, timeout), later)
+        return reply
+
+    async def _once(self, node: Endpoint, parcel: Parcel) -> Any:
+        """One try, of a question that changes nothing: `NotSent` or "not now" as a value, or the reply; raises a refusal."""
+        try:
+            (reply,) = await self._exchange(node, parcel, parcel.commands())
+        except (NotSent, Overdue) as error:
+            return NotSent(error.cause if isinstance(error, NotSent) else TimeoutError(str(error)))
+        if isinstance(reply, ServerError) and reply.code not in TRANSIENT:
+            raise refusal(str(node), reply)
+        return reply
+
+    async def _find(self, parcel: Parcel) -> Trouble | None:
+        """Get to know who serves the call: by the map, or by the look that was due at a master on its way."""
+        stranger = self._topology.stranger(parcel.key)
+        if stranger is not None:
+            return await self._meet(stranger, parcel)
+        parcel.where = self._seeds()
+        return await self._refresh(parcel)
+
+    async def _meet(self, stranger: Endpoint, parcel: Parcel) -> Trouble | None:
+        """Look at it, and use it from now on. Raises what its judge does."""
+        parcel.where = str(stranger)
+        look = self._topology.strangers.get(stranger)
+        if look is None:
+            return None  # somebody did it meanwhile
+        args, judge = look
+        question = self._plain(args, None, Lane.MAIN, parcel.timeout, resend=True)
+        question.deadline = parcel.deadline
+        reply = await self._once(stranger, question)
+        if isinstance(reply, (NotSent, ServerError)):
+            return reply
+        judge(reply)
+        self._topology.strangers.pop(stranger, None)
+        return None
 
     # ------------------------------------------------------------------------------------- time
     async def _rest(self, parcel: Parcel) -> None:
@@ -320,31 +390,38 @@ class Courier(abc.ABC):
         )
 
     async def _look_up(self) -> None:
-        """Refresh the map for the watcher. Raises `NotSent` when no server knows it."""
-        trouble = await self._refresh(self._plain((), None, Lane.MAIN, None, resend=True))
-        if isinstance(trouble, NotSent):
-            raise trouble
+        """Refresh the map for the watcher, strangers included. Raises `NotSent` when no server knows it."""
+        parcel = self._plain((), None, Lane.MAIN, None, resend=True)
+        troubles = [await self._refresh(parcel)]
+        strangers = [node for node in self._topology.masters() if node in self._topology.strangers]
+        troubles += [await self._meet(node, parcel) for node in strangers]
+        for trouble in troubles:
+            if trouble is not None:
+                raise trouble if isinstance(trouble, NotSent) else NotSent(trouble)
+
+    def _seeds(self) -> str:
+        return ", ".join(map(str, self._target.seeds))
 
     async def _refresh(self, parcel: Parcel) -> Trouble | None:
         """Ask for the current map, one asker at a time. Not knowing is a trouble like an unreachable server."""
         topology = self._topology
-        if topology.refreshing:
+        begun = topology.begin(min(self._connect_timeout, parcel.timeout / 2))
+        if not begun:
             await self._rest(parcel)
             return None
 
-        async def ask(node: Endpoint, sentinel: bool, command: tuple[bytes, ...]) -> Any:
-            limit = min(self._connect_timeout, parcel.deadline - self._now())
-            if limit <= 0:
-                raise NotSent(TimeoutError("no time left to ask"))
+        async def ask(node: Endpoint, sentinel: bool, command: tuple[bytes, ...], limit: float) -> Any:
             return await self._ask(node, command, sentinel=sentinel, limit=limit)
 
-        topology.refreshing = True
+        def share(nodes: int, first: bool) -> float:
+            return min(self._connect_timeout, parcel.share(self._now(), nodes, first=first))
+
         try:
-            await topology.refresh(ask)
+            await topology.refresh(ask, share)
             topology.refreshed_at = self._now()
         except NotSent as error:
-            parcel.where = ", ".join(map(str, self._target.seeds))
+            parcel.where = self._seeds()
             return error
         finally:
-            topology.refreshing = False
+            topology.end(begun)
         return None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.store import Facts
 from semel.stores import unfit
+from semel.stores.redis.absent import Absent
 from semel.stores.redis.calls import Link
 from semel.stores.redis.link import ServerError
 
@@ -28,28 +30,38 @@ _UNSEEN: Final = (
 async def check(link: Link, *, accept_eviction: bool) -> str:
     """Refuse a server that is too old, that drops records by itself (R15 of the design's section 6), or a replica.
 
+    A master that does not answer while others do is looked at before its own first use: they need not wait for it.
     Returns what its user must be warned of.
     """
-    infos = await _info(link)
-    for where, info in infos.items():
-        version = _version(info)
-        if version and int(version.partition(".")[0]) < _OLDEST:
-            raise ConfigurationError(
-                f"Redis at {where} is version {version}: semel needs Redis {_OLDEST}.0 or newer, or any Valkey (sharded "
-                "pub/sub, PXAT); upgrade the server"
-            )
-        if _is_replica(link, info):
-            # A name that stands for several servers moves on in a failover: it passes, and the next call looks again.
-            raise StoreUnavailable(f"Redis at {where}: {unfit.REPLICA}")
-        if _evicts(info) and not accept_eviction:
-            policy = info["maxmemory_policy"]
-            raise ConfigurationError(
-                f"Redis at {where} drops keys when its memory is full (maxmemory {info['maxmemory']}, maxmemory-policy "
-                f"{policy}), so a key could run twice. Run `{_KEEP}` and `CONFIG REWRITE`, use another "
-                "server, or accept the loss with ?eviction=accept in the URL"
-            )
+    replies = await _everywhere(link, "INFO")
+    for where, reply in replies.items():
+        judge = partial(_judge, link, where, accept_eviction)
+        if isinstance(reply, Absent):
+            reply.later(judge)
+        else:
+            judge(reply)
     # Not refused: managed servers forbid INFO, and most of them evict nothing.
-    return "" if infos or accept_eviction else _UNSEEN
+    return "" if replies or accept_eviction else _UNSEEN
+
+
+def _judge(link: Link, where: str, accept_eviction: bool, reply: bytes) -> None:
+    info = _read_info(reply)
+    version = _version(info)
+    if version and int(version.partition(".")[0]) < _OLDEST:
+        raise ConfigurationError(
+            f"Redis at {where} is version {version}: semel needs Redis {_OLDEST}.0 or newer, or any Valkey (sharded "
+            "pub/sub, PXAT); upgrade the server"
+        )
+    if _is_replica(link, info):
+        # A name that stands for several servers moves on in a failover: it passes, and the next call looks again.
+        raise StoreUnavailable(f"Redis at {where}: {unfit.REPLICA}")
+    if _evicts(info) and not accept_eviction:
+        policy = info["maxmemory_policy"]
+        raise ConfigurationError(
+            f"Redis at {where} drops keys when its memory is full (maxmemory {info['maxmemory']}, maxmemory-policy "
+            f"{policy}), so a key could run twice. Run `{_KEEP}` and `CONFIG REWRITE`, use another "
+            "server, or accept the loss with ?eviction=accept in the URL"
+        )
 
 
 async def facts(link: Link, *, acks: int) -> Facts:
@@ -152,18 +164,26 @@ def _version(info: Mapping[str, str]) -> str:
 
 
 async def _info(link: Link) -> dict[str, dict[str, str]]:
-    replies = await _everywhere(link, "INFO")
+    return {where: _read_info(reply) for where, reply in (await _of_all(link, "INFO")).items()}
+
+
+def _read_info(reply: bytes) -> dict[str, str]:
+    return _pairs(line.partition(":")[::2] for line in _text(reply).splitlines())
+
+
+async def _settings(link: Link) -> dict[str, dict[str, str]]:
+    replies = await _of_all(link, "CONFIG", "GET", *_SETTINGS)
     return {
-        where: _pairs(line.partition(":")[::2] for line in _text(reply).splitlines())
+        where: dict(zip(map(_text, reply[::2]), map(_text, reply[1::2]), strict=True))
         for where, reply in replies.items()
     }
 
 
-async def _settings(link: Link) -> dict[str, dict[str, str]]:
-    replies = await _everywhere(link, "CONFIG", "GET", *_SETTINGS)
+async def _of_all(link: Link, *words: str) -> dict[str, Any]:
+    """The replies of every master; raises for the one that is down, because the weakest decides."""
+    replies = await _everywhere(link, *words)
     return {
-        where: dict(zip(map(_text, reply[::2]), map(_text, reply[1::2]), strict=True))
-        for where, reply in replies.items()
+        where: await reply.again() if isinstance(reply, Absent) else reply for where, reply in replies.items()
     }
 
 

@@ -212,7 +212,7 @@ class LoopLink(Courier):
 
     async def watch(self, channel: bytes, wake: Callable[[], None]) -> Unwatch:
         home = await self._enter()
-        if home.watcher is None:
+        if home.watcher is None or home.watcher.ended:
             home.watcher = LoopWatcher(
                 self._topology,
                 functools.partial(self._dial, limit=self._connect_timeout),
@@ -239,7 +239,7 @@ class LoopLink(Courier):
     async def _ask(self, node: Endpoint, command: tuple[bytes, ...], *, sentinel: bool, limit: float) -> Any:
         try:
             asked = await self._dial(node, limit=limit, sentinel=sentinel)
-        except (OSError, driver.RedisError) as error:
+        except Exception as error:  # also of whoever gives the credentials, say
             raise NotSent(error) from error
         try:
             async with asyncio.timeout(limit):
@@ -247,7 +247,7 @@ class LoopLink(Courier):
                 return await asked.read_response()
         except driver.ResponseError as error:
             raise ServerError(str(error)) from error
-        except (OSError, driver.RedisError) as error:
+        except Exception as error:
             raise NotSent(error) from error
         finally:
             forget(asked)

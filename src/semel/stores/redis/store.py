@@ -7,15 +7,20 @@ transport (`redis_link`), which re-sends a call whose reply was lost: every scri
 
 from __future__ import annotations
 
+import asyncio
+import math
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from struct import error as StructError  # noqa: N812 - struct spells its exception like a module
 from time import monotonic
-from typing import Any, Final, TypeVar
+from types import TracebackType
+from typing import Any, Final, TypeAlias, TypeVar
 from warnings import warn
 
 import msgspec
 
+from semel import forks
+from semel.bell import Bell
 from semel.errors import CodecError, ConfigurationError, SemelError, SemelWarning, StoreUnavailable
 from semel.keys import Scope
 from semel.model import Answer, Ask, Note, Record, Renewal, Settle, Verdict
@@ -48,13 +53,16 @@ from semel.stores.redis.record import (
     read_trail,
     verdict,
 )
+from semel.stores.redis.watch import Deaf
 
 __all__ = ["RedisStore", "adopt", "open_url"]
 
 T = TypeVar("T")
+_Place: TypeAlias = tuple[int, asyncio.AbstractEventLoop | None]  # a process, and a loop of it
 # The usual lengths of packed arguments, as they are written.
 _SIZES: Final = {size: b"%d\r\n" % size for size in range(512)}
 _INDEXES: Final = frozenset({"ref"})
+_DEAF_FOR: Final = 30.0  # seconds until a server that forbids to subscribe is asked again: rights change
 
 
 def open_url(url: str, settings: Settings, colour: Colour) -> RedisStore:
@@ -83,6 +91,39 @@ def _own_options(url: str) -> tuple[str, bool]:
         if address.startswith((f"{theirs}:", f"{theirs}+")):
             address = common + address.removeprefix(theirs)
     return f"{address}?{rest}" if rest else address, bool(ours)
+
+
+class _Look:
+    """One look at the server before first use, and who waits for what it finds."""
+
+    def __init__(self) -> None:
+        self.leader = threading.get_ident()
+        self._wakes: list[Callable[[], None]] = []
+        self._over = False
+        self._error: tuple[Exception, TracebackType | None] | None = None
+
+    def failed(self, error: Exception) -> None:
+        self._error = error, error.__traceback__
+
+    def end(self) -> None:
+        self._over = True  # before the list is read: who comes into it later looks at this first
+        for wake in self._wakes:
+            wake()
+
+    async def heard(self, colour: Colour) -> None:
+        """Wait for its end, and raise what it raised. One that was broken off found nothing, and raises nothing."""
+        if colour == "sync":
+            bell = Bell()
+            self._wakes.append(bell.ring)
+            if not self._over:
+                bell.heard(math.inf)  # its leader has a timeout
+        else:
+            ended = asyncio.Event()
+            self._wakes.append(ended.set)
+            await ended.wait()
+        if self._error is not None:
+            error, trace = self._error
+            raise error.with_traceback(trace)  # as a future does: told to many, it would grow by each of them
 
 
 class RedisStore:
@@ -126,7 +167,10 @@ class RedisStore:
         )
         self._accept_eviction = accept_eviction
         self._checked = False
+        self._looks: dict[_Place, _Look] = {}
         self._skew = 0.0
+        self._deaf_until = -math.inf
+        self._told_deaf = False
         self._watchers: dict[bytes, list[Callable[[], None]]] = {}
         self._watchers_lock = threading.Lock()
 
@@ -371,7 +415,7 @@ class RedisStore:
     async def watch(self, scope: Scope, wake: Callable[[], None]) -> Unwatch:
         """Woken by the server's pub/sub and, should that be cut, at least by settles of this very store."""
         hashed = scope.hash
-        unsubscribe = await self._link.watch(self._names.of(hashed).record + hashed, wake)
+        unsubscribe = await self._subscribe(hashed, wake)
         with self._watchers_lock:
             self._watchers.setdefault(hashed, []).append(wake)
 
@@ -382,9 +426,32 @@ class RedisStore:
                     waiting.remove(wake)
                 if not waiting:
                     self._watchers.pop(hashed, None)
-            await unsubscribe()
+            if unsubscribe is not None:
+                await unsubscribe()
 
         return unwatch
+
+    async def _subscribe(self, hashed: bytes, wake: Callable[[], None]) -> Unwatch | None:
+        """None: the server forbids it. Then whoever waits polls (R3), as `capabilities` say from then on."""
+        if monotonic() < self._deaf_until:
+            return None
+        try:
+            unsubscribe = await self._link.watch(self._names.of(hashed).record + hashed, wake)
+        except Deaf as error:
+            self._deaf_until = monotonic() + _DEAF_FOR
+            self.capabilities = msgspec.structs.replace(self.capabilities, notifies=False)
+            told, self._told_deaf = self._told_deaf, True
+            if not told:  # last, as in _check
+                warn(
+                    f"{error}. Who waits for a key looks again and again instead of being woken (poll=): give this Redis user the "
+                    f"right to the channels, ACL SETUSER … &{{{self._settings.prefix}:* +ssubscribe +sunsubscribe +spublish",
+                    SemelWarning,
+                    stacklevel=2,
+                )
+            return None
+        if not self.capabilities.notifies:
+            self.capabilities = msgspec.structs.replace(self.capabilities, notifies=True)
+        return unsubscribe
 
     def _wake(self, hashed: bytes) -> None:
         with self._watchers_lock:
@@ -436,8 +503,31 @@ class RedisStore:
 
     # -------------------------------------------------------------------------------------------- inside
     async def _check(self) -> None:
-        unseen = await redis_facts.check(self._link, accept_eviction=self._accept_eviction)
-        self._checked = True
+        """Look at the server before first use: once for all who come at that moment, of a process or of an event loop.
+
+        What went wrong is told to all of them, and the next caller looks again. A leader that is cancelled promotes one.
+        """
+        place = (forks.epoch, None if self.colour == "sync" else asyncio.get_running_loop())
+        while not self._checked:
+            mine = _Look()
+            look = self._looks.setdefault(place, mine)
+            # A signal's handler, in the very thread that looks, would wait for itself.
+            if look is mine or (self.colour == "sync" and look.leader == mine.leader):
+                await self._look(place, mine)
+                break
+            await look.heard(self.colour)
+
+    async def _look(self, place: _Place, look: _Look) -> None:
+        try:
+            unseen = await redis_facts.check(self._link, accept_eviction=self._accept_eviction)
+            self._checked = True
+        except Exception as error:
+            look.failed(error)
+            raise
+        finally:
+            if self._looks.get(place) is look:
+                del self._looks[place]
+            look.end()
         if unseen:  # last: where warnings are errors, the next call works all the same
             warn(unseen, SemelWarning, stacklevel=2)
 

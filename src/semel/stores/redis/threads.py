@@ -327,7 +327,7 @@ class ThreadLink(Courier):
     async def watch(self, channel: bytes, wake: Callable[[], None]) -> Unwatch:
         self._check()
         with self._starting:
-            if self._watcher is None:
+            if self._watcher is None or self._watcher.ended:
                 self._watcher = ThreadWatcher(
                     self._topology,
                     lambda node: self._connect(node, self._connect_timeout),
@@ -395,7 +395,7 @@ class ThreadLink(Courier):
         made = connection(self._target, node, "sync", connect_timeout=limit, sentinel=sentinel)
         try:
             made.connect()
-        except (OSError, driver.RedisError) as error:
+        except Exception as error:  # also of whoever gives the credentials, say
             made.disconnect()
             raise NotSent(error) from error
         if not sentinel:

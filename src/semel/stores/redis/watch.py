@@ -24,12 +24,16 @@ from semel.stores.redis.courier import pack
 from semel.stores.redis.errors import NotSent, ServerError, unreachable
 from semel.stores.redis.topology import Topology
 
-__all__ = ["Event", "Feed", "Line", "Ticket", "Watcher"]
+__all__ = ["Deaf", "Event", "Feed", "Line", "Ticket", "Watcher"]
 
 _log = logging.getLogger("semel.redis")
 _MORE: Final = object()
 _PING: Final = pack((b"PING",))
 _BACKOFF: Final = (0.02, 0.1, 0.25, 0.5, 1.0)
+
+
+class Deaf(StoreUnavailable):
+    """The server forbids this user to subscribe: asking again will not help before its rights change."""
 
 
 class Event(NamedTuple):
@@ -141,6 +145,8 @@ class Watcher(abc.ABC):
             Endpoint | None, tuple[int, float]
         ] = {}  # failed dials: how many, until when to rest
         self._sharded = True
+        self.ended = False
+        """Nobody keeps the subscriptions any more: whoever wants one needs another watcher."""
 
     # -------------------------------------------------------------------------- a colour's ports
     @abc.abstractmethod
@@ -163,8 +169,10 @@ class Watcher(abc.ABC):
         with self._lock:
             topic = self._topics.setdefault(ticket.channel, _Topic())
             topic.tickets.append(ticket)
-            standing = topic.standing
-        if standing:
+            standing, ended = topic.standing, self.ended
+        if ended:
+            self._fail(topic, _over())
+        elif standing:
             ticket.settle(None)
         else:
             self._nudge()
@@ -182,6 +190,13 @@ class Watcher(abc.ABC):
     # ------------------------------------------------------------------------------ on the I/O side
     async def turn(self) -> float:
         """Do what is due; returns when the next turn is, at the latest."""
+        try:
+            return await self._take_turn()
+        except Exception:  # noqa: BLE001 - one mistake must not end the wake-ups of all
+            _log.exception("the subscriptions could not be kept: they are looked at again in a moment")
+            return self._now() + _BACKOFF[-1]
+
+    async def _take_turn(self) -> float:
         now = self._now()
         due = math.inf
         for channel, topic in self._copy():
@@ -219,24 +234,24 @@ class Watcher(abc.ABC):
             if line is None:
                 line = self._lines[node] = await self._open(node)
             self._resting.pop(node, None)
-        except NotSent as error:
-            rest = self._now() + _BACKOFF[min(failures, len(_BACKOFF) - 1)]
-            self._resting[node] = (failures + 1, rest)
-            self._refused(topic, node, error)
-            return rest
         except SemelError as error:
             self._fail(topic, error)
             return self._now() + 1.0
+        except Exception as error:  # noqa: BLE001 - a caller's mapping of addresses may raise anything
+            rest = self._now() + _BACKOFF[min(failures, len(_BACKOFF) - 1)]
+            self._resting[node] = (failures + 1, rest)
+            self._refused(topic, node, error.cause if isinstance(error, NotSent) else error)
+            return rest
         topic.line = line
         # Half of the time that its caller has: the other half is for another connection.
         self._ask(line, line.feed.subscribe(channel, sharded=self._sharded), self._timeout / 2)
         return math.inf
 
-    def _refused(self, topic: _Topic, node: Endpoint | None, error: NotSent) -> None:
+    def _refused(self, topic: _Topic, node: Endpoint | None, cause: BaseException) -> None:
         where = str(node or ", ".join(map(str, self._topology.target.seeds)))
         tls, proven = self._topology.target.tls, self._topology.proven
-        told, final = unreachable(where, error.cause, proven=proven, tls=tls)
-        told.__cause__ = error.cause
+        told, final = unreachable(where, cause, proven=proven, tls=tls)
+        told.__cause__ = cause
         self._topology.suspect()
         if final:
             self._fail(topic, told)
@@ -274,15 +289,14 @@ class Watcher(abc.ABC):
         """Bytes came on a subscriber connection."""
         line.heard = self._now()
         try:
-            events = line.feed.receive(data)
-        except (driver.RedisError, hiredis.HiredisError, IndexError) as error:
+            for event in line.feed.receive(data):
+                with self._lock:
+                    topic = self._topics.get(event.channel)
+                if topic is not None and topic.line is line:
+                    self._happened(topic, event, line)
+        except Exception as error:  # noqa: BLE001 - no Redis protocol, or a caller's mapping of addresses that raised
+            self._resting[line.node] = (1, self._now() + _BACKOFF[1])
             self.lost(line, error)
-            return
-        for event in events:
-            with self._lock:
-                topic = self._topics.get(event.channel)
-            if topic is not None and topic.line is line:
-                self._happened(topic, event, line)
 
     def _happened(self, topic: _Topic, event: Event, line: Line) -> None:
         if event.kind == "message":
@@ -307,7 +321,9 @@ class Watcher(abc.ABC):
         elif "unknown command" in str(error).lower():
             self._sharded = False
         elif error.code in {"NOPERM", "NOAUTH"}:
-            self._fail(topic, StoreUnavailable(f"Redis at {line.node} refused the subscription: {error}"))
+            self._wake(topic)  # who was subscribed before must look for himself from now on
+            kind = Deaf if error.code == "NOPERM" else StoreUnavailable
+            self._fail(topic, kind(f"Redis at {line.node} refused the subscription: {error}"))
         else:
             self._resting[line.node] = (1, self._now() + _BACKOFF[1])
 
@@ -331,10 +347,16 @@ class Watcher(abc.ABC):
         self._nudge()
 
     def shut(self) -> None:
-        """Close every connection; who still waits for a subscription hears of it."""
+        """Close every connection; who still waits for a subscription hears of it, and whoever comes later."""
+        with self._lock:
+            self.ended = True
         lines, self._lines = list(self._lines.values()), {}
         for line in lines:
             line.close()
         for _, topic in self._copy():
             if not topic.standing:
-                self._fail(topic, StoreUnavailable("this Redis link was closed"))
+                self._fail(topic, _over())
+
+
+def _over() -> StoreUnavailable:
+    return StoreUnavailable("this Redis link was closed, or what keeps its subscriptions was ended")

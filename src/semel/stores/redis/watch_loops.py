@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -106,7 +107,7 @@ class LoopWatcher(Watcher):
         try:
             made = await self._dial(node)
             line = _LoopLine(node, made, self)
-        except (OSError, driver.RedisError) as error:
+        except Exception as error:  # also of whoever gives the credentials, say
             raise NotSent(error) from error
         self._open_lines = {known for known in self._open_lines if not known.gone.done()} | {line}
         return line
@@ -115,16 +116,17 @@ class LoopWatcher(Watcher):
         await self._ask_around()
 
     async def _serve(self) -> None:
-        while True:
-            self._due.clear()
-            wait = await self.turn() - self._now()
-            if self._due.is_set():
-                continue
-            try:
-                async with asyncio.timeout(None if wait == math.inf else max(0.0, wait)):
-                    await self._due.wait()
-            except TimeoutError:
-                continue
+        try:
+            while True:
+                self._due.clear()
+                wait = await self.turn() - self._now()
+                if self._due.is_set():
+                    continue
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(None if wait == math.inf else max(0.0, wait)):
+                        await self._due.wait()
+        finally:  # also when somebody cancels all tasks of the loop
+            self.shut()
 
     async def aclose(self) -> None:
         self._task.cancel()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import select
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
@@ -29,6 +30,8 @@ _MORE: Final = object()  # hiredis: the next reply is not complete yet
 _CONNECTING, _OPEN, _DEAD = 0, 1, 2
 # Calls that are written before their tick is over: the server works on them while we prepare the next ones.
 _ENOUGH: Final = 16
+# Reads (of up to 256 KiB) that a loop which was busy elsewhere may make before it is judged which replies are late.
+_CATCH_UP: Final = 64
 
 
 # A call that waits: its future, its bytes, when it was queued (loop's clock), the silence after which the connection
@@ -75,6 +78,7 @@ class Wire(asyncio.Protocol):
         self._heard = -math.inf  # when the last byte came
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
+        self._behind = 0  # reads of what had lain there, in a row
         self._transport: asyncio.Transport | None = None
         self._connection: Any = None
         self._reader = hiredis.Reader(replyError=ServerError, notEnoughData=_MORE)
@@ -192,21 +196,39 @@ class Wire(asyncio.Protocol):
         now = self._loop.time()
         following = math.inf
         silent = False
+        late: list[asyncio.Future[Any] | Posted] = []
         for future, _, sent, patience, deadline in (*self._pending, *self._queue):
             if future.done():
                 continue
             quiet_until = max(sent, self._heard) + patience
             silent = silent or (quiet_until <= now and self._state == _OPEN)
             if deadline <= now:
-                future.set_exception(Overdue("no reply within the caller's time"))
+                late.append(future)
                 continue
             # While dialling, the connect timeout watches; afterwards silence is measured from the last byte.
             due = deadline if self._state == _CONNECTING else min(quiet_until, deadline)
             following = min(following, due)
+        if (late or silent) and self._catches_up():
+            self._arm(now)  # right after the loop's next look at its sockets
+            return
+        for future in late:
+            future.set_exception(Overdue("no reply within the caller's time"))
         if silent:
             self.lose(driver.TimeoutError("the server sent nothing for as long as a call may wait"))
         elif following < math.inf:
             self._arm(following)
+
+    def _catches_up(self) -> bool:
+        """Whether replies lie unread in the socket: a loop that was busy elsewhere is late, not the server. Not for ever."""
+        reads, self._behind = self._behind, 0
+        if self._transport is None or self._transport.is_closing() or reads == _CATCH_UP:
+            return False
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        if not poll.poll(0):
+            return False
+        self._behind = reads + 1
+        return True
 
     # --------------------------------------------------------------------------- life and death
     async def _dial(self, dial: Callable[[], Awaitable[Any]]) -> None:
