@@ -140,7 +140,7 @@ class Recorder:
                     end = self._debts.whole(run, end)
                 elif answer is not None:
                     if refuses_the_value(answer) and type(answer) is type(said):
-                        end = shrunk(end)  # too big for a packet, say; what a signal's handler raises comes but once
+                        end = shrunk(end)  # too big for a packet, say; a signal's error comes but once
                     said = answer  # and silence after it tells nothing more
                 if self._runtime.now() >= until:
                     goes_on = self._debts.owe(run, end)

@@ -17,7 +17,7 @@ from semel.model import Won
 from semel.runtime import run_sync
 from semel.stores.redis import RedisStore
 from semel.stores.redis import facts as redis_facts
-from semel.stores.redis.store import _Look
+from semel.stores.redis.looking import Look
 from semel.testing import services
 from semel.testing.proxy import Proxy
 from tests.ops.redis_link_lab import proxied, url_of
@@ -180,7 +180,7 @@ def test_a_first_caller_that_is_struck_leaves_the_look_to_the_next_one(
 
 
 def test_who_comes_as_the_look_ends_does_not_wait_for_it() -> None:
-    over = _Look()
+    over = Look()
     over.end()
     run_sync(over.heard("sync"))
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import NoPermissionError
 
 from semel import CodecError, ConfigurationError, LeaseLost, PreviousFailure, current_run, points
-from semel.hooks import Executed, Failed, Unrecorded
+from semel.hooks import Executed, Failed
 from semel.testing.proxy import RESP, Proxy
 from tests.within.lab import wait
 from tests.within.test_redis import RedisLab, run
@@ -196,32 +196,6 @@ def test_R28_what_is_recorded_stays_so_when_the_store_is_gone_right_after_it(
         assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "made"
         assert (await wait(checks.peek("k1"))).state == "done"
         assert lab.plain.get(lab.name("n")) == "1"
-
-    run(lab, body())
-
-
-def test_R28_an_error_inside_exec_that_cannot_be_recorded_is_told(
-    lab: RedisLab, proxy: Proxy, redis_server: Any
-) -> None:
-    async def body() -> None:
-        heard: list[Any] = []
-        pipe = lab.pipe()
-        lab.plain.set(lab.name("text"), "not a list")
-        lab.url = through(lab, proxy, redis_server)
-        once = lab.face(timeout=5, hooks=[heard.append])
-
-        async def work() -> None:
-            pipe.lpush(lab.name("text"), 1)
-
-        def gone() -> None:
-            proxy.refuse()
-            proxy.cut()
-
-        at("settle.stored", gone)
-        with pytest.raises(ResponseError, match="WRONGTYPE") as caught:
-            await wait(once.within(pipe).execute("k1", lab.fn(work)))
-        assert "may read as done" in "".join(caught.value.__notes__)
-        assert [event.attempt for event in heard if isinstance(event, Unrecorded)] == [1]
 
     run(lab, body())
 

@@ -76,8 +76,9 @@ def bind(face: Semel | AsyncSemel, transaction: Any) -> Any:
     if home != dialect and home is not None and (dialect is not None or home in _ROWLESS) and face.enabled:
         raise two_records(home, dialect)
     file = getattr(store, "path", None) if home == "sqlite" else None
-    plain = face._namespace is None and face._ring is None  # noqa: SLF001 - our own face
-    return bound(face, TxEngine(engine, tx, tx if plain else _layered(face, tx), home, file))
+    namespace = face._namespace  # noqa: SLF001 - our own face
+    plain = namespace is None and face._ring is None  # noqa: SLF001 - our own face
+    return bound(face, TxEngine(engine, tx, tx if plain else _layered(face, tx), home, file, namespace))
 
 
 def port_of(transaction: Any) -> Port:

@@ -124,7 +124,7 @@ class _AlchemyPort:
             )
         self.dialect, self.style = name, style
         self.mariadb = bool(getattr(dialect, "is_mariadb", False))
-        if not self._is_open():
+        if not self._is_open() and not await self._opens():
             raise not_open("SQLAlchemy connection", _REMEDY)
 
     def _is_open(self) -> bool:
@@ -139,6 +139,17 @@ class _AlchemyPort:
         return getattr(adapted, "isolation_level", None) != "autocommit" and not getattr(
             self._raw(), "autocommit", False
         )
+
+    async def _opens(self) -> bool:
+        """Begun, as its first statement would do it: an event of the engine may send the BEGIN (SQLAlchemy's own recipe for
+        SQLite). Where that opens nothing, nothing is left begun."""
+        if self._connection.in_transaction():
+            return False
+        await self.settle(self._connection.begin())
+        if self._is_open():
+            return True
+        await self.settle(self._connection.rollback())
+        return False
 
     @property
     def begun(self) -> bool:

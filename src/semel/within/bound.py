@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import Any, Final, NoReturn
 
 from semel import model
@@ -34,7 +35,7 @@ from semel.within.postgres import postgres_words
 from semel.within.records import Words
 from semel.within.sqlite import restore_patience, sqlite_words, with_patience
 
-__all__ = ["Bound", "MissingTables", "ended"]
+__all__ = ["Bound", "MissingTables", "astray", "ended"]
 
 _LOCKED: Final = Busy(0.02, 0)
 _WORDS: Final[dict[str, Callable[[str], Words]]] = {
@@ -48,16 +49,30 @@ _WORDS: Final[dict[str, Callable[[str], Words]]] = {
 _left_open: Final[dict[int, int]] = {}
 _REMEMBERED: Final = 1024
 
+# Every savepoint has a name of its own, not its key's: MariaDB deletes an older one of the same name, and that would be the
+# run's, where a function peeks at its own key.
+_numbers: Final = count(1)
+
+
+def _a_name() -> str:
+    return f"semel_n{next(_numbers)}"
+
 
 class MissingTables(ConfigurationError):
     """The session's database does not hold semel's tables. The transaction is usable."""
 
     def __init__(self, port: Port, table: str) -> None:
+        path = f" {_SCHEMAS}" if port.dialect == "postgresql" else ""
         super().__init__(
             f"the {port.dialect} database of this session or connection has no table {table!r} of semel (or not in its search "
             "path): records live beside your rows, so the tables must be there. Call create() or run what `semel schema sql "
-            "URL` prints, in that database; or bind a session of the database that the store's URL names"
+            f"URL` prints, in that database; or bind a session of the database that the store's URL names.{path}"
         )
+
+
+_SCHEMAS: Final = (
+    'Where search_path differs from session to session, name the table with its schema: table="public.semel"'
+)
 
 
 class Bound:
@@ -93,7 +108,7 @@ class Bound:
 
     def claim_one(self, ask: Ask) -> Coroutine[Any, Any, Verdict]:
         connection = id(self.port.connection)
-        if places.is_open(connection, ask.scope.hash):
+        if places.is_open(connection, (ask.scope.hash, self.table)):
             raise InProgress(
                 f"key {mask(ask.scope.key)} is run by this very transaction: a run cannot wait for itself. "
                 "Give what runs inside of it a key or an operation of its own"
@@ -121,19 +136,19 @@ class Bound:
                 return _LOCKED
             raise
         try:
-            point = await self.port.savepoint(f"semel_{ask.scope.hash[:6].hex()}")
+            point = await self.port.savepoint(_a_name())
         except Exception as error:
             if is_outside_transaction(error, self.port.dialect):
                 raise _no_transaction() from error
             raise
         claim = records.claim(self.words, self.port, ask, self.patience)
-        return await self._decide(Place(point, began, connection, ask.scope.hash), ask, claim)
+        return await self._decide(Place(point, began, connection, (ask.scope.hash, self.table)), ask, claim)
 
     async def _claim_by_script(self, scripts: Scripts, ask: Ask, connection: int) -> Verdict:
         """PostgreSQL: the savepoint and the claim of a new key in one round trip."""
         # Its name is the attempt's, not the key's: where SAVEPOINT itself was refused, no older one must answer to it.
         own = SqlSavepoint(scripts, f"semel_{ask.nonce[:8].hex()}")
-        place, now = Place(own, False, connection, ask.scope.hash), time.time()
+        place, now = Place(own, False, connection, (ask.scope.hash, self.table)), time.time()
         words = self._words = postgres_words(self.table)
         try:
             if await scripts.script(words.opening(own.name, ask, now, self.patience)) == 1:
@@ -196,6 +211,7 @@ class Bound:
         for each in inside:
             if each.is_counted:
                 await each.point.rollback()
+                each.gone = True
         await place.point.rollback()
         for each in inside:
             each.gone = True
@@ -235,7 +251,7 @@ class Bound:
             return Answer.OK
         # A probe's word, before any claim: it needs a savepoint of its own.
         await self._begin()
-        place = Place(await self.port.savepoint(f"semel_{end.scope.hash[:6].hex()}"), False)
+        place = Place(await self.port.savepoint(_a_name()), False)
         try:
             answer = await records.settle(self.words, self.port, end, self.patience)
         except BaseException as error:
@@ -247,11 +263,7 @@ class Bound:
     async def peek(self, scope: Scope) -> tuple[Record | None, float]:
         await self.port.prepare()
         # An error ends a PostgreSQL transaction, unless there is a savepoint. SQLite needs none, and no lock to read.
-        point = (
-            None
-            if self.port.dialect == "sqlite"
-            else await self.port.savepoint(f"semel_{scope.hash[:6].hex()}")
-        )
+        point = None if self.port.dialect == "sqlite" else await self.port.savepoint(_a_name())
         try:
             found = await records.peek(self.words, self.port, scope)
         except BaseException as error:
@@ -371,12 +383,27 @@ def _no_transaction() -> ConfigurationError:
     return not_open("connection", "Begin a transaction first")
 
 
-def ended() -> ConfigurationError:
+def ended(*, unless_moved: bool = False) -> ConfigurationError:
+    """`unless_moved`: the record is not found, for which there is one more reason."""
+    instead = f" {_MOVED}" if unless_moved else ""
     return ConfigurationError(
         "the function ended the transaction that within() was bound to (commit, rollback or close): the record and your "
         "rows are no longer one unit. If it committed, the key now reads as running, then as unknown: look the effect up and "
-        "call resolve(...). Let the caller of execute() commit"
+        f"call resolve(...). Let the caller of execute() commit.{instead}"
     )
+
+
+def astray(table: str) -> ConfigurationError:
+    """The table was there at the claim, and at the settle it is not."""
+    return ConfigurationError(
+        f"the table {table!r} of semel was found before the function ran, and is not there any more: no outcome is recorded. {_MOVED}"
+    )
+
+
+_MOVED: Final = (
+    "Did the function change search_path, or the database (USE), so that the table's name means another one? Then set it back before "
+    'it returns, or name the table with its schema, as table="public.semel"'
+)
 
 
 def _spoilt() -> ConfigurationError:

@@ -16,7 +16,7 @@ _VENDORS: Final[dict[str, Dialect]] = {"postgresql": "postgresql", "mysql": "mys
 class _Atomic:
     """A nested `atomic()`, so that Django's own bookkeeping (on_commit hooks, needs_rollback) stays right."""
 
-    __slots__ = ("_atomic", "_ended", "_wrapper")
+    __slots__ = ("_atomic", "_ended", "_own", "_wrapper")
     alive = True
     buffers = False
     counted = True
@@ -27,6 +27,7 @@ class _Atomic:
         self._wrapper = wrapper
         self._ended = False
         atomic.__enter__()
+        self._own = wrapper.savepoint_ids[-1]
 
     async def flush(self) -> None:
         """Django's ORM writes at once."""
@@ -37,12 +38,29 @@ class _Atomic:
     async def rollback(self) -> None:
         if not self._ended:  # a second end would be that of the caller's own block
             self._ended = True
+            self._check_top()
             self._atomic.__exit__(_Undo, _Undo(), None)
         if self._wrapper.needs_rollback:
             # Django says nothing here, and rolls the caller's block back at its end, as silently.
             from django.db import DatabaseError
 
             raise DatabaseError("the database has no such savepoint any more")
+
+    def _check_top(self) -> None:
+        """Whoever leaves a block ends the latest savepoint, whosever it is: go back to the own one, or to none."""
+        savepoints, blocks = self._wrapper.savepoint_ids, self._wrapper.atomic_blocks
+        if savepoints and savepoints[-1] == self._own:
+            return
+        # Off Django's books, or the caller's outermost block would take its place for the end, and never end the transaction.
+        if savepoints:
+            at = savepoints.index(self._own) - len(savepoints) if self._own in savepoints else -1
+            del savepoints[at]
+            del blocks[at]
+        raise ConfigurationError(
+            "this claim was made in another `atomic()` block than it is undone in: Django goes back to the savepoint of the "
+            "innermost block only, so nothing is undone. Roll the whole transaction back (if you commit, the key reads as running, "
+            "then as unknown); end a claim in the block that it was made in"
+        )
 
 
 class _Undo(Exception):

@@ -137,10 +137,16 @@ class _WholeTransaction:
 def _check_psycopg(connection: Any, *, inside: bool) -> None:
     if connection.autocommit and not inside:
         raise not_open("psycopg connection", _PSYCOPG_REMEDY)
+    _check_pipeline(connection)
+
+
+def _check_pipeline(connection: Any) -> None:
+    """What was only queued must not be taken for done."""
     if connection.pgconn.pipeline_status:
         raise ConfigurationError(
-            "this psycopg connection is in pipeline mode: whether a key is claimed must be known before the function runs. "
-            "Call within() outside of `with connection.pipeline():`; the function may open one of its own"
+            "this psycopg connection is in pipeline mode, where answers come later: whether a key is claimed, settled or undone must "
+            "be known at once. Call within(), and end a claim, outside of `with connection.pipeline():`; the function may open one "
+            "of its own"
         )
 
 
@@ -168,6 +174,7 @@ class PsycopgPort(_DriverPort):
         return self if self.inside else None  # before it is begun see `_WholeTransaction`
 
     async def script(self, sql: str) -> int:
+        _check_pipeline(self.connection)
         cursor = self._cursor
         cursor.execute(sql, prepare=False)
         while cursor.nextset():
@@ -178,9 +185,11 @@ class PsycopgPort(_DriverPort):
         return await SqlSavepoint.begin(self, name) if self.inside else _WholeTransaction(self)
 
     async def give_up(self) -> None:
+        _check_pipeline(self.connection)
         self.connection.rollback()
 
     async def run(self, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]:
+        _check_pipeline(self.connection)
         cursor = self._cursor
         if not args:
             cursor.execute(sql, prepare=False)
@@ -214,6 +223,7 @@ class PsycopgAsyncPort(_DriverPort):
         return self if self.inside else None  # before it is begun see `_WholeTransaction`
 
     async def script(self, sql: str) -> int:
+        _check_pipeline(self.connection)
         cursor = self._cursor
         await cursor.execute(sql, prepare=False)
         while cursor.nextset():
@@ -224,9 +234,11 @@ class PsycopgAsyncPort(_DriverPort):
         return await SqlSavepoint.begin(self, name) if self.inside else _WholeTransaction(self)
 
     async def give_up(self) -> None:
+        _check_pipeline(self.connection)
         await self.connection.rollback()
 
     async def run(self, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]:
+        _check_pipeline(self.connection)
         cursor = self._cursor
         if not args:
             await cursor.execute(sql, prepare=False)

@@ -11,11 +11,10 @@ Rule 2: serialization failures and deadlocks are the caller's to retry: they pas
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final, NoReturn
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -27,18 +26,24 @@ from semel.hooks import Executed, Failed, TakenOver
 from semel.model import Answer, Ask, Busy, Kind, Policy, Record, Replay, Settle, Unknown, Verdict, Won
 from semel.options import Found, Release
 from semel.points import reach
-from semel.run import Outcome, Run, _current
+from semel.run import Outcome, Run, _current, leave
 from semel.runtime import NO_INTERRUPT, Interrupt, own
 from semel.stepping import Stepper
 from semel.store import Store
 from semel.waiting import Bench, Seat
-from semel.within.afterwards import record_failure
-from semel.within.bound import Bound, MissingTables, ended
-from semel.within.failures import is_retryable
+from semel.within.afterwards import OWED, foretold, record_failure
+from semel.within.bound import Bound, MissingTables, astray, ended
+from semel.within.failures import is_missing_savepoint, is_missing_table, is_retryable
+from semel.within.records import other_file
 
 __all__ = ["TxEngine", "two_records"]
 
 _LEAST_WAIT = 0.001  # wait=0: a row lock is waited for this long, never for ever
+
+# Engines that had no connection of their own to look on (a pool that the callers' transactions exhaust): each further look
+# would wait for its time-out, and the caller's own connection decides anyway.
+_UNSEEN: Final = 10.0
+_unseen_until: Final[WeakKeyDictionary[Engine, float]] = WeakKeyDictionary()
 
 
 def two_records(home: str, dialect: str | None) -> ConfigurationError:
@@ -53,9 +58,16 @@ class TxEngine(Engine):
     """An engine over one caller's transaction. What it does not change, `Engine` does for it."""
 
     recorded = "is recorded as done if this transaction commits"
+    _probed = b""  # the nonce of the ask that a probe was asked for
 
     def __init__(
-        self, outer: Engine, bound: Bound, layered: Store, home: str | None, file: str | None = None
+        self,
+        outer: Engine,
+        bound: Bound,
+        layered: Store,
+        home: str | None,
+        file: str | None = None,
+        namespace: str | None = None,
     ) -> None:
         # Not Engine.__init__: a heart of its own would be made for every transaction, and never beat.
         self.__dict__.update(outer.__dict__)
@@ -64,7 +76,8 @@ class TxEngine(Engine):
         self.store = layered
         self.stepper = _NO_STEPS
         self._home = home
-        self._file = file
+        self._file = self._unchecked = file
+        self._namespace = namespace
         self._bare = layered is bound
         self._looks = False
         self._until = 0.0
@@ -114,7 +127,7 @@ class TxEngine(Engine):
             await self.lose(run, error)
             raise
         finally:
-            _current.reset(token)
+            leave(token)
         return await self._complete(run, value)
 
     async def complete(self, run: Run, value: Any) -> Outcome[Any]:
@@ -139,11 +152,13 @@ class TxEngine(Engine):
             else:
                 answer = (await self.store.settle((end,)))[0]
             if answer is not Answer.OK:
-                raise ended()
+                raise ended(unless_moved=bound.port.dialect != "sqlite")
             if not bound.keeps_open(run.ask.nonce):
                 await bound.keep(run.ask.nonce)
         except BaseException as error:
             await self.runtime.protect(self._undo(run, error))
+            if is_missing_table(error, bound.port.dialect):
+                raise astray(bound.table) from error
             raise
         reach("settle.stored")
         if self.emit is not None:
@@ -160,13 +175,15 @@ class TxEngine(Engine):
         dialect = port.dialect
         if self._home is not None and self._home != dialect:
             raise two_records(self._home, dialect)
-        if self._file is not None:
-            await self._check_file(self._file)
+        if self._unchecked is not None:
+            await self._check_file(self._unchecked)
         wait = call.options.wait
         patience = max(_LEAST_WAIT, wait)
         self._until = self.runtime.now() + patience
         self._looks = dialect != "postgresql"
         ask = self._ask(call)
+        if OWED and (verdict := self._foretold(ask)) is not None:
+            return ask, verdict
         if not self.outer.knows_tables and not self._looks:
             await self._know_tables(ask)
         if self._looks or not self._bare:
@@ -206,17 +223,13 @@ class TxEngine(Engine):
         self.outer.knows_tables = True
 
     async def _check_file(self, file: str) -> None:
-        """SQLite: the transaction is in the store's own file, which it must be for a replay as well (R27)."""
-        rows = await self.bound.port.run("PRAGMA database_list")
-        files = [
-            os.fsdecode(row[2]) if row[2] else ":memory:" for row in rows
-        ]  # bytes, if its text_factory says so
-        if file not in files and not any(_is_same(file, each) for each in files):
+        """SQLite: the table's name means the store's own file here, which it must for a replay as well (R27)."""
+        if (other := await other_file(self.bound.port, self.bound.table, file)) is not None:
             raise ConfigurationError(
-                f"this transaction is in the SQLite database {files[0]!r}, and the records of this face are in {file!r}: a key would "
+                f"this transaction is in the SQLite database {other!r}, and the records of this face are in {file!r}: a key would "
                 "have two records. Give the face the URL of the database that the transaction is in"
             )
-        self._file = None
+        self._unchecked = None
 
     async def _contend(self, call: Call, ask: Ask, verdict: Verdict) -> tuple[Ask, Won | Replay]:
         self.bench = _TxBench(self.outer.bench, self._until)
@@ -224,8 +237,8 @@ class TxEngine(Engine):
 
     async def claim(self, ask: Ask) -> Verdict:
         reach("claim.sent")
-        verdict: Verdict | Exception | None = None
-        if self._looks:
+        verdict: Verdict | Exception | None = self._foretold(ask) if OWED else None
+        if self._looks and verdict is None:
             verdict = await self._look(ask)
         if verdict is None:
             self.bound.patience = max(_LEAST_WAIT, self._until - self.runtime.now())
@@ -241,17 +254,38 @@ class TxEngine(Engine):
             return await self._checked(ask, verdict)
         return verdict
 
+    def _foretold(self, ask: Ask) -> Verdict | None:
+        """A failure of this process that is not written yet (SQLite: the caller's transaction has the lock): do not run again."""
+        if ask.nonce == self._probed:
+            return None  # who asked for a probe knows better by now
+        return foretold(self._place, ask)
+
+    @property
+    def _place(self) -> tuple[Hashable, ...]:
+        return (self._file or id(self.outer.store), self.bound.table, self._namespace)
+
     async def _claim_layered(self, ask: Ask) -> Verdict | Exception:
         return (await self.store.claim((ask,)))[0]
 
     async def _look(self, ask: Ask) -> Verdict | None:
         """What needs no write, seen on a connection of our own: the latest, whatever snapshot the caller has, unlocked."""
+        if self.runtime.now() < _unseen_until.get(self.outer, 0.0):
+            return None
         try:
             record, now = await self.outer.store.peek(ask.scope)
         except StoreUnavailable:
+            _unseen_until[self.outer] = self.runtime.now() + _UNSEEN
             return None  # the caller's own connection decides
         verdict, changed = model.claim(record, ask, now)
+        if isinstance(verdict, Unknown):
+            return await self._known_here(ask) or verdict
         return verdict if changed is None else None
+
+    async def _known_here(self, ask: Ask) -> Replay | None:
+        """What a probe has said in this very transaction, which nobody else can see."""
+        record, now = await self.store.peek(ask.scope)
+        verdict = model.claim(record, ask, now)[0]
+        return verdict if isinstance(verdict, Replay) else None
 
     async def _make_tables(self, ask: Ask) -> None:
         """First use: the face's own store makes its tables, if it may, on its own connection (R45)."""
@@ -265,6 +299,7 @@ class TxEngine(Engine):
 
     async def _probe(self, call: Call, ask: Ask, unknown: Unknown) -> tuple[Ask, Found | None]:
         asked = await super()._probe(call, ask, unknown)
+        self._probed = ask.nonce
         self._looks = (
             False  # what the probe said is written in the caller's transaction: only there it can be seen
         )
@@ -294,20 +329,35 @@ class TxEngine(Engine):
 
     async def fail_for_good(self, run: Run, error: BaseException | str) -> None:
         problem = error if isinstance(error, BaseException) else RuntimeError(error)
-        await self.runtime.protect(self._undo(run, problem))
+        await self.runtime.protect(self._undo_by_hand(run))
         await self._keep_failure(run, Kind.FAILED, problem, 0.0, told=error)
 
     async def release(self, run: Run) -> None:
-        await self.runtime.protect(self.bound.undo(run.ask.nonce))
+        await self.runtime.protect(self._undo_by_hand(run))
+
+    async def _undo_by_hand(self, run: Run) -> None:
+        """No function's error is on its way that could tell: what is not undone is said here, and no failure is recorded."""
+        try:
+            await self.bound.undo(run.ask.nonce)
+        except SemelError:
+            raise  # which says what to do
+        except Exception as error:
+            if is_missing_savepoint(error, self.bound.port.dialect):
+                raise ended() from error
+            add_note(
+                error,
+                "the savepoint of the claim could not be rolled back, and no failure is recorded: roll the whole transaction back",
+            )
+            raise
 
     async def _undo(self, run: Run, error: BaseException) -> None:
         try:
             await self.bound.undo(run.ask.nonce)
         except Exception as second:  # noqa: BLE001 - the function's error is the one that tells
             if not is_retryable(error, self.bound.port.dialect):
+                why = "" if str(second) == str(error) else f" ({second})"
                 add_note(
-                    error,
-                    f"the savepoint could not be rolled back ({second}): roll the whole transaction back",
+                    error, f"the savepoint could not be rolled back{why}: roll the whole transaction back"
                 )
 
     async def _keep_failure(
@@ -331,7 +381,8 @@ class TxEngine(Engine):
             policy=Policy.HOLD if kind is Kind.UNKNOWN and run.ask.policy is not Policy.PROBE else None,
         )
         ask = msgspec.structs.replace(run.ask, takeover=b"")
-        await self.runtime.protect(record_failure(self.outer, self.bound, ask, end, error))
+        work = record_failure(self.outer, self.bound, self._place, ask, end, error, run.attempt)
+        await self.runtime.protect(work)
 
 
 class _TxBench(Bench):
@@ -386,10 +437,3 @@ def _no_steps(what: str) -> ConfigurationError:
         f"{what} cannot be used inside within(): it must be durable when it returns, and nothing is before the caller's "
         "commit. Use execute() without within() for runs with steps; make the id in the function and keep it with run.set_ref"
     )
-
-
-def _is_same(one: str, other: str) -> bool:
-    try:
-        return Path(one).samefile(other)
-    except OSError:  # one of them is not there
-        return False

@@ -117,7 +117,15 @@ class Queue:
     def sender(self, key: bytes) -> Any:
         """The pipeline for the transaction: the caller's own; in a cluster, one on the node that has the record."""
         slot = self.slot(key)
-        return self._pipe if slot is None else self.sender_in(slot)
+        if slot is None:
+            return self._pipe
+        from redis.exceptions import ConnectionError as Lost
+        from redis.exceptions import RedisClusterException
+
+        try:
+            return self.sender_in(slot)
+        except (LookupError, RedisClusterException) as error:  # redis-py's async map raises a KeyError
+            raise Lost(f"no node of the cluster is known to have slot {slot}") from error
 
     def sender_in(self, slot: int) -> Any:
         """A pipeline on the node of a cluster that has the slot."""
@@ -135,7 +143,20 @@ class Queue:
         client = getattr(self._pipe, "cluster_client", self._pipe)
         await waited(client.nodes_manager.initialize())
 
+    async def elsewhere(self, sender: Any) -> None:
+        """The node does not have the slot any more, or is gone: leave it, and read the cluster's map anew. Where that cannot be
+        done now, whoever tries again will come back here."""
+        from redis.exceptions import RedisClusterException, RedisError
+
+        with suppress(OSError, RedisError):
+            await self.done_with(sender)
+        with suppress(OSError, RedisError, RedisClusterException):
+            await self.look_again()
+
     async def done_with(self, sender: Any) -> None:
+        """`sender` may be None, where there was none."""
+        if sender is None:
+            return
         await waited(sender.reset())
         if self._cluster and hasattr(sender, "aclose"):
             await sender.connection_pool.aclose()

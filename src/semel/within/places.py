@@ -16,9 +16,9 @@ from semel.within.ports import Savepoint
 
 __all__ = ["Place", "enter", "inside", "is_open", "leave"]
 
-# Runs that are open now, by connection and scope: a run that waits for itself would wait for ever. One that was left
+# Runs that are open now, by connection, scope and table: a run that waits for itself would wait for ever. One that was left
 # without an end goes with its owner: it must not stand in the way of whoever has that connection, or its address, next.
-_open_runs: Final[dict[int, dict[bytes, ref[Place]]]] = {}
+_open_runs: Final[dict[int, dict[tuple[bytes, str], ref[Place]]]] = {}
 _MANY_RUNS: Final = 4096
 
 
@@ -28,7 +28,8 @@ class Place(msgspec.Struct, weakref=True):
     point: Savepoint
     began: bool
     connection: int = 0
-    scope: bytes = b""
+    key: tuple[bytes, str] = (b"", "")
+    """The scope, and the table of its record: faces with tables of their own have nothing to do with each other's keys."""
     transaction: int = 0
     """The caller's transaction by the database's own number, known once the run is settled (PostgreSQL)."""
     merged: bool = False
@@ -42,9 +43,9 @@ class Place(msgspec.Struct, weakref=True):
         return self.point.counted and not self.merged and self.point.alive
 
 
-def is_open(connection: int, scope: bytes) -> bool:
+def is_open(connection: int, key: tuple[bytes, str]) -> bool:
     runs = _open_runs.get(connection)
-    if runs is None or (known := runs.get(scope)) is None:
+    if runs is None or (known := runs.get(key)) is None:
         return False
     return known() is not None
 
@@ -55,19 +56,19 @@ def enter(place: Place) -> None:
         if len(_open_runs) >= _MANY_RUNS:
             _drop_the_ownerless()
         runs = _open_runs[place.connection] = {}
-    elif len(runs) >= _MANY_RUNS or place.scope in runs:
-        for scope, known in list(runs.items()):
+    elif len(runs) >= _MANY_RUNS or place.key in runs:
+        for key, known in list(runs.items()):
             if known() is None:
-                del runs[scope]  # even of the same key: a place that stays would keep its turn
-    runs[place.scope] = ref(place)
+                del runs[key]  # even of the same key: a place that stays would keep its turn
+    runs[place.key] = ref(place)
 
 
 def leave(place: Place) -> None:
     """Twice is no mistake, and never takes another place of the same key away."""
     runs = _open_runs.get(place.connection)
-    if runs is None or (known := runs.get(place.scope)) is None or known() is not place:
+    if runs is None or (known := runs.get(place.key)) is None or known() is not place:
         return
-    del runs[place.scope]
+    del runs[place.key]
     if not runs:
         _open_runs.pop(place.connection, None)
 

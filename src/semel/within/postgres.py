@@ -134,7 +134,8 @@ class PostgresWords:
             "{row:r}": _row("r."),
         }
         changes = ", ".join(_assignment(name, at) for at, name in enumerate(rows.COLUMNS, 1) if at > 1)
-        write = f"update {{table}} set {changes} where scope = $1::bytea"
+        # `waited` of an earlier run would make the settle notify, which a transaction that is prepared (two-phase) must not.
+        write = f"update {{table}} set {changes}, waited = false where scope = $1::bytea"
 
         def made(text: str) -> str:
             for word, value in words.items():

@@ -6,9 +6,11 @@ A row written here as `running` is seen by nobody until the caller commits, and 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Awaitable, Sequence
 from math import inf
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -27,6 +29,7 @@ __all__ = [
     "claim",
     "guarded",
     "identifier",
+    "other_file",
     "peek",
     "query",
     "record_of",
@@ -144,3 +147,32 @@ def identifier(table: str, quote: str) -> str:
             f"table={table!r} cannot be a table name here: use letters, digits and underscores"
         )
     return ".".join(f"{quote}{part}{quote}" for part in parts)
+
+
+async def other_file(port: Port, table: str, file: str) -> str | None:
+    """SQLite: None if the table's name means the one in `file` on this connection; otherwise the file that it does mean."""
+    # In the order in which a table without a schema is looked for: in `temp` (number 1), in `main`, then as they were attached.
+    databases = sorted(await port.run("PRAGMA database_list"), key=lambda row: -1 if row[0] == 1 else row[0])
+    main = ""
+    for number, schema, path in databases:
+        place = os.fsdecode(path) if path else ":memory:"  # bytes, if its text_factory says so
+        if place == file or _is_same(place, file):
+            return None
+        if number == 0:
+            main = place
+        if await _has_table(port, os.fsdecode(schema), table):
+            return place
+    return main
+
+
+async def _has_table(port: Port, schema: str, table: str) -> bool:
+    quoted = schema.replace('"', '""')
+    sql = f'SELECT 1 FROM "{quoted}".sqlite_master WHERE name = $1 COLLATE NOCASE'
+    return bool(await query(port, sql, (table,)))
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return Path(one).samefile(other)
+    except OSError:  # one of them is not there
+        return False

@@ -1,12 +1,14 @@
 """`within(pipeline)`: the commands that a function queues and the settle of its record, in one guarded MULTI/EXEC (R28).
 
     claim (leased, renewed as usual) ──▶ function queues commands
-    WATCH record ──▶ still ours? ──▶ MULTI, the commands, settle, EXEC ──▶ Outcome
+    WATCH record ──▶ still ours? ──▶ MULTI, a count of errors, the commands, settle, EXEC ──▶ Outcome
        ▲                 └──▶ another owner: LeaseLost, nothing applied
-       └── aborted (a renewal, or a takeover) or no answer: look again
+       └── aborted (a renewal, or a takeover), no answer, or (in a cluster) the slot is elsewhere: look again
 
 EXEC does not roll back. So the guard comes first (WATCH: who lost the key applies nothing), the settle last. An error
-reply inside EXEC leaves the other commands applied: the record then becomes `unknown` and the error is raised. Only
+reply inside EXEC leaves the other commands applied: the record is then settled as `unknown`, in the same EXEC, and the error
+is raised. (Rejected: `done` in the EXEC and `unknown` by a second call, because whoever waits, or comes after a crash in
+between, is told that it went well; and the other way round, because a crash would make every good pipeline unknown.) Only
 absolute, idempotent commands (SET, HSET, ZADD …) are exactly once across a torn log: a server that loses the end of its
 log may keep the commands and lose the settle.
 """
@@ -15,30 +17,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 from semel import model
 from semel.calls import Call, add_note, failure_of, is_lazy, name_of, not_run
-from semel.errors import ConfigurationError, LeaseLost, SemelError, StoreUnavailable
+from semel.errors import ConfigurationError, LeaseLost, OutcomeUnknown, SemelError, StoreUnavailable
 from semel.flow import Engine, done_of
 from semel.hooks import Executed, Unrecorded
-from semel.model import Answer, Ask, Kind, Policy, Record, Settle, State, Verdict
+from semel.model import Answer, Ask, Failure, Kind, Policy, Record, Settle, State, Verdict
 from semel.points import reach
-from semel.run import Outcome, Run, _current
+from semel.run import Outcome, Run, _current, leave
 from semel.runtime import Interrupt, own
 from semel.store import Store
 from semel.within.pipelines import Capture, Queue, told, waited, watched
 
 __all__ = ["PipelineEngine"]
 
-# The settle's reply carries a nonce and a hash; a client with decode_responses=True could not read it. Its letter suffices.
-_LETTER_ONLY: Final = """local function settle()
-%s
-end
-local reply = settle()
-if type(reply) == 'table' then return reply end
-return string.sub(reply, -1)"""
 _PAUSE: Final = 0.02
+_PAUSE_IN_A_CLUSTER: Final = 0.1  # where its map was read anew: all who use it do that now
+_UNREAD: Final = "a command inside EXEC was answered with an error, and nobody has read which one"
 
 
 class PipelineEngine(Engine):
@@ -101,7 +101,7 @@ class PipelineEngine(Engine):
             await self.lose(run, error)
             raise
         finally:
-            _current.reset(token)
+            leave(token)
         if run.interrupt.fired:
             run.interrupt.absorb()
         return await self.complete(run, value)
@@ -129,94 +129,125 @@ class PipelineEngine(Engine):
             end = done_of(run, data, marker)
             # From here on the guard tells of a lost lease: the heartbeat must not cancel the caller.
             run.settling = True
-            await self.runtime.protect(self._commit_or_fail(run, end))
+            unread = await self.runtime.protect(self._commit_or_fail(run, end))
         finally:
             self._queue.open()
         if self.emit is not None:
             self.emit(Executed(run.scope, run.attempt, self.runtime.now() - run.won_at))
+        if unread is not None:
+            raise unread
         if problem is not None:
             raise problem
         return Outcome(value, replayed=False, ref=run.ref, attempt=run.attempt, marker=marker)
 
-    async def _commit_or_fail(self, run: Run, end: Settle) -> None:
+    async def _commit_or_fail(self, run: Run, end: Settle) -> Exception | None:
         """Where nothing was applied the run ends as a failure, although its caller may be gone by then."""
         try:
-            await self._commit(run, end)
+            return await self._commit(run, end)
         except _NothingApplied as refused:
             await self.fail(run, refused.error)
             raise refused.error from refused.error.__cause__
 
-    async def _commit(self, run: Run, end: Settle) -> None:
+    async def _commit(self, run: Run, end: Settle) -> Exception | None:
+        """All is applied and recorded, or it raises; what redis-py made of replies that it could not read is answered."""
         try:
             self._queue.check_queued()
         except ConfigurationError as error:
             raise _NothingApplied(error) from error
-        await self._layered.settle((end,))
-        sealed = self._capture.end
+        ends = _Ends(await self._sealed(end), await self._sealed(_failed(run, end)))
         queued = self._queue.take()
-        sender = self._queue.sender(self._raw.settle_keys(sealed)[0])
+        key = self._raw.settle_keys(ends.done)[0]
         until = self.runtime.now() + self.settle_timeout
         failure: Exception | None = None
         silent = False
+        sender: Any = None
+        trouble: tuple[type[Exception], ...] = (StoreUnavailable, _Elsewhere, *_lost())
         try:
             while True:
+                pause = _PAUSE
                 try:
-                    if await self._try(run, sealed, sender, queued):
-                        await self._tell(end)
+                    sender = self._queue.sender(key) if sender is None else sender
+                    if await self._try(run, ends, sender, queued):
+                        await self._tell(end, surely=ends.well)
                         self.debts.ended(run.ask, end)
-                        break
+                        return ends.unread
                     # Aborted, most likely by our own heartbeat, which writes the record that we watch. Where a try takes longer than
                     # a third of the lease that would happen every time: none during the next one.
                     self.heart.remove(run)
                     silent = True
-                except (OSError, StoreUnavailable, _lost()) as error:
+                except trouble as error:
                     failure = error
                     if silent:  # the next try may be a while away, and the lease must last until then
                         self.heart.add(run)
                         silent = False
+                    if self._queue.slot(key) is not None and not isinstance(error, StoreUnavailable):
+                        left, sender, pause = sender, None, _PAUSE_IN_A_CLUSTER
+                        await self._queue.elsewhere(left)
                 if self.runtime.now() >= until:
-                    raise self._undecided(run, failure)
-                await self.runtime.sleep(_PAUSE)
+                    raise await self._too_late(run, ends, failure)
+                await self.runtime.sleep(pause)
         finally:
             self.heart.remove(run)
-            await self._queue.done_with(sender)
+            with suppress(*_lost()):
+                await self._queue.done_with(sender)
 
-    async def _try(self, run: Run, end: Settle, pipe: Any, queued: tuple[list[Any], set[Any]]) -> bool:
+    async def _sealed(self, end: Settle) -> Settle:
+        """What the layers make of it."""
+        await self._layered.settle((end,))
+        sealed: Settle = self._capture.end
+        return sealed
+
+    async def _try(self, run: Run, ends: _Ends, pipe: Any, queued: tuple[list[Any], set[Any]]) -> bool:
         """One guarded EXEC; False when it was aborted and the reason must be looked at."""
-        from redis.exceptions import ConnectionError as Lost
-        from redis.exceptions import RedisError, WatchError
-        from redis.exceptions import TimeoutError as Late
+        from redis.exceptions import WatchError
 
         await waited(pipe.reset())
-        keys = self._raw.settle_keys(end)
+        keys = self._raw.settle_keys(ends.done)
         try:
             await waited(pipe.watch(keys[0]))
             there = await waited(pipe.exists(keys[0]))
-            if await self._is_done(run, there=bool(there)):
+            if await self._is_applied(run, ends, there=bool(there)):
                 return True
             commands = await self._watched(pipe, queued[0], self._queue.slot(keys[0]))
-        except WatchError:  # so redis-py tells of a connection that broke while it watches
-            return False
-        except (Lost, Late):
-            raise
-        except RedisError as error:  # an ACL of the pipeline's user, say
-            raise _NothingApplied(_as_told(error, self._queue.slot(keys[0]))) from error
-        pipe.multi()
-        pipe.command_stack, pipe.scripts = list(commands), set(queued[1])
-        pipe.execute_command("EVAL", _LETTER_ONLY % _source(), len(keys), *keys, *self._raw.settle_args(end))
-        reach("settle.sent")
-        try:
+            pipe.multi()
+            note = keys[0] + b":e"
+            pipe.command_stack, pipe.scripts = [_evaluated("exec_begin", note), *commands], set(queued[1])
+            args = (*self._raw.settle_args(ends.done), *self._raw.settle_args(ends.failed))
+            pipe.command_stack.append(_evaluated("exec_end", *keys, note, args=args))
+            reach("settle.sent")
             replies = await waited(pipe.execute(raise_on_error=False))
-        except WatchError:
+        except WatchError:  # so redis-py tells of a connection that broke while it watches, too
             return False
-        except (Lost, Late):
+        except (SemelError, _NothingApplied):
             raise
-        except RedisError as error:
-            raise _NothingApplied(_as_told(error, self._queue.slot(keys[0]))) from error
+        except _lost():
+            raise
+        except Exception as error:  # noqa: BLE001 - an ACL of the pipeline's user, a reply that is no text
+            await self._find_out(run, ends, error, self._queue.slot(keys[0]))
+            return True
         reach("settle.stored")
         told(commands)
-        await self._check(run, end, replies)
+        await self._check(run, ends, replies)
         return True
+
+    async def _find_out(self, run: Run, ends: _Ends, error: Exception, slot: int | None) -> None:
+        """The server refused, or redis-py could not read what it answered: only the record tells whether it was applied. It raises
+        if it was not; an EXEC that is still on its way will find that the record has changed, which it watches."""
+        from redis.exceptions import ResponseError
+
+        if not await self._is_applied(run, ends, there=True):
+            said = _as_told(error, slot)
+            if slot is not None and isinstance(said, _moved()):
+                raise _Elsewhere(error) from error
+            raise _NothingApplied(said) from error
+        if isinstance(error, ResponseError):
+            return  # the refusal of a try after the one that was applied
+        add_note(
+            error,
+            f"the commands queued for {name_of(run.call)} were applied and the key is recorded as done: only their replies could not "
+            "be read. Call again with the same key for its outcome",
+        )
+        ends.unread = error
 
     async def _watched(self, pipe: Any, commands: list[Any], slot: int | None) -> list[Any]:
         try:
@@ -226,6 +257,21 @@ class PipelineEngine(Engine):
                 raise
             raise _NothingApplied(error) from error
 
+    async def _is_applied(self, run: Run, ends: _Ends, *, there: bool) -> bool:
+        """Whether an EXEC of ours went through although nobody has heard its answer."""
+        try:
+            return await self._is_done(run, there=there)
+        except _Held:
+            if ends.well:  # its answer was heard; what came after it failed
+                return True
+        error = OutcomeUnknown(
+            f"{_UNREAD}, of those that were queued for {name_of(run.call)}; the others were applied: the key is unknown now. "
+            "Look at the data, then call resolve(...)",
+            attempt=run.attempt,
+        )
+        await self._hold(run, ends.done, failure_of(_UNREAD))
+        raise error
+
     async def _is_done(self, run: Run, *, there: bool) -> bool:
         """Read after WATCH, on a connection of our own: what changes from here on aborts the EXEC."""
         record, now = await self.store.peek(run.scope)
@@ -233,6 +279,8 @@ class PipelineEngine(Engine):
         if record is not None and record.nonce == run.ask.nonce:
             if seen is State.DONE:
                 return True  # an earlier EXEC of ours whose answer was lost
+            if record.state is State.UNKNOWN:
+                raise _Held  # the same, and a command inside of it failed
             if seen in (State.RUNNING, State.UNKNOWN):
                 if there:
                     return False
@@ -248,26 +296,15 @@ class PipelineEngine(Engine):
             "applied. Read the key to see the outcome that counts"
         )
 
-    async def _check(self, run: Run, end: Settle, replies: Sequence[Any]) -> None:
+    async def _check(self, run: Run, ends: _Ends, replies: Sequence[Any]) -> None:
         errors = [reply for reply in replies if isinstance(reply, Exception)]
+        held = replies[-1] == 1
         if not errors:
+            ends.well = held  # a script has caught an error: see exec_end.lua
             return
         error = errors[0]
-        word = Settle(
-            scope=run.scope,
-            nonce=run.ask.nonce,
-            kind=Kind.UNKNOWN,
-            retention=end.retention,
-            error=failure_of(error),
-            policy=Policy.HOLD,
-            new_nonce=os.urandom(16),
-            repair=True,
-        )
-        try:
-            answer = (await self.store.settle((word,)))[0]
-        except StoreUnavailable as problem:
-            answer = problem
-        if answer is not Answer.OK:
+        answer = await self._hold(run, ends.done, failure_of(error))
+        if answer is not Answer.OK and not held:
             if self.emit is not None:
                 self.emit(Unrecorded(run.scope, run.attempt, error))
             add_note(error, f"the record could not be made unknown ({answer}): it may read as done")
@@ -278,26 +315,63 @@ class PipelineEngine(Engine):
         )
         raise error
 
-    async def _tell(self, end: Settle) -> None:
+    async def _hold(self, run: Run, end: Settle, failure: Failure) -> Answer | Exception:
+        """Let the record tell the error as well, and the callers that wait in this process hear of it. Where the server did not
+        count errors, this is what makes it unknown."""
+        word = Settle(
+            scope=run.scope,
+            nonce=run.ask.nonce,
+            kind=Kind.UNKNOWN,
+            retention=end.retention,
+            error=failure,
+            policy=Policy.HOLD,
+            new_nonce=os.urandom(16),
+            repair=True,
+        )
+        try:
+            return (await self.store.settle((word,)))[0]
+        except StoreUnavailable as problem:
+            return problem
+
+    async def _tell(self, end: Settle, *, surely: bool) -> None:
         """The same settle through the layers: the store has it already; callers that wait in this process hear of it.
 
-        With acks= it waits for the replicas, which an EXEC cannot do: what too few of them have is not recorded yet.
+        With acks= it waits for the replicas, which an EXEC cannot do: what too few of them have is not recorded yet. `surely`: the
+        store has the record as unknown, though all went well.
         """
         try:
             answer = (await self.store.settle((end,)))[0]
         except StoreUnavailable as error:
             answer = error
-        if isinstance(answer, StoreUnavailable) and self._raw.acks:
+        if isinstance(answer, StoreUnavailable) and (surely or self._raw.acks):
             raise answer
         # Without acks= it is recorded, and waiters look again by themselves.
 
-    def _undecided(self, run: Run, failure: Exception | None) -> StoreUnavailable:
-        error = StoreUnavailable(
-            f"Redis has not answered the EXEC of {name_of(run.call)} within {self.settle_timeout:g} s: either all of it was "
-            "applied, and the record says so, or nothing. Call again with the same key"
-        )
+    async def _too_late(self, run: Run, ends: _Ends, failure: Exception | None) -> SemelError:
+        error: SemelError
+        if ends.well:
+            error = OutcomeUnknown(
+                f"the commands queued for {name_of(run.call)} were applied, but a script among them has caught an error, and the record "
+                f"could not be made done within {self.settle_timeout:g} s: the key is unknown. Call resolve(...) with its outcome",
+                attempt=run.attempt,
+            )
+        elif isinstance(failure, _Elsewhere):
+            await self._give_back(run)
+            error, failure = _unserved(run, self.settle_timeout), failure.error
+        else:
+            error = StoreUnavailable(
+                f"Redis has not answered the EXEC of {name_of(run.call)} within {self.settle_timeout:g} s: either all of it was "
+                "applied, and the record says so, or nothing. Call again with the same key"
+            )
         error.__cause__ = failure
         return error
+
+    async def _give_back(self, run: Run) -> None:
+        """Nothing was applied, and the function has not failed: nobody need wait for the lease."""
+        end = Settle(run.scope, run.ask.nonce, Kind.RELEASED, run.call.options.retention)
+        with suppress(StoreUnavailable):
+            await self.store.settle((end,))
+        self.debts.ended(run.ask, end)
 
 
 class _UnguardedEngine(PipelineEngine):
@@ -307,7 +381,7 @@ class _UnguardedEngine(PipelineEngine):
         self.__dict__.update(guarded.__dict__)
         self._queue = self._queue.left_open()
 
-    async def _commit_or_fail(self, run: Run, end: Settle) -> None:
+    async def _commit_or_fail(self, run: Run, end: Settle) -> Exception | None:
         self._queue.open()
         try:
             await waited(self.pipe.execute())
@@ -316,6 +390,19 @@ class _UnguardedEngine(PipelineEngine):
             raise
         self.heart.remove(run)
         await self.store.settle((end,))
+        return None
+
+
+@dataclass(slots=True)
+class _Ends:
+    """How a run may end, sealed, and what is known of its EXEC so far."""
+
+    done: Settle
+    failed: Settle
+    well: bool = False
+    """The record is unknown, because the server has counted an error; but all replies were seen, and none is one."""
+    unread: Exception | None = None
+    """It is done, and redis-py could not read the replies."""
 
 
 class _NothingApplied(Exception):
@@ -326,12 +413,44 @@ class _NothingApplied(Exception):
         self.error = error
 
 
+class _Elsewhere(Exception):
+    """The node of a cluster does not serve the slot, or not now; nothing was applied."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _Held(Exception):
+    """The record is unknown, by an EXEC of ours."""
+
+
+def _failed(run: Run, end: Settle) -> Settle:
+    """The end of a run of whose commands one was answered with an error, as the EXEC itself can tell it."""
+    return Settle(
+        scope=run.scope,
+        nonce=run.ask.nonce,
+        kind=Kind.UNKNOWN,
+        retention=end.retention,
+        error=failure_of(_UNREAD),
+        ref=run.ref,
+        policy=Policy.HOLD,
+    )
+
+
+def _unserved(run: Run, patience: float) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"no node of the cluster has taken the EXEC of {name_of(run.call)} within {patience:g} s: its slot is being moved, or has no "
+        "master. Nothing was applied. Call again with the same key"
+    )
+
+
 def _as_told(error: Exception, slot: int | None) -> Exception:
     """A cluster's refusal of a key in another slot, with the remedy; `slot` is the record's."""
-    from redis.exceptions import ClusterCrossSlotError, MovedError
+    from redis.exceptions import AskError, ClusterCrossSlotError
 
     crosses = isinstance(error, ClusterCrossSlotError)
-    if slot is None or not (crosses or (isinstance(error, MovedError) and error.slot_id != slot)):
+    if slot is None or not (crosses or (isinstance(error, AskError) and error.slot_id != slot)):
         return error
     told = ConfigurationError(
         "a command on the pipeline is for a key in another slot of the Redis Cluster than the record; nothing was applied. Put "
@@ -341,13 +460,26 @@ def _as_told(error: Exception, slot: int | None) -> Exception:
     return told
 
 
-def _lost() -> type[Exception]:
+def _moved() -> tuple[type[Exception], ...]:
+    from redis.exceptions import AskError, ClusterDownError, ReadOnlyError, TryAgainError
+
+    return AskError, ClusterDownError, ReadOnlyError, TryAgainError  # MOVED is an AskError
+
+
+def _lost() -> tuple[type[Exception], ...]:
     from redis.exceptions import ConnectionError as Lost
+    from redis.exceptions import TimeoutError as Late
 
-    return Lost  # its TimeoutError is an OSError
+    return OSError, Lost, Late
 
 
-def _source() -> str:
-    from semel.stores.redis.record import SETTLE
+def _evaluated(name: str, *keys: bytes, args: Sequence[Any] = ()) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A script as redis-py queues a command. Its text, not its name: a server that has forgotten it would find that out inside EXEC."""
+    return ("EVAL", _source(name), len(keys), *keys, *args), {}
 
-    return SETTLE.source
+
+@cache
+def _source(name: str) -> str:
+    from semel.stores.redis.record import _script
+
+    return _script(name).source

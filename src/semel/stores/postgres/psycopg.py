@@ -18,7 +18,9 @@ from typing import Any, Literal, TypeVar
 
 import psycopg
 from psycopg import waiting
+from psycopg.adapt import Dumper
 from psycopg.rows import tuple_row
+from psycopg.types.string import BytesBinaryDumper
 
 from semel.errors import ConfigurationError
 from semel.losses import NotConnected
@@ -35,6 +37,16 @@ _INTERVAL = 0.1
 
 class _TimeIsOver(Exception):
     """Not a TimeoutError: psycopg takes that, an OSError, for a broken socket."""
+
+
+class _Hexadecimal(Dumper):
+    """Bytes in an array, as they are. psycopg's own are written as for a literal: where standard_conforming_strings is off with
+    two backslashes, and a parameter means both of them, so that no row was found by it and no lease renewed."""
+
+    oid = psycopg.adapters.types["bytea"].oid
+
+    def dump(self, obj: Any) -> bytes:
+        return b"\\x" + bytes(obj).hex().encode()
 
 
 class _Blocking:
@@ -118,6 +130,7 @@ class _Link:
         self.restore = False
         self._until = inf
         self._held_back = False
+        self._doubles = connection.info.parameter_status("standard_conforming_strings") == "off"
         if own:
             # Not at exit: a forked child would say goodbye on its parent's connection.
             weakref.finalize(self, connection.pgconn.finish).atexit = False
@@ -156,6 +169,9 @@ class _Link:
     async def fetch(self, sql: str, args: Sequence[Any], timeout: float) -> Sequence[Row]:
         self._until = time.monotonic() + timeout
         cursor = self._kind.cursor(self.connection)
+        if self._doubles:
+            cursor.adapters.register_dumper(bytes, _Hexadecimal)
+            cursor.adapters.register_dumper(bytes, BytesBinaryDumper)  # outside of arrays, as it was
         rows: Sequence[Row] = await self._ask(cursor, sql, args)
         if self._held_back:
             self._held_back = False

@@ -89,7 +89,8 @@ def statements(table: str) -> Mapping[str, str]:
         "moment",
     ):  # the first uses the second
         words[f"{{{part}}}"] = parts[part]
-    words["{labels}"] = rows.LABELS  # last: `readable` uses it
+    # Last: `readable` uses it, as E'…', where backslashes mean the same whatever standard_conforming_strings says.
+    words["{labels}"] = rows.LABELS.replace("\\", "\\\\")
     return {title: _filled(body, words) for title, body in parts.items()}
 
 

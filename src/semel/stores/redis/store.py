@@ -7,20 +7,16 @@ transport (`redis_link`), which re-sends a call whose reply was lost: every scri
 
 from __future__ import annotations
 
-import asyncio
 import math
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from struct import error as StructError  # noqa: N812 - struct spells its exception like a module
 from time import monotonic
-from types import TracebackType
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 from warnings import warn
 
 import msgspec
 
-from semel import forks
-from semel.bell import Bell
 from semel.errors import CodecError, ConfigurationError, SemelError, SemelWarning, StoreUnavailable
 from semel.keys import Scope
 from semel.model import Answer, Ask, Note, Record, Renewal, Settle, Verdict
@@ -30,6 +26,7 @@ from semel.stores.redis import index as redis_index
 from semel.stores.redis.errors import NotSent, Overdue
 from semel.stores.redis.index import Names
 from semel.stores.redis.link import Call, Lane, Link, ServerError, open_link
+from semel.stores.redis.looking import Looks
 from semel.stores.redis.loops import LoopLink
 from semel.stores.redis.phrases import Phrase
 from semel.stores.redis.poster import RedisPoster
@@ -53,12 +50,12 @@ from semel.stores.redis.record import (
     read_trail,
     verdict,
 )
+from semel.stores.redis.urls import own_options
 from semel.stores.redis.watch import Deaf
 
 __all__ = ["RedisStore", "adopt", "open_url"]
 
 T = TypeVar("T")
-_Place: TypeAlias = tuple[int, asyncio.AbstractEventLoop | None]  # a process, and a loop of it
 # The usual lengths of packed arguments, as they are written.
 _SIZES: Final = {size: b"%d\r\n" % size for size in range(512)}
 _INDEXES: Final = frozenset({"ref"})
@@ -70,60 +67,13 @@ def open_url(url: str, settings: Settings, colour: Colour) -> RedisStore:
 
     `?eviction=accept` uses a server that may drop records when its memory is full.
     """
-    address, accept_eviction = _own_options(url)
+    address, accept_eviction = own_options(url)
     return RedisStore(address, settings, colour, accept_eviction=accept_eviction)
 
 
 def adopt(client: object, settings: Settings, colour: Colour) -> RedisStore:
     """Use the servers and the login of a redis-py client or pool. It is only read: never used, never closed."""
     return RedisStore(client, settings, colour)
-
-
-def _own_options(url: str) -> tuple[str, bool]:
-    address, _, query = url.partition("?")
-    options = query.split("&") if query else []
-    ours = [option for option in options if option.partition("=")[0] == "eviction"]
-    if any(option != "eviction=accept" for option in ours):
-        raise ConfigurationError(f"{ours[-1]!r} in the Redis URL: the only choice is eviction=accept")
-    rest = "&".join(option for option in options if option not in ours)
-    # A Valkey server speaks Redis's protocol; only the scheme's name differs.
-    for theirs, common in (("valkeys", "rediss"), ("valkey", "redis")):
-        if address.startswith((f"{theirs}:", f"{theirs}+")):
-            address = common + address.removeprefix(theirs)
-    return f"{address}?{rest}" if rest else address, bool(ours)
-
-
-class _Look:
-    """One look at the server before first use, and who waits for what it finds."""
-
-    def __init__(self) -> None:
-        self.leader = threading.get_ident()
-        self._wakes: list[Callable[[], None]] = []
-        self._over = False
-        self._error: tuple[Exception, TracebackType | None] | None = None
-
-    def failed(self, error: Exception) -> None:
-        self._error = error, error.__traceback__
-
-    def end(self) -> None:
-        self._over = True  # before the list is read: who comes into it later looks at this first
-        for wake in self._wakes:
-            wake()
-
-    async def heard(self, colour: Colour) -> None:
-        """Wait for its end, and raise what it raised. One that was broken off found nothing, and raises nothing."""
-        if colour == "sync":
-            bell = Bell()
-            self._wakes.append(bell.ring)
-            if not self._over:
-                bell.heard(math.inf)  # its leader has a timeout
-        else:
-            ended = asyncio.Event()
-            self._wakes.append(ended.set)
-            await ended.wait()
-        if self._error is not None:
-            error, trace = self._error
-            raise error.with_traceback(trace)  # as a future does: told to many, it would grow by each of them
 
 
 class RedisStore:
@@ -167,7 +117,7 @@ class RedisStore:
         )
         self._accept_eviction = accept_eviction
         self._checked = False
-        self._looks: dict[_Place, _Look] = {}
+        self._looks = Looks()
         self._skew = 0.0
         self._deaf_until = -math.inf
         self._told_deaf = False
@@ -503,33 +453,14 @@ class RedisStore:
 
     # -------------------------------------------------------------------------------------------- inside
     async def _check(self) -> None:
-        """Look at the server before first use: once for all who come at that moment, of a process or of an event loop.
-
-        What went wrong is told to all of them, and the next caller looks again. A leader that is cancelled promotes one.
-        """
-        place = (forks.epoch, None if self.colour == "sync" else asyncio.get_running_loop())
-        while not self._checked:
-            mine = _Look()
-            look = self._looks.setdefault(place, mine)
-            # A signal's handler, in the very thread that looks, would wait for itself.
-            if look is mine or (self.colour == "sync" and look.leader == mine.leader):
-                await self._look(place, mine)
-                break
-            await look.heard(self.colour)
-
-    async def _look(self, place: _Place, look: _Look) -> None:
-        try:
-            unseen = await redis_facts.check(self._link, accept_eviction=self._accept_eviction)
-            self._checked = True
-        except Exception as error:
-            look.failed(error)
-            raise
-        finally:
-            if self._looks.get(place) is look:
-                del self._looks[place]
-            look.end()
+        unseen = await self._looks.once(self.colour, lambda: self._checked, self._look)
         if unseen:  # last: where warnings are errors, the next call works all the same
             warn(unseen, SemelWarning, stacklevel=2)
+
+    async def _look(self) -> str:
+        unseen = await redis_facts.check(self._link, accept_eviction=self._accept_eviction)
+        self._checked = True
+        return unseen
 
     async def _told(self, call: Awaitable[T]) -> T:
         """Await it; an error reply is told in our own words."""

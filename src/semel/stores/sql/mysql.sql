@@ -13,6 +13,8 @@
 -- 5. Writes do not wait for a locked row longer than the session allows: MariaDB not at all, MySQL a second, which is
 --    its least; there `probe` goes ahead of every write in the same packet and fails at once.
 -- 6. No statement depends on sql_mode: names are in backticks, texts in single quotes, nothing is truncated silently.
+-- 7. What locks rows and could be answered by another index than the primary key's says FORCE INDEX (PRIMARY): on its way
+--    through another one it would meet the locked rows of strangers.
 --
 -- {table} {audit} {schema}  the table names       {row} the clock, the version and all columns of r, packed (mysql_rows.py)
 -- {names}  the columns, as in rows.COLUMNS        {changes} `name` = %s for each of them but scope
@@ -27,7 +29,7 @@ FROM (SELECT 1) AS one LEFT JOIN {table} AS r ON r.`scope` IN (:scopes)
 INSERT INTO {table} ({names}) VALUES :rows
 
 -- name: probe
-SELECT 1 FROM {table} WHERE `scope` IN (:scopes) FOR UPDATE NOWAIT
+SELECT 1 FROM {table} FORCE INDEX (PRIMARY) WHERE `scope` IN (:scopes) FOR UPDATE NOWAIT
 
 -- name: replace
 -- What the model decided, if the row is still what the model saw. Parameters: the columns, scope, nonce, version.
@@ -43,7 +45,7 @@ DELETE FROM {table} WHERE `scope` = %s AND `nonce` = %s AND `version` = %s
 -- finds out why. `retention` and `tombstone` (both from now) are microseconds; NULL: never, none.
 -- No assignment may use a column that an earlier one changes (in MySQL it would see the new value): `steps` is changed
 -- only for kinds whose expiry does not look at it.
-UPDATE {table} AS r
+UPDATE {table} AS r FORCE INDEX (PRIMARY)
 SET r.`state` = %(state)s,
     r.`updated` = {now},
     r.`settled` = {now},
@@ -67,7 +69,7 @@ WHERE r.`scope` = %(scope)s AND r.`nonce` = %(nonce)s
 
 -- name: renew
 -- A heartbeat. `lease` and `life` (lease + retention; NULL: for ever) are microseconds from now.
-UPDATE :values {table} AS r
+UPDATE :values {table} AS r FORCE INDEX (PRIMARY)
 SET r.`updated` = {now},
     r.`lease_until` = {now} + INTERVAL v.lease MICROSECOND,
     r.`expires` = IF(r.`policy` = 'retry', {now} + INTERVAL v.life MICROSECOND, NULL),
@@ -77,7 +79,7 @@ WHERE r.`scope` = v.scope AND r.`nonce` = v.nonce
 
 -- name: note
 -- Append a step. CONCAT gives NULL beyond max_allowed_packet, hence the condition: steps are never lost silently.
-UPDATE {table} AS r
+UPDATE {table} AS r FORCE INDEX (PRIMARY)
 SET r.`steps` = CONCAT(COALESCE(r.`steps`, ''), %(entry)s),
     r.`noted` = {now},
     r.`updated` = {now},

@@ -451,7 +451,7 @@ where r.scope in (select scope from old)
 
 -- name: readable
 -- Part of the purges: a row that `record_of` can read. {labels} is what labels look like.
-r.policy in ('retry', 'probe', 'hold') and (r.labels is null or r.labels ~ '{labels}')
+r.policy in ('retry', 'probe', 'hold') and (r.labels is null or r.labels ~ E'{labels}')
 
 -- name: buriable
 -- Part of purge_bodies and of its index.

@@ -1,0 +1,25 @@
+-- The last command in the EXEC of within(): settle the record, as unknown if a command before it was answered with an error.
+--
+-- KEYS  1 to 5 those of settle.lua   6 the note of exec_begin.lua
+-- ARGV  1, 2 those of settle.lua if all went well   3, 4 if not
+-- reply 0 settled as if all went well   1 as if not; an error of settle.lua
+--
+-- An EXEC tells nobody inside of it how its other commands were answered, but the server counts its error replies, and from the
+-- first command to this one it answers nobody else. It also counts what a script among the commands has caught (pcall): such
+-- an EXEC is settled as if it had failed, and its sender, who sees the replies, puts that right.
+redis.set_repl(redis.REPL_NONE)
+local noted, failed = redis.pcall('GETDEL', KEYS[6]), false
+redis.set_repl(redis.REPL_ALL)
+if type(noted) == 'string' then
+--@include errors
+  failed = count ~= noted
+end
+local ARGV = failed and {ARGV[3], ARGV[4]} or ARGV
+local function settle()
+--@include record
+--@include settle
+end
+-- The reply of settle.lua has a nonce and a hash; a client with decode_responses=True could not read it.
+local reply = settle()
+if type(reply) == 'table' then return reply end
+return failed and 1 or 0

@@ -1,0 +1,83 @@
+"""The look at a Redis server before first use: one for all who come at that moment, of a process or of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import TypeAlias
+
+from semel import forks
+from semel.bell import Bell
+from semel.store import Colour
+
+__all__ = ["Look", "Looks"]
+
+_Place: TypeAlias = tuple[int, asyncio.AbstractEventLoop | None]  # a process, and a loop of it
+
+
+class Look:
+    """One of them, and who waits for what it finds."""
+
+    def __init__(self) -> None:
+        self.leader = threading.get_ident()
+        self._wakes: list[Callable[[], None]] = []
+        self._over = False
+        self._error: tuple[Exception, TracebackType | None] | None = None
+
+    def failed(self, error: Exception) -> None:
+        self._error = error, error.__traceback__
+
+    def end(self) -> None:
+        self._over = True  # before the list is read: who comes into it later looks at this first
+        for wake in self._wakes:
+            wake()
+
+    async def heard(self, colour: Colour) -> None:
+        """Wait for its end, and raise what it raised. One that was broken off found nothing, and raises nothing."""
+        if colour == "sync":
+            bell = Bell()
+            self._wakes.append(bell.ring)
+            if not self._over:
+                bell.heard(math.inf)  # its leader has a timeout
+        else:
+            ended = asyncio.Event()
+            self._wakes.append(ended.set)
+            await ended.wait()
+        if self._error is not None:
+            error, trace = self._error
+            raise error.with_traceback(trace)  # as a future does: told to many, it would grow by each of them
+
+
+class Looks(dict[_Place, Look]):
+    """Those that are under way."""
+
+    async def once(
+        self, colour: Colour, is_done: Callable[[], bool], look: Callable[[], Awaitable[str]]
+    ) -> str:
+        """What the look says, to whoever leads it; "" to the others.
+
+        What went wrong is told to all of them, and the next caller looks again. A leader that is cancelled promotes one.
+        """
+        place = (forks.epoch, None if colour == "sync" else asyncio.get_running_loop())
+        while not is_done():
+            mine = Look()
+            one = self.setdefault(place, mine)
+            # A signal's handler, in the very thread that looks, would wait for itself.
+            if one is mine or (colour == "sync" and one.leader == mine.leader):
+                return await self._lead(place, mine, look)
+            await one.heard(colour)
+        return ""
+
+    async def _lead(self, place: _Place, mine: Look, look: Callable[[], Awaitable[str]]) -> str:
+        try:
+            return await look()
+        except Exception as error:
+            mine.failed(error)
+            raise
+        finally:
+            if self.get(place) is mine:
+                del self[place]
+            mine.end()
