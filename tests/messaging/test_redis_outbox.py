@@ -103,6 +103,26 @@ async def test_a_message_commits_with_the_commands_of_its_pipeline(colour: Colou
 
 
 @awaited
+async def test_a_user_without_channels_adds_without_an_error(colour: Colour) -> None:
+    """`within` takes an EXEC in which something failed for one that was not applied as a whole."""
+    place = colour.place
+    outbox = place.outbox()
+    name = f"deaf_{place.table}"
+    place.client.acl_setuser(name, enabled=True, nopass=True, keys=["*"], categories=["+@all"])
+    try:
+        async with colour.pipe(username=name, password="any") as pipe:
+            outbox.add(pipe, Message("orders", 1, id="m1"))
+            assert await wait(pipe.execute()) == [1]
+            outbox.add(pipe, Message("orders", 2, id="m2"))
+            refused = place.client.info("errorstats").get("errorstat_NOPERM", 0)
+            assert await wait(pipe.execute()) == [1]
+            assert place.client.info("errorstats").get("errorstat_NOPERM", 0) == refused
+    finally:
+        place.client.acl_deluser(name)
+    outbox.close()
+
+
+@awaited
 async def test_what_is_not_executed_leaves_nothing(colour: Colour) -> None:
     place = colour.place
     outbox = place.outbox()
