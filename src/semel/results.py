@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from semel.codec import Codec, check_encodable, encoder_for, return_type
@@ -34,11 +34,17 @@ def codec_for(fn: Callable[..., Any] | None, result_type: Any = None) -> Codec:
     known = _by_function.get(id(fn))
     if known is not None and known[0]() is fn:
         return known[1]
-    annotations = getattr(fn, "__annotations__", None)
-    if annotations is not None and "return" not in annotations and not hasattr(fn, "__wrapped__"):
+    plain: Any = fn
+    if type(plain) is MethodType:
+        plain = plain.__func__
+    if fn is None or (
+        type(plain) is FunctionType  # the annotations of a class, or of an object's class, are its fields
+        and "return" not in plain.__annotations__
+        and "__wrapped__" not in plain.__dict__
+    ):
         codec = _UNTYPED
     else:
-        codec = _codec_of_type(return_type(fn) if fn is not None else None)
+        codec = _codec_of_type(return_type(fn))
     # A bound method is a new object at every call; a generator function is refused by whoever is to run it.
     if type(fn) is FunctionType and not fn.__code__.co_flags & _GENERATORS:
         _remember(fn, codec)

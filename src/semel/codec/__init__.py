@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from semel.codec.annotations import check_encodable, named_classes, return_type
+from semel.codec.annotations import Unresolved, check_encodable, named_classes, return_type
 from semel.codec.paths import Refused, type_name
 from semel.codec.shapes import Shape, shape_of
 from semel.codec.tagged import Writer, pack, reader
@@ -41,7 +41,7 @@ class Codec:
 
     def __init__(self, result_type: Any = None) -> None:
         self.result_type = result_type
-        self.typed = result_type is not None
+        self.typed = result_type is not None and not isinstance(result_type, Unresolved)
         shapes = _named(named_classes(result_type))
         self._by_name: Mapping[str, Shape] = {shape.name: shape for shape in shapes.values()}
         self._writer = Writer(shapes, self._refuse)
@@ -55,6 +55,7 @@ class Codec:
         except Refused as refused:
             raise CodecError(refused.explain("result")) from None
         except Exception as error:  # the value's own code ran: properties, comparisons, serializers
+            _tell_strike(error, self._writer.write, value)
             raise CodecError(f"the result cannot be stored: {type(error).__name__}: {error}") from error
         if compress_over is not None and compress_over < len(body) <= INFLATED_LIMIT:
             small = zlib.compress(body, 1)
@@ -74,6 +75,7 @@ class Codec:
             try:
                 return self._read(data[at + 1 :])
             except Exception as error:  # noqa: BLE001 - told in our own words
+                _tell_strike(error, self._read, data[at + 1 :])
                 raise _unreadable(error) from (None if isinstance(error, CodecError) else error)
         value = _decode(data[at:], self._read)
         if self.typed and data[at : at + 1] == _TOLD:
@@ -83,27 +85,26 @@ class Codec:
     def _make(self, name: str, state: Any) -> Any:
         shape = self._by_name.get(name)
         if shape is None:
-            raise CodecError(
-                f"it holds a {name}, {self._annotation()}: annotate the function's return type with it, or pass result_type="
-            )
+            raise CodecError(f"it holds a {name}, {self._unnamed()}")
         return shape.make(state)
 
     def _refuse(self, cls: type) -> str:
         if shape_of(cls) is not None:
-            return (
-                f"is a {type_name(cls)}, {self._annotation()}: annotate the function's return type with it, or pass "
-                "result_type="
-            )
+            return f"is a {type_name(cls)}, {self._unnamed()}"
         return (
             f"is a {type_name(cls)}, which cannot be stored so that it comes back equal and of the same type: "
             "return plain data, or annotate the function (or pass result_type=) with a dataclass, msgspec.Struct, "
             "pydantic model or protobuf message and return that"
         )
 
-    def _annotation(self) -> str:
-        if self.typed:
-            return f"a class that the annotation {self.result_type} does not name"
-        return "a class that no annotation names"
+    def _unnamed(self) -> str:
+        if isinstance(self.result_type, Unresolved):
+            return (
+                f"and the annotation {self.result_type.text!r} cannot be resolved at run time (imported under "
+                "TYPE_CHECKING only?): import it, or pass result_type="
+            )
+        which = f"the annotation {self.result_type} does not name" if self.typed else "no annotation names"
+        return f"a class that {which}: annotate the function's return type with it, or pass result_type="
 
     def __repr__(self) -> str:
         return f"Codec({self.result_type!r})"
@@ -137,6 +138,16 @@ def _inflated(small: bytes | bytearray | memoryview) -> bytes:
     return body
 
 
+def _tell_strike(error: Exception, work: Callable[..., object], *args: Any) -> None:
+    """Raises what a signal's handler raised, such as the time limit of a task queue: done again, only the value's own error comes
+    again. Taken for that, it would cost a good value its place."""
+    try:
+        work(*args)
+    except Exception:  # noqa: BLE001 - the first one is told, by the caller
+        return
+    raise error
+
+
 def _unreadable(error: Exception) -> CodecError:
     what = str(error) if isinstance(error, CodecError) else f"{type(error).__name__}: {error}"
     return CodecError(f"the stored result is unreadable: {what}")
@@ -152,6 +163,7 @@ def _decode(data: bytes | bytearray | memoryview, read: Any) -> Any:
         if head == _TOLD:
             return read(data[1:])
     except Exception as error:  # noqa: BLE001 - told in our own words
+        _tell_strike(error, lambda: read(_inflated(data[1:]) if head == _ZLIB else data[1:]))
         raise _unreadable(error) from (None if isinstance(error, CodecError) else error)
     if head == MARK:
         raise CodecError(
@@ -168,7 +180,7 @@ def _shown(name: str, state: Any) -> Any:
     return f"{name}.{state}" if isinstance(state, str | int) else {"!class": name, "!state": state}
 
 
-_read_preview: Final = reader(_shown)
+_read_preview: Final = reader(_shown, lambda moment: moment)
 
 
 def preview(data: bytes | bytearray | memoryview) -> Any:

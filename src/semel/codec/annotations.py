@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import inspect
@@ -18,13 +19,29 @@ from semel.codec.shapes import is_protobuf, is_pydantic, shape_of
 from semel.codec.tagged import BUILT_INS
 from semel.errors import CodecError
 
-__all__ = ["arms_of", "bare", "check_encodable", "named_classes", "names_a_cell", "return_type"]
+__all__ = [
+    "Unresolved",
+    "arms_of",
+    "bare",
+    "check_encodable",
+    "named_classes",
+    "names_a_cell",
+    "return_type",
+]
 
 _WRAPPERS = (typing.Annotated, typing.Required, typing.NotRequired, typing.Final, typing.ClassVar)
 _AWAITABLES = (abc.Awaitable, abc.Coroutine)
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _WRITTEN = (str, types.GenericAlias, types.UnionType)
 _MAX_CACHED = 4096
+_MOST_WRAPPERS = 100
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unresolved:
+    """Stands for an annotation whose text names what nobody knows at run time: results are plain data, or refused."""
+
+    text: str
 
 
 # ------------------------------------------------------------------------------------- reading a type
@@ -69,18 +86,31 @@ def _fields(cls: type) -> Mapping[str, Any]:
         hints = {}
         for base in reversed(cls.__mro__):
             for name, hint in vars(base).get("__annotations__", {}).items():
-                hints[name] = _resolved(
-                    hint, getattr(sys.modules.get(base.__module__), "__dict__", {}), vars(base)
-                )
+                hints[name] = _resolved(hint, _names_around(base), vars(base))
         return hints
 
 
-def _resolved(hint: Any, names: Mapping[str, Any], local: Mapping[str, Any]) -> Any:
+def _names_around(cls: type) -> Mapping[str, Any]:
+    return getattr(sys.modules.get(cls.__module__), "__dict__", {})
+
+
+def _resolved(hint: Any, names: Mapping[str, Any], local: Mapping[str, Any], otherwise: Any = Any) -> Any:
     holder = types.SimpleNamespace(__annotations__={"it": hint})
     try:
         return typing.get_type_hints(holder, dict(names), dict(local), include_extras=True)["it"]
     except Exception:  # noqa: BLE001 - see above
-        return Any
+        return otherwise
+
+
+def _generics(cls: type) -> Iterator[Any]:
+    """What a class gave to its generic bases: `Order` of `class Orders(Page[Order])`. pydantic's `Page[Order]` is a class of its
+    own, whose values may be of `Page` as well."""
+    if is_pydantic(cls):
+        yield getattr(cls, "__pydantic_generic_metadata__", {}).get("origin")
+        return
+    for base in cls.__mro__:
+        for generic in vars(base).get("__orig_bases__", ()):
+            yield from typing.get_args(_resolved(generic, _names_around(base), vars(base)))
 
 
 def named_classes(hint: Any) -> list[type]:
@@ -102,6 +132,7 @@ def named_classes(hint: Any) -> list[type]:
         if shape_of(cls) is not None:
             found[cls] = None
         waiting += _fields(cls).values()
+        waiting += _generics(cls)
     return list(found)
 
 
@@ -142,9 +173,18 @@ def _refusals(hint: Any, path: str, seen: set[type], *, optional: bool) -> Itera
         seen.add(cls)
         # A model may still be stored as pydantic's own JSON, whatever its fields are.
         for name, field in () if is_pydantic(cls) else _fields(cls).items():
-            yield from _refusals(field, f"{path}.{name}", seen, optional=True)
+            if not _may_lack(cls, name, field):
+                yield from _refusals(field, f"{path}.{name}", seen, optional=True)
     for at, argument in enumerate(typing.get_args(hint)):
         yield from _refusals(argument, f"{path}.{cls.__name__}[{at}]", seen, optional=optional)
+
+
+def _may_lack(cls: type, name: str, field: Any) -> bool:
+    """Whether a value may be without that part: a ClassVar, or a key of a TypedDict that may be absent."""
+    wrapper = typing.get_origin(field)
+    if wrapper in (typing.ClassVar, typing.NotRequired, typing.Required):
+        return wrapper is not typing.Required
+    return typing.is_typeddict(cls) and name not in cls.__required_keys__  # type: ignore[attr-defined]  # a TypedDict, which has them
 
 
 def _storable(cls: type) -> bool:
@@ -159,46 +199,56 @@ def _storable(cls: type) -> bool:
 # ---------------------------------------------------------------------------------- functions' results
 
 
-_known: dict[int, tuple[types.CodeType, Any, Any, Any]] = {}
+_known: dict[int, tuple[types.CodeType, Any, Any, Any, bool]] = {}
 
 
 def return_type(fn: Callable[..., Any]) -> Any:
-    """The type a function's result is annotated with, or None when there is none or it cannot be resolved.
+    """The type a function's result is annotated with; None when there is none, Unresolved when it cannot be resolved.
 
-    Sees through functools.partial, wrappers, methods and callable objects; a class makes instances of itself; an
-    awaitable counts as what it gives. `-> None` is NoneType.
+    Sees through functools.partial, wrappers, methods and callable objects; a class makes instances of itself, and Self is
+    the class that a method is bound to; an awaitable counts as what it gives. `-> None` is NoneType.
     """
+    bound = None
     if type(fn) is not types.FunctionType or "__wrapped__" in fn.__dict__:
-        fn = _innermost(fn)
+        fn, bound = _innermost(fn)
     if isinstance(fn, type):
-        return fn
-    hint = getattr(fn, "__annotations__", {}).get("return", Any)
-    if isinstance(fn, types.FunctionType):
+        return (
+            None if hasattr(fn, "__await__") else fn
+        )  # what an instance gives to await, its class does not say
+    annotations = getattr(fn, "__annotations__", None)
+    hint: Any = annotations.get("return", Any) if isinstance(annotations, dict) else Any
+    if type(fn) is types.FunctionType:
         if fn.__code__.co_flags & _GENERATORS:  # whatever the annotation says, nothing of this can be stored
             return types.GeneratorType
         if hint is not None and not isinstance(hint, type):
-            hint = _evaluated(fn, hint)
+            hint = _evaluated(fn, hint, bound)
     if hint is None:
         return types.NoneType
     if isinstance(hint, type):
         return None if hint is Any else hint
     while typing.get_origin(hint) in _AWAITABLES:
-        hint = typing.get_args(hint)[-1]
+        hint = (typing.get_args(hint) or (Any,))[-1]
     return None if hint is Any or isinstance(hint, str) else hint
 
 
-def _innermost(fn: Any) -> Any:
-    while True:
+def _innermost(fn: Any) -> tuple[Any, Any]:
+    """What is called in the end, and the object or class that it is bound to. Not without end: a wrapper may lead back to itself, and a
+    proxy that has every attribute gives another `__wrapped__` each time."""
+    bound = None
+    for _ in range(_MOST_WRAPPERS):
+        if type(fn) is types.FunctionType and "__wrapped__" not in fn.__dict__:
+            break
         if isinstance(fn, functools.partial):
             fn = fn.func
-        elif isinstance(fn, types.MethodType):
-            fn = fn.__func__
-        elif hasattr(fn, "__wrapped__"):
-            fn = fn.__wrapped__
-        elif isinstance(fn, type | types.FunctionType) or not hasattr(type(fn).__call__, "__annotations__"):
-            return fn
+        elif type(fn) is types.MethodType:
+            fn, bound = fn.__func__, fn.__self__
+        elif (wrapped := getattr(fn, "__wrapped__", None)) is not None:
+            fn = wrapped
+        elif isinstance(fn, type) or not hasattr(type(fn).__call__, "__annotations__"):
+            break
         else:
-            fn = type(fn).__call__
+            fn, bound = type(fn).__call__, fn
+    return fn, bound
 
 
 def names_a_cell(fn: types.FunctionType, hint: Any) -> bool:
@@ -220,21 +270,39 @@ def _texts(hint: Any) -> Iterator[str]:
             yield from _texts(argument)
 
 
-def _evaluated(fn: types.FunctionType, hint: Any) -> Any:
-    """An annotation without text in it. Evaluating costs 5 µs, so it is kept per code object, unless it names what a closure
-    holds; functions of the same code may still be annotated with something else."""
+def _evaluated(fn: types.FunctionType, hint: Any, bound: Any) -> Any:
+    """An annotation without text in it, and without Self. Evaluating costs 5 µs, so it is kept per code object, unless it names
+    what a closure holds; functions of the same code may still be annotated with something else."""
     code = fn.__code__
-    cached = _known.get(id(code))
-    if cached is not None and cached[0] is code and cached[1] is fn.__globals__ and _same(cached[2], hint):
-        return cached[3]
-    meant = hint
-    if next(_texts(hint), None) is not None:
-        meant = _resolved(hint, fn.__globals__, _held(fn))
-    if not names_a_cell(fn, hint):
-        if len(_known) >= _MAX_CACHED:
-            _known.clear()
-        _known[id(code)] = (code, fn.__globals__, hint, meant)
-    return meant
+    known = _known.get(id(code))
+    if known is None or known[0] is not code or known[1] is not fn.__globals__ or not _same(known[2], hint):
+        meant = hint
+        if text := ", ".join(_texts(hint)):
+            meant = _resolved(hint, fn.__globals__, _held(fn), Unresolved(text))
+        known = (code, fn.__globals__, hint, meant, _names_self(meant))
+        if not names_a_cell(fn, hint):
+            if len(_known) >= _MAX_CACHED:
+                _known.clear()
+            _known[id(code)] = known
+    _, _, _, meant, of_self = known
+    if not of_self or bound is None:
+        return meant
+    return _with_self(meant, bound if isinstance(bound, type) else type(bound))
+
+
+def _names_self(hint: Any) -> bool:
+    return hint is typing.Self or any(map(_names_self, typing.get_args(hint)))
+
+
+def _with_self(hint: Any, owner: type) -> Any:
+    """The class where an annotation says Self: `Self | None`, `list[Self]`."""
+    if not _names_self(hint):
+        return hint
+    if hint is typing.Self:
+        return owner
+    origin: Any = typing.get_origin(hint)
+    arguments = tuple(_with_self(argument, owner) for argument in typing.get_args(hint))
+    return typing.Union[arguments] if origin is types.UnionType else origin[arguments]  # noqa: UP007 - made of a tuple
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -10,9 +10,10 @@ what their classes carry and are never imported.
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import enum
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
@@ -244,17 +245,21 @@ def _pydantic(cls: Any) -> Shape:
         return state
 
     def make(state: dict[str, Any]) -> Any:
-        if _JSON in state:
-            return cls.model_validate_json(state[_JSON])
-        return _restore_model(cls, names, state)
+        if _JSON not in state:
+            return _restore_model(cls, names, state)
+        model = cls.model_validate_json(state.pop(_JSON))
+        return _restore_model(cls, names, take(model) | state) if state else model
 
     def second(model: Any) -> dict[str, Any] | None:
-        """Field types of pydantic's own (URLs, …): its JSON, if that gives the same model again."""
+        """Field types of pydantic's own (URLs, …): its JSON, and beside it what that does not give again exactly."""
         try:
             text = model.model_dump_json(round_trip=True, exclude_unset=True)
-            return {_JSON: text} if exactly(cls.model_validate_json(text), model) else None
+            both = cls.model_validate_json(text), model
+            given, wanted = ({_SET: sorted(names), **take(each)} for each in both)
+            lost = {k: v for k, v in wanted.items() if k not in given or not exactly(given[k], v)}
         except Exception:  # noqa: BLE001 - validators and serializers of the user; the first refusal is the better text
             return None
+        return {_JSON: text, **lost} if given.keys() <= wanted.keys() else None
 
     return Shape(cls.__name__, cls, take, make, second=second)
 
@@ -292,14 +297,31 @@ def _protobuf(cls: Any) -> Shape:
 
 
 def exactly(a: Any, b: Any) -> TypeGuard[Any]:
-    """Equal, and of the same types all the way down (1, 1.0 and True differ)."""
+    """Equal, and of the same types all the way down (1, 1.0 and True differ, and so do two zones of one offset)."""
+    if a is b:
+        return True
     if type(a) is not type(b):
         return False
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(exactly, a, b))
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(exactly(value, b[key]) for key, value in a.items())
+        return _same_members(a, b) and all(exactly(value, b[key]) for key, value in a.items())
+    if isinstance(a, set | frozenset):
+        return _same_members(a, b)
+    if isinstance(a, dt.datetime | dt.time):
+        return a == b and a.fold == b.fold and _same_zone(a.tzinfo, b.tzinfo)
     shape = shape_of(type(a))
     if shape is not None and isinstance(state := shape.take(a), dict):
         return exactly(state, shape.take(b))
     return bool(a == b) or (a != a and b != b)  # noqa: PLR0124 - NaN is itself here
+
+
+def _same_members(a: Collection[Any], b: Collection[Any]) -> bool:
+    """Of sets, and of the keys of dicts: an equal member may be of another type."""
+    found = {member: member for member in b}
+    return len(a) == len(b) and all(member in found and exactly(member, found[member]) for member in a)
+
+
+def _same_zone(a: Any, b: Any) -> bool:
+    """A ZoneInfo is equal to itself alone; fixed offsets are equal whatever their names."""
+    return a is b or (type(a) is type(b) and bool(a == b) and a.tzname(None) == b.tzname(None))

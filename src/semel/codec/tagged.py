@@ -47,6 +47,7 @@ class Tag:
     SURROGATES: Final = 14  # text that is not valid UTF-8
     OBJECT: Final = 15  # [class name, state]
     UNSET: Final = 16
+    PYDANTIC_ZONE: Final = 17  # a moment whose fixed offset is an instance of pydantic's class
 
 
 pack: Final = msgspec.msgpack.Encoder().encode
@@ -132,6 +133,8 @@ def _moment(tag: int, value: dt.datetime | dt.time) -> Ext:
             parts = [value.replace(tzinfo=None).isoformat(), value.fold, None, name, offset // _MICROSECOND]
             return Ext(tag, pack(parts))
     elif zone is not None:
+        if _is_pydantic_zone(zone):
+            raise _PydanticZone("is in a time zone of pydantic's class")
         raise Refused(
             f"has a time zone of class {type_name(type(zone))}, which cannot be stored: "
             "use datetime.timezone or zoneinfo.ZoneInfo"
@@ -140,6 +143,35 @@ def _moment(tag: int, value: dt.datetime | dt.time) -> Ext:
     if key is None and name is None and not value.fold:
         return Ext(tag, pack(text))
     return Ext(tag, pack([text, value.fold, key, name]))
+
+
+class _PydanticZone(Refused):
+    """Only while a value is tried without them: a model that its own JSON gives again exactly is written as that."""
+
+
+def _is_pydantic_zone(zone: Any) -> bool:
+    cls = type(zone)
+    return cls.__name__ == "TzInfo" and cls.__module__.partition(".")[0] == "pydantic_core"
+
+
+def _parsed_moment(tag: int, value: dt.datetime | dt.time) -> Ext:
+    """As `_moment`, also in the class of fixed offsets that pydantic gives to what it parses."""
+    zone = value.tzinfo
+    if zone is None or not _is_pydantic_zone(zone):
+        return _moment(tag, value)
+    offset = zone.utcoffset(None)
+    assert offset is not None  # noqa: S101 - it has no other
+    return Ext(Tag.PYDANTIC_ZONE, pack(_moment(tag, value.replace(tzinfo=dt.timezone(offset)))))
+
+
+def _in_pydantic_zone(moment: Any) -> Any:
+    try:
+        from pydantic_core import TzInfo
+    except ImportError:
+        raise CodecError(
+            f"it holds {moment.isoformat()} in a time zone of pydantic's class: install pydantic here too"
+        ) from None
+    return moment.replace(tzinfo=TzInfo(moment.utcoffset().total_seconds()))
 
 
 def _read_moment(kind: Any, parts: Any) -> Any:
@@ -192,6 +224,11 @@ _SCALARS: Final[Mapping[type, Callable[[Any], Any]]] = {
     complex: lambda v: Ext(Tag.COMPLEX, _COMPLEX.pack(v.real, v.imag)),
     msgspec.UnsetType: lambda _: Ext(Tag.UNSET, b""),
 }
+_PARSED: Final = {
+    **_SCALARS,
+    dt.datetime: lambda v: _parsed_moment(Tag.DATETIME, v),
+    dt.time: lambda v: _parsed_moment(Tag.TIME, v),
+}
 _GROUPS: Final[Mapping[type, int]] = {tuple: Tag.TUPLE, set: Tag.SET, frozenset: Tag.FROZENSET}
 BUILT_INS: Final[frozenset[type]] = frozenset({*_LEAVES, *_SCALARS, *_GROUPS, list, dict})
 
@@ -202,9 +239,15 @@ BUILT_INS: Final[frozenset[type]] = frozenset({*_LEAVES, *_SCALARS, *_GROUPS, li
 class Writer:
     """Writes built-in values, and instances of the classes it was given shapes for."""
 
-    __slots__ = ("_shapes", "_unknown")
+    __slots__ = ("_scalars", "_shapes", "_unknown")
 
-    def __init__(self, shapes: Mapping[type, Shape], unknown: Callable[[type], str]) -> None:
+    def __init__(
+        self,
+        shapes: Mapping[type, Shape],
+        unknown: Callable[[type], str],
+        scalars: Mapping[type, Callable[[Any], Any]] = _SCALARS,
+    ) -> None:
+        self._scalars = scalars
         self._shapes = shapes
         self._unknown = unknown  # the reason why a class is refused, with the remedy
 
@@ -215,11 +258,14 @@ class Writer:
                 return pack(value)
             except (OverflowError, UnicodeEncodeError):  # a big integer or odd text, which need tags
                 pass
-        return pack(self._wrap(value, MAX_DEPTH, [MAX_PARTS]))
+        try:
+            return pack(self._wrap(value, MAX_DEPTH, [MAX_PARTS]))
+        except _PydanticZone:
+            return Writer(self._shapes, self._unknown, _PARSED).write(value)
 
     def _wrap(self, value: Any, room: int, budget: list[int]) -> Any:
         kind = type(value)
-        scalar = _SCALARS.get(kind)
+        scalar = self._scalars.get(kind)
         if scalar is not None:
             return scalar(value)
         if kind in _LEAVES:
@@ -293,8 +339,11 @@ class Writer:
 # ---------------------------------------------------------------------------------------------- reading
 
 
-def reader(make: Callable[[str, Any], Any]) -> Callable[[Any], Any]:
-    """A function from MessagePack to the value; `make(class name, state)` restores instances."""
+def reader(
+    make: Callable[[str, Any], Any], in_pydantic_zone: Callable[[Any], Any] = _in_pydantic_zone
+) -> Callable[[Any], Any]:
+    """A function from MessagePack to the value; `make(class name, state)` restores instances, `in_pydantic_zone(moment)` the
+    zone that pydantic had parsed."""
 
     def extension(code: int, data: memoryview) -> Any:
         read = readers.get(code)
@@ -324,5 +373,6 @@ def reader(make: Callable[[str, Any], Any]) -> Callable[[Any], Any]:
         Tag.SURROGATES: lambda data: str(data, "utf-8", "surrogatepass"),
         Tag.OBJECT: lambda data: make(*load(data)),
         Tag.UNSET: lambda _: msgspec.UNSET,
+        Tag.PYDANTIC_ZONE: lambda data: in_pydantic_zone(load(data)),
     }
     return load
