@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
-from types import AsyncGeneratorType, CoroutineType, GeneratorType, NoneType
+from types import AsyncGeneratorType, CodeType, CoroutineType, GeneratorType, NoneType
 from typing import Any, Literal
 
 import msgspec
@@ -61,10 +61,11 @@ class Call(msgspec.Struct, frozen=True):
 def refuse_generator(fn: Any) -> None:
     """A generator function runs nothing when it is called: its effects would come after its outcome."""
     code = getattr(fn, "__code__", None)
-    if code is None:
+    if not isinstance(code, CodeType):  # a proxy may have any attribute
         while isinstance(fn, partial):
             fn = fn.func
-        code = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
+        own, called = getattr(fn, "__code__", None), getattr(type(fn).__call__, "__code__", None)
+        code = own if isinstance(own, CodeType) else called
     if code is not None and code.co_flags & _GENERATORS:
         raise ConfigurationError(
             f"{getattr(fn, '__qualname__', fn)} is a generator function: what it yields cannot be an outcome. "

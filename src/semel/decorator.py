@@ -227,11 +227,11 @@ class _Once:
         is_method: bool,
     ) -> None:
         refuse_generator(fn)
-        update_wrapper(self, fn, updated=())
         # What a function carries is not to stand for what is ours: one that `@once` has decorated has an `outcome`.
         self.__dict__.update(
             {name: value for name, value in getattr(fn, "__dict__", {}).items() if not hasattr(_Once, name)}
         )
+        update_wrapper(self, fn, updated=())  # last: of a `__wrapped__` that it carries, too
         self._face = face
         self._fn = fn
         self._is_method = is_method

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
 from inspect import CO_COROUTINE, CORO_CREATED, getcoroutinestate, isawaitable
+from types import CodeType
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -279,14 +280,13 @@ class LoopRuntime:
             self.loop.call_soon_threadsafe(self._spawn, coroutine)
 
     def detaches(self, fn: Callable[..., Any], inline: bool) -> bool:
-        code = getattr(fn, "__code__", None)
-        return not (inline or (code is not None and code.co_flags & CO_COROUTINE) or is_async(fn))
+        return not (inline or is_async(fn))
 
     def call(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inline: bool
     ) -> Awaitable[Any]:
         code = getattr(fn, "__code__", None)  # as `is_async` begins, without the call
-        if (code is not None and code.co_flags & CO_COROUTINE) or (not inline and is_async(fn)):
+        if (isinstance(code, CodeType) and code.co_flags & CO_COROUTINE) or (not inline and is_async(fn)):
             coroutine: Awaitable[Any] = fn(*args, **kwargs)
             return coroutine
         return self._call_plain(fn, args, kwargs, inline)

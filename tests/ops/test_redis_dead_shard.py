@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from semel.store import Query
 from semel.stores.redis import RedisStore
 from semel.stores.redis.absent import Absent
 from semel.stores.redis.address import Endpoint
+from semel.stores.redis.link import open_link
 from semel.testing import services
 from semel.testing.services.redis import redis_program
 from semel.testing.services.topology import SLOTS
@@ -229,3 +231,25 @@ def test_a_master_that_does_not_come_back_is_left_for_the_one_that_took_over(
         await link.aclose()
 
     run_face(face, body())
+
+
+def test_a_question_to_all_masters_breaks_no_connection_that_others_use(
+    redis_cluster: services.RedisCluster,
+) -> None:
+    """It has a part of a call's time for each of them; the calls beside it have all of theirs."""
+
+    async def body() -> None:
+        link = open_link(redis_cluster.url, colour="async", timeout=6.0)
+        await link.command_everywhere("PING")
+        keys = [b"beside %d" % number for number in range(30)]
+        for key in keys:
+            await link.command("PING", key=key)
+        for node in redis_cluster.nodes:
+            node.command("CLIENT", "PAUSE", 1500, "ALL")
+        calls = [asyncio.create_task(link.command("INCR", key, key=key, resend=False)) for key in keys]
+        await asyncio.sleep(0.01)
+        await link.command_everywhere("INFO")
+        assert all(isinstance(count, int) for count in await asyncio.gather(*calls))
+        await link.aclose()
+
+    asyncio.run(body())

@@ -12,16 +12,18 @@ from typing import Any
 
 import pytest
 
+from semel import forks
 from semel.errors import ConfigurationError
 from semel.model import Won
 from semel.runtime import run_sync
-from semel.stores.redis import RedisStore
+from semel.stores.redis import RedisStore, looking
 from semel.stores.redis import facts as redis_facts
 from semel.stores.redis.looking import Look
 from semel.testing import services
 from semel.testing.proxy import Proxy
 from tests.ops.redis_link_lab import proxied, url_of
 from tests.ops.redis_store_lab import BOTH, Colour, ask, opened, sync_store, win
+from tests.ops.strike_lab import strike_each_moment
 
 pytestmark = pytest.mark.services
 MANY = 20
@@ -182,7 +184,40 @@ def test_a_first_caller_that_is_struck_leaves_the_look_to_the_next_one(
 def test_who_comes_as_the_look_ends_does_not_wait_for_it() -> None:
     over = Look()
     over.end()
-    run_sync(over.heard("sync"))
+    assert run_sync(over.heard("sync", 20))
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_a_look_that_is_struck_at_any_moment_keeps_nobody_waiting(redis_server: services.RedisServer) -> None:
+    """Another thread waits for it no longer than a look may take, and looks itself."""
+    store = opened(redis_server.url, "sync", timeout=0.1)
+
+    def first() -> None:
+        store._checked = False
+        run_sync(store._check())
+
+    def then() -> None:
+        other = threading.Thread(target=lambda: run_sync(store._check()), daemon=True)
+        other.start()
+        other.join(20)
+        assert not other.is_alive()
+        assert store._checked
+
+    assert strike_each_moment((looking,), first, then=then) > 8
+    run_sync(store.aclose())
+
+
+def test_a_look_that_never_ends_is_waited_for_no_longer_than_one_may_take(
+    redis_server: services.RedisServer,
+) -> None:
+    async def body() -> None:
+        store = opened(redis_server.url, "async", timeout=0.1)
+        store._looks[forks.epoch, asyncio.get_running_loop()] = Look()
+        await asyncio.wait_for(store._check(), 20)
+        assert store._checked
+        await store.aclose()
+
+    asyncio.run(body())
 
 
 def test_a_signals_handler_in_the_thread_that_looks_does_not_wait_for_itself(

@@ -58,3 +58,17 @@ def test_it_reads_no_further_than_it_must(
         await link.aclose()
 
     asyncio.run(body())
+
+
+def test_what_it_read_of_old_counts_no_longer_once_all_is_well(redis_server: services.RedisServer) -> None:
+    async def body() -> None:
+        link: Any = open_link(redis_server.url, colour="async", timeout=1.0, connect_timeout=20)
+        await asked_by_a_busy_loop(link)
+        (line,) = [each for lane in link.home().wires for each in lane.values()]
+        line._behind = wire._CATCH_UP - 1
+        await link.command("PING", timeout=5)
+        line._sweep()
+        assert line._behind == 0
+        await link.aclose()
+
+    asyncio.run(body())

@@ -394,3 +394,23 @@ def test_values_keep_their_type_on_replay() -> None:
     value = {"at": datetime.now(UTC), "id": uuid4(), "raw": b"\0\xff", "sum": Decimal("1.10"), "pair": (1, 2)}
     once.execute("k", lambda: value)
     assert once.execute("k", lambda: None).value == value
+
+
+class _Proxy:
+    """As of xmlrpc: every attribute is a further name to call."""
+
+    def __getattr__(self, name: str) -> _Proxy:
+        return self
+
+    def __call__(self, *args: object) -> tuple[object, ...]:
+        return args
+
+
+def test_a_proxy_that_has_every_attribute_is_a_function() -> None:
+    with Semel("memory://") as once:
+        assert once.execute("k", _Proxy().charge, 5).value == (5,)
+
+
+async def test_so_it_is_where_it_is_awaited() -> None:
+    async with AsyncSemel("memory://") as awaited:
+        assert (await awaited.execute("k", _Proxy().charge, 5)).value == (5,)

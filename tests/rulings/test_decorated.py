@@ -388,3 +388,20 @@ def test_what_a_function_carries_stands_for_nothing_of_ours() -> None:
         assert decorated(2) == 4
         assert decorated.outcome(2).replayed
         assert decorated.route == "/double"  # type: ignore[attr-defined]  # of the function
+
+
+def test_what_is_wrapped_is_what_was_decorated() -> None:
+    def work(self: object, number: int) -> int:
+        return number
+
+    @functools.wraps(work)
+    def between(self: object, number: int) -> int:
+        return work(self, number) + 1
+
+    with Semel("memory://") as once:
+
+        class Desk:
+            act = once(key="number", operation="act")(between)
+
+        assert vars(Desk)["act"].__wrapped__ is between
+        assert Desk().act(1) == 2

@@ -158,6 +158,25 @@ async def test_R11_a_probe_decides_on_a_failure_that_is_not_written_yet(make_col
     await make_coloured("sqlite3", body)
 
 
+async def test_R11_what_was_done_since_counts_before_a_failure_that_is_not_written_yet(
+    make_coloured: Any,
+) -> None:
+    async def body(lab: Lab) -> None:
+        once, _ = await lab.ready()
+        asking: dict[str, Any] = {"on_unknown": lambda: NOT_FOUND}
+        tx, _, within = await held(lab, once, **asking)
+        assert within.execute("k1", lambda: "ran", **asking).value == "ran"
+        assert (
+            within.execute("k1", lambda: "again", on_unknown="hold").value == "ran"
+        )  # in the same transaction
+        await tx.commit()
+        await tx.begin()
+        assert within.execute("k1", lambda: "again", on_unknown="hold").value == "ran"  # and right after it
+        await tx.rollback()
+
+    await make_coloured("sqlite3", body)
+
+
 async def test_R11_of_two_failures_that_are_not_written_yet_the_later_one_is(make_coloured: Any) -> None:
     async def body(lab: Lab) -> None:
         once, _ = await lab.ready()

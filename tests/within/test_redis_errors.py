@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -343,6 +344,55 @@ def test_R28_without_info_an_error_inside_exec_is_made_unknown_afterwards(
             await wait(once.within(pipe).execute("k2", lab.fn(fails)))
         assert witness.states == ["done"], "as the guide says"
         assert (await wait(once.peek("k2"))).state == "unknown"
+
+    run(lab, body())
+
+
+@pytest.fixture
+def user(request: pytest.FixtureRequest, redis_server: Any) -> Iterator[dict[str, str]]:
+    """One who may do everything but this."""
+    redis_server.command("ACL", "SETUSER", "barred", "on", ">pw", "~*", "&*", "+@all", request.param)
+    yield {"username": "barred", "password": "pw"}
+    redis_server.command("ACL", "DELUSER", "barred")
+
+
+@pytest.mark.parametrize("user", ["-get", "-set"], indirect=True)
+def test_R28_a_settle_that_fails_inside_exec_is_made_unknown_and_nothing_runs_again(
+    lab: RedisLab, user: dict[str, str]
+) -> None:
+    async def body() -> None:
+        once, pipe = lab.face(lease=0.5), lab.pipe(**user)
+
+        async def work() -> str:
+            pipe.rpush(lab.name("list"), 1)
+            return "paid"
+
+        with pytest.raises(ResponseError) as caught:
+            await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        assert "the key is unknown now" in "".join(caught.value.__notes__)
+        time.sleep(0.7)  # longer than its lease
+        assert (await wait(once.peek("k1"))).state == "unknown"
+        with pytest.raises(OutcomeUnknown):
+            await wait(once.within(lab.pipe(**user)).execute("k1", lab.fn(work)))
+        assert lab.plain.llen(lab.name("list")) == 1
+
+    run(lab, body())
+
+
+@pytest.mark.parametrize("user", ["-del"], indirect=True)
+def test_R28_what_is_forbidden_to_the_note_is_no_error_of_the_pipeline(
+    lab: RedisLab, user: dict[str, str]
+) -> None:
+    async def body() -> None:
+        once, pipe = lab.face(), lab.pipe(**user)
+
+        async def work() -> str:
+            pipe.rpush(lab.name("list"), 1)
+            return "paid"
+
+        witness = Witness(lab)
+        assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "paid"
+        assert witness.states == ["done"]
 
     run(lab, body())
 

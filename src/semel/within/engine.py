@@ -182,7 +182,7 @@ class TxEngine(Engine):
         self._until = self.runtime.now() + patience
         self._looks = dialect != "postgresql"
         ask = self._ask(call)
-        if OWED and (verdict := self._foretold(ask)) is not None:
+        if OWED and (verdict := await self._foretold(ask)) is not None:
             return ask, verdict
         if not self.outer.knows_tables and not self._looks:
             await self._know_tables(ask)
@@ -237,7 +237,7 @@ class TxEngine(Engine):
 
     async def claim(self, ask: Ask) -> Verdict:
         reach("claim.sent")
-        verdict: Verdict | Exception | None = self._foretold(ask) if OWED else None
+        verdict: Verdict | Exception | None = await self._foretold(ask) if OWED else None
         if self._looks and verdict is None:
             verdict = await self._look(ask)
         if verdict is None:
@@ -254,11 +254,15 @@ class TxEngine(Engine):
             return await self._checked(ask, verdict)
         return verdict
 
-    def _foretold(self, ask: Ask) -> Verdict | None:
+    async def _foretold(self, ask: Ask) -> Verdict | None:
         """A failure of this process that is not written yet (SQLite: the caller's transaction has the lock): do not run again."""
         if ask.nonce == self._probed:
             return None  # who asked for a probe knows better by now
-        return foretold(self._place, ask)
+        if (verdict := foretold(self._place, ask)) is None:
+            return None
+        with suppress(MissingTables):  # what was done since, here or where it can be seen, counts
+            return await self._known_here(ask) or verdict
+        return verdict
 
     @property
     def _place(self) -> tuple[Hashable, ...]:

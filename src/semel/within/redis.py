@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
+import msgspec
+
 from semel import model
 from semel.calls import Call, add_note, failure_of, is_lazy, name_of, not_run
 from semel.errors import ConfigurationError, LeaseLost, OutcomeUnknown, SemelError, StoreUnavailable
@@ -307,11 +309,13 @@ class PipelineEngine(Engine):
         if answer is not Answer.OK and not held:
             if self.emit is not None:
                 self.emit(Unrecorded(run.scope, run.attempt, error))
-            add_note(error, f"the record could not be made unknown ({answer}): it may read as done")
+            now = f"the record could not be made unknown ({answer}): it may read as done, or be run again"
+        else:
+            now = "the key is unknown now"
         add_note(
             error,
             f"{len(errors)} of the commands queued for {name_of(run.call)} failed inside EXEC, the others were applied: "
-            "the key is unknown now. Look at the data, then call resolve(...)",
+            f"{now}. Look at the data, then call resolve(...)",
         )
         raise error
 
@@ -329,9 +333,16 @@ class PipelineEngine(Engine):
             repair=True,
         )
         try:
-            return (await self.store.settle((word,)))[0]
+            answer = (await self.store.settle((word,)))[0]
+            if (
+                answer is Answer.REFUSED
+            ):  # the settle itself failed inside the EXEC: the run is live, and its owner may say so
+                answer = (
+                    await self.store.settle((msgspec.structs.replace(_failed(run, end), error=failure),))
+                )[0]
         except StoreUnavailable as problem:
             return problem
+        return answer
 
     async def _tell(self, end: Settle, *, surely: bool) -> None:
         """The same settle through the layers: the store has it already; callers that wait in this process hear of it.

@@ -4,10 +4,9 @@
 -- reply 0
 --
 -- Nothing here may fail: without a note exec_end.lua settles as it is told, and the replies are looked at afterwards.
+redis.set_repl(redis.REPL_NONE) -- replicas and the log have no use for it
+-- A server whose memory is full refuses no write of a script that has written. Before the count: forbidden, it is an error too.
+redis.pcall('DEL', KEYS[1])
 --@include errors
-if count then
-  redis.set_repl(redis.REPL_NONE) -- replicas and the log have no use for it
-  redis.pcall('DEL', KEYS[1]) -- a server whose memory is full refuses no write of a script that has written
-  redis.pcall('SET', KEYS[1], count, 'PX', 3600000)
-end
+if count then redis.pcall('SET', KEYS[1], count, 'PX', 3600000) end
 return 0

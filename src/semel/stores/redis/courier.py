@@ -8,6 +8,7 @@ is over: freely while no byte of the call left us or the server said "not now", 
 from __future__ import annotations
 
 import abc
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -314,20 +315,29 @@ class Courier(abc.ABC):
         if len(masters) > 1:
             brief = parcel.timeout / min(len(masters), 1 / _LEAST)
             replies = {str(node): await self._glance(node, args, brief, timeout) for node in masters}
-            if not all(isinstance(reply, Absent) for reply in replies.values()):
+            absent = [node for node in masters if isinstance(replies[str(node)], Absent)]
+            if len(absent) < len(masters):
+                for node in absent:  # once more, in what is left of the time: it may only be slow
+                    brief = max(0.0, parcel.deadline - self._now()) / len(absent)
+                    replies[str(node)] = await self._glance(node, args, brief, timeout)
                 return replies
-        left = max(parcel.deadline - self._now(), parcel.timeout / 2)
-        return {str(node): await self._patiently(node, args, left) for node in masters}
+        until = max(parcel.deadline, self._now() + parcel.timeout / 2)
+        return {str(node): await self._patiently(node, args, timeout, until) for node in masters}
 
-    async def _patiently(self, node: Endpoint, args: Sequence[Arg], timeout: float | None) -> Any:
+    async def _patiently(
+        self, node: Endpoint, args: Sequence[Arg], timeout: float | None, until: float = math.inf
+    ) -> Any:
         """The reply of this very node."""
         parcel = self._plain(args, None, Lane.MAIN, timeout, resend=True)
+        parcel.deadline = min(parcel.deadline, until)
         parcel.pinned = node
         return await self._deliver(parcel)
 
     async def _glance(self, node: Endpoint, args: Sequence[Arg], brief: float, timeout: float | None) -> Any:
         """The same by one try, within `brief` seconds; or its `Absent`."""
-        reply = await self._once(node, self._plain(args, None, Lane.MAIN, brief, resend=True))
+        question = self._plain(args, None, Lane.MAIN, timeout, resend=True)
+        question.deadline = self._now() + brief  # the connection, which others use, is as patient as ever
+        reply = await self._once(node, question)
         if isinstance(reply, (NotSent, ServerError)):
 
             def later(judge: Callable[[Any], None]) -> None:

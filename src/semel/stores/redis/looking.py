@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -35,40 +34,52 @@ class Look:
         for wake in self._wakes:
             wake()
 
-    async def heard(self, colour: Colour) -> None:
-        """Wait for its end, and raise what it raised. One that was broken off found nothing, and raises nothing."""
+    async def heard(self, colour: Colour, limit: float) -> bool:
+        """Whether it has ended by then; raises what it raised. One that was broken off found nothing, and raises nothing."""
         if colour == "sync":
             bell = Bell()
             self._wakes.append(bell.ring)
-            if not self._over:
-                bell.heard(math.inf)  # its leader has a timeout
+            ended = self._over or bell.heard(limit)
         else:
-            ended = asyncio.Event()
-            self._wakes.append(ended.set)
-            await ended.wait()
+            event = asyncio.Event()
+            self._wakes.append(event.set)
+            ended = await _is_set(event, limit)
         if self._error is not None:
             error, trace = self._error
             raise error.with_traceback(trace)  # as a future does: told to many, it would grow by each of them
+        return ended
+
+
+async def _is_set(event: asyncio.Event, limit: float) -> bool:
+    try:
+        async with asyncio.timeout(limit):
+            return await event.wait()
+    except TimeoutError:
+        return False
 
 
 class Looks(dict[_Place, Look]):
-    """Those that are under way."""
+    """Those that are under way. Each ends by itself within `limit` seconds."""
 
-    async def once(
-        self, colour: Colour, is_done: Callable[[], bool], look: Callable[[], Awaitable[str]]
-    ) -> str:
+    def __init__(self, colour: Colour, limit: float) -> None:
+        super().__init__()
+        self._colour, self._limit = colour, limit
+
+    async def once(self, is_done: Callable[[], bool], look: Callable[[], Awaitable[str]]) -> str:
         """What the look says, to whoever leads it; "" to the others.
 
-        What went wrong is told to all of them, and the next caller looks again. A leader that is cancelled promotes one.
+        What went wrong is told to all of them, and the next caller looks again. A leader that is cancelled promotes one; one that
+        a signal's handler struck where nothing could be told is waited for no longer than the limit.
         """
-        place = (forks.epoch, None if colour == "sync" else asyncio.get_running_loop())
+        place = (forks.epoch, None if self._colour == "sync" else asyncio.get_running_loop())
         while not is_done():
             mine = Look()
             one = self.setdefault(place, mine)
             # A signal's handler, in the very thread that looks, would wait for itself.
-            if one is mine or (colour == "sync" and one.leader == mine.leader):
+            if one is mine or (self._colour == "sync" and one.leader == mine.leader):
                 return await self._lead(place, mine, look)
-            await one.heard(colour)
+            if not await one.heard(self._colour, self._limit) and self.get(place) is one:
+                self.pop(place, None)
         return ""
 
     async def _lead(self, place: _Place, mine: Look, look: Callable[[], Awaitable[str]]) -> str:

@@ -117,7 +117,7 @@ class RedisStore:
         )
         self._accept_eviction = accept_eviction
         self._checked = False
-        self._looks = Looks()
+        self._looks = Looks(self.colour, 2 * settings.timeout)
         self._skew = 0.0
         self._deaf_until = -math.inf
         self._told_deaf = False
@@ -453,7 +453,7 @@ class RedisStore:
 
     # -------------------------------------------------------------------------------------------- inside
     async def _check(self) -> None:
-        unseen = await self._looks.once(self.colour, lambda: self._checked, self._look)
+        unseen = await self._looks.once(lambda: self._checked, self._look)
         if unseen:  # last: where warnings are errors, the next call works all the same
             warn(unseen, SemelWarning, stacklevel=2)
 

@@ -125,8 +125,11 @@ class LoopWatcher(Watcher):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(None if wait == math.inf else max(0.0, wait)):
                         await self._due.wait()
-        finally:  # also when somebody cancels all tasks of the loop
+        except GeneratorExit:
+            raise  # collected: its loop is closed, and nothing can be ended there
+        except BaseException:  # also when somebody cancels all tasks of the loop
             self.shut()
+            raise
 
     async def aclose(self) -> None:
         self._task.cancel()

@@ -208,7 +208,9 @@ class Wire(asyncio.Protocol):
             # While dialling, the connect timeout watches; afterwards silence is measured from the last byte.
             due = deadline if self._state == _CONNECTING else min(quiet_until, deadline)
             following = min(following, due)
-        if (late or silent) and self._catches_up():
+        if not (late or silent):
+            self._behind = 0
+        elif self._catches_up():
             self._arm(now)  # right after the loop's next look at its sockets
             return
         for future in late:
