@@ -63,7 +63,8 @@ class Looks(dict[_Place, Look]):
 
     def __init__(self, colour: Colour, limit: float) -> None:
         super().__init__()
-        self._colour, self._limit = colour, limit
+        self._colour: Colour = colour
+        self._limit = limit
 
     async def once(self, is_done: Callable[[], bool], look: Callable[[], Awaitable[str]]) -> str:
         """What the look says, to whoever leads it; "" to the others.
