@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from semel import forks
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, StoreUnavailable
 from semel.model import Won
 from semel.runtime import run_sync
 from semel.stores.redis import RedisStore, looking
@@ -118,7 +118,9 @@ def test_what_is_wrong_is_told_to_all_who_waited_and_the_next_caller_looks_again
             lambda: server.command("CONFIG", "SET", "maxmemory-policy", "noeviction"),
         )
         assert [type(found) for found in told] == [ConfigurationError] * MANY
-        assert looks(server) == 2
+        assert (
+            2 <= looks(server) <= 3
+        )  # theirs, one more for who came meanwhile if the first was quick, and the last one's
 
 
 def test_a_cancelled_first_caller_leaves_the_look_to_the_next_one() -> None:
@@ -205,6 +207,27 @@ def test_a_look_that_is_struck_at_any_moment_keeps_nobody_waiting(redis_server: 
 
     assert strike_each_moment((looking,), first, then=then) > 8
     run_sync(store.aclose())
+
+
+def test_a_look_that_went_wrong_before_this_call_came_is_not_the_last_word(
+    redis_server: services.RedisServer,
+) -> None:
+    """That of a background write, say, which saw a replica just before it became the master."""
+
+    async def body() -> None:
+        store = opened(redis_server.url, "async", timeout=20)
+        place = (forks.epoch, asyncio.get_running_loop())
+        store._looks[place] = old = Look()
+        calling = asyncio.create_task(store._check())
+        await asyncio.sleep(0)
+        del store._looks[place]
+        old.failed(StoreUnavailable("a replica"))
+        old.end()
+        await calling
+        assert store._checked
+        await store.aclose()
+
+    asyncio.run(body())
 
 
 def test_a_look_that_never_ends_is_waited_for_no_longer_than_one_may_take(

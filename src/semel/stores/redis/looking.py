@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from time import monotonic
 from types import TracebackType
 from typing import TypeAlias
 
@@ -69,9 +70,11 @@ class Looks(dict[_Place, Look]):
     async def once(self, is_done: Callable[[], bool], look: Callable[[], Awaitable[str]]) -> str:
         """What the look says, to whoever leads it; "" to the others.
 
-        What went wrong is told to all of them, and the next caller looks again. A leader that is cancelled promotes one; one that
-        a signal's handler struck where nothing could be told is waited for no longer than the limit.
+        What went wrong is told to all of them, and the next caller looks again: also one that came while it went wrong, if that
+        was quick, for what it saw may be older than this call. A leader that is cancelled promotes one; one that a signal's
+        handler struck where nothing could be told is waited for no longer than the limit.
         """
+        patient_until = monotonic() + self._limit / 4
         place = (forks.epoch, None if self._colour == "sync" else asyncio.get_running_loop())
         while not is_done():
             mine = Look()
@@ -79,8 +82,13 @@ class Looks(dict[_Place, Look]):
             # A signal's handler, in the very thread that looks, would wait for itself.
             if one is mine or (self._colour == "sync" and one.leader == mine.leader):
                 return await self._lead(place, mine, look)
-            if not await one.heard(self._colour, self._limit) and self.get(place) is one:
-                self.pop(place, None)
+            try:
+                if not await one.heard(self._colour, self._limit) and self.get(place) is one:
+                    self.pop(place, None)
+            except Exception:
+                if monotonic() >= patient_until:
+                    raise
+                patient_until = 0.0  # but once
         return ""
 
     async def _lead(self, place: _Place, mine: Look, look: Callable[[], Awaitable[str]]) -> str:
