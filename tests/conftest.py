@@ -24,6 +24,7 @@ from hypothesis import settings
 from semel.testing import services
 from semel.testing.services.server import Server
 from semel.testing.services.topology import Group
+from tests.measuring import spare_the_tracer
 
 MODE = os.environ.get("SEMEL_TEST", "full")
 SERVER_FIXTURES = {
@@ -43,6 +44,8 @@ GROUPED_FIXTURES = {"rabbitmq_server", "redis_cluster", "redis_sentinel"}
 
 # pytest-timeout ends the whole process, and measured tests are slower: some took 50 s of their 120 beside one other part.
 SLOWED = 5 if coverage.Coverage.current() is not None else 1
+if SLOWED > 1:
+    spare_the_tracer()
 
 # No deadline: this suite shares two cores with the servers. Fixed examples, but for the long run, which looks for new ones.
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=30)
