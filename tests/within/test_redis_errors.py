@@ -17,9 +17,9 @@ from redis.exceptions import NoScriptError, ResponseError
 from semel import OutcomeUnknown, Semel, StoreUnavailable, points
 from semel.hooks import Executed, Failed, Unrecorded
 from semel.messaging import Message, Outbox
+from semel.stores.redis.record import EXEC_BEGIN
 from semel.testing import services
 from semel.testing.proxy import RESP, Proxy
-from semel.within import redis as within_redis
 from tests.within.lab import wait
 from tests.within.test_redis import RedisLab, _second, run
 from tests.within.test_redis_moments import at, through
@@ -226,7 +226,7 @@ def test_R28_what_is_noted_inside_exec_is_in_no_log() -> None:
 
 def test_R28_a_server_whose_memory_is_full_can_note_its_errors() -> None:
     with services.redis() as server, redis.Redis.from_url(server.url) as client:
-        begin = within_redis._source("exec_begin")
+        begin = EXEC_BEGIN.source
         client.config_set("maxmemory", 1)
         with pytest.raises(redis.exceptions.OutOfMemoryError):
             client.set("a", 1)

@@ -212,9 +212,7 @@ def return_type(fn: Callable[..., Any]) -> Any:
     if type(fn) is not types.FunctionType or "__wrapped__" in fn.__dict__:
         fn, bound = _innermost(fn)
     if isinstance(fn, type):
-        return (
-            None if hasattr(fn, "__await__") else fn
-        )  # what an instance gives to await, its class does not say
+        return None if hasattr(fn, "__await__") else fn  # to await an instance gives what no class says
     annotations = getattr(fn, "__annotations__", None)
     hint: Any = annotations.get("return", Any) if isinstance(annotations, dict) else Any
     if type(fn) is types.FunctionType:

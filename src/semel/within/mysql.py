@@ -81,7 +81,7 @@ def mysql_words(table: str) -> MysqlWords:
 
 
 class _Known:
-    """What is remembered of a caller's connection."""
+    """What is remembered of a port: of one use of a caller's connection."""
 
     __slots__ = ("limit", "nonce", "since")
 

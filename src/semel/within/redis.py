@@ -19,7 +19,6 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -203,6 +202,8 @@ class PipelineEngine(Engine):
         """One guarded EXEC; False when it was aborted and the reason must be looked at."""
         from redis.exceptions import WatchError
 
+        from semel.stores.redis.record import EXEC_BEGIN, EXEC_END
+
         await waited(pipe.reset())
         keys = self._raw.settle_keys(ends.done)
         try:
@@ -213,9 +214,12 @@ class PipelineEngine(Engine):
             commands = await self._watched(pipe, queued[0], self._queue.slot(keys[0]))
             pipe.multi()
             note = keys[0] + b":e"
-            pipe.command_stack, pipe.scripts = [_evaluated("exec_begin", note), *commands], set(queued[1])
+            pipe.command_stack, pipe.scripts = (
+                [_evaluated(EXEC_BEGIN.source, note), *commands],
+                set(queued[1]),
+            )
             args = (*self._raw.settle_args(ends.done), *self._raw.settle_args(ends.failed))
-            pipe.command_stack.append(_evaluated("exec_end", *keys, note, args=args))
+            pipe.command_stack.append(_evaluated(EXEC_END.source, *keys, note, args=args))
             reach("settle.sent")
             replies = await waited(pipe.execute(raise_on_error=False))
         except WatchError:  # so redis-py tells of a connection that broke while it watches, too
@@ -334,12 +338,10 @@ class PipelineEngine(Engine):
         )
         try:
             answer = (await self.store.settle((word,)))[0]
-            if (
-                answer is Answer.REFUSED
-            ):  # the settle itself failed inside the EXEC: the run is live, and its owner may say so
-                answer = (
-                    await self.store.settle((msgspec.structs.replace(_failed(run, end), error=failure),))
-                )[0]
+            if answer is Answer.REFUSED:
+                # The settle itself failed inside the EXEC: the run is live, and its owner may say so.
+                own = msgspec.structs.replace(_failed(run, end), error=failure)
+                answer = (await self.store.settle((own,)))[0]
         except StoreUnavailable as problem:
             return problem
         return answer
@@ -484,13 +486,6 @@ def _lost() -> tuple[type[Exception], ...]:
     return OSError, Lost, Late
 
 
-def _evaluated(name: str, *keys: bytes, args: Sequence[Any] = ()) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A script as redis-py queues a command. Its text, not its name: a server that has forgotten it would find that out inside EXEC."""
-    return ("EVAL", _source(name), len(keys), *keys, *args), {}
-
-
-@cache
-def _source(name: str) -> str:
-    from semel.stores.redis.record import _script
-
-    return _script(name).source
+def _evaluated(text: str, *keys: bytes, args: Sequence[Any] = ()) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A script as redis-py queues a command. Its text, not its hash: a server that has forgotten it would find that out inside EXEC."""
+    return ("EVAL", text, len(keys), *keys, *args), {}

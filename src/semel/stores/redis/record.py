@@ -46,6 +46,8 @@ from semel.stores.redis.calls import Script
 __all__ = [
     "CLAIM",
     "COUNT",
+    "EXEC_BEGIN",
+    "EXEC_END",
     "LARGE_SIZE",
     "NOTE",
     "PEEK",
@@ -94,6 +96,8 @@ SHARD: Final = _script("shard")
 SWEEP: Final = _script("sweep")
 TRAIL: Final = _script("trail")
 COUNT: Final = _script("count")
+EXEC_BEGIN: Final = _script("exec_begin")
+EXEC_END: Final = _script("exec_end")
 
 _HEAD: Final = Struct("<BBBBIBBBHHHQddd")
 _BRIEF: Final = Struct(
