@@ -230,6 +230,28 @@ def test_a_look_that_went_wrong_before_this_call_came_is_not_the_last_word(
     asyncio.run(body())
 
 
+def test_a_second_look_that_is_broken_off_is_made_by_the_next_one(redis_server: services.RedisServer) -> None:
+    """Those who heard of the first one's failure wait for one second look together, and its leader may be cancelled."""
+
+    async def body() -> None:
+        store = opened(redis_server.url, "async", timeout=20)
+        place = (forks.epoch, asyncio.get_running_loop())
+        store._looks[place] = old = Look()
+        calling = [asyncio.create_task(store._check()) for _ in range(3)]
+        await asyncio.sleep(0)
+        del store._looks[place]
+        old.failed(StoreUnavailable("a replica"))
+        old.end()
+        await asyncio.sleep(0)
+        assert old.then is store._looks[place]
+        calling[0].cancel()
+        await asyncio.wait_for(asyncio.gather(*calling[1:]), 20)
+        assert store._checked
+        await store.aclose()
+
+    asyncio.run(body())
+
+
 def test_a_look_that_never_ends_is_waited_for_no_longer_than_one_may_take(
     redis_server: services.RedisServer,
 ) -> None:

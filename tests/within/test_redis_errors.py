@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from semel import OutcomeUnknown, Semel, StoreUnavailable, points
 from semel.hooks import Executed, Failed, Unrecorded
@@ -20,6 +20,7 @@ from semel.messaging import Message, Outbox
 from semel.stores.redis.record import EXEC_BEGIN
 from semel.testing import services
 from semel.testing.proxy import RESP, Proxy
+from semel.within.redis import PipelineEngine
 from tests.within.lab import wait
 from tests.within.test_redis import RedisLab, _second, run
 from tests.within.test_redis_moments import at, through
@@ -543,6 +544,56 @@ def test_R28_a_refusal_after_an_exec_whose_answer_was_lost_is_looked_up(lab: Red
         assert (outcome.value, outcome.replayed) == ("paid", False)
         assert (await wait(once.execute("k1", lab.fn(_second)))).value == "paid"
         assert lab.plain.get(lab.name("n")) == "1"
+
+    run(lab, body())
+
+
+def test_R28_a_refusal_is_not_the_word_on_an_exec_that_is_still_on_its_way(
+    lab: RedisLab, proxy: Proxy, redis_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would make the record unknown after it was looked at, and the refusal would free it, half of its commands applied."""
+
+    async def body() -> None:
+        server: Any = lab.plain
+        lab.plain.set(lab.name("text"), "not a list")
+        server.execute_command("ACL", "SETUSER", "late", "on", ">pw", "~*", "&*", "+@all")
+        once = lab.face()
+        direct, lab.url = lab.url, through(lab, proxy, redis_server)
+        pipe = lab.pipe(retry=None, username="late", password="pw")
+        lab.url = direct
+        late = proxy.reset_late(match=lambda request: b"EXEC" in request)
+        look = PipelineEngine._is_applied
+
+        def execs() -> int:
+            return int(server.info("commandstats").get("cmdstat_exec", {}).get("calls", 0))
+
+        async def looked(*args: Any, **options: Any) -> bool:
+            found = await look(*args, **options)
+            if late.fired.is_set() and not found and not arrived:
+                before = execs()
+                proxy.release()
+                until = time.monotonic() + 20
+                while execs() == before and time.monotonic() < until:
+                    time.sleep(0.005)
+                arrived.append(execs() > before)
+            return found
+
+        async def work() -> str:
+            pipe.incr(lab.name("n"))
+            pipe.lpush(lab.name("text"), 1)
+            return "paid"
+
+        arrived: list[bool] = []
+        monkeypatch.setattr(PipelineEngine, "_is_applied", looked)
+        at("settle.sent", lambda: server.execute_command("ACL", "SETUSER", "late", "-watch"))
+        try:
+            with pytest.raises(NoPermissionError):
+                await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        finally:
+            server.execute_command("ACL", "DELUSER", "late")
+        assert arrived == [True]
+        assert not lab.plain.exists(lab.name("n")), "it found that the record has changed"
+        assert (await wait(once.execute("k1", lab.fn(_second)))).value == "second"
 
     run(lab, body())
 

@@ -11,7 +11,7 @@ from semel.errors import ConfigurationError, StoreUnavailable
 from semel.layers.layer import Layer
 from semel.model import Answer, Settle
 
-__all__ = ["Capture", "Guarded", "Queue", "Watched", "is_shut", "told", "waited", "watched"]
+__all__ = ["Capture", "Guarded", "Queue", "Watched", "is_shut", "lost", "moved", "told", "waited", "watched"]
 
 Commands = list[tuple[Any, Any]]
 _BOUNDS: Final = frozenset({"MULTI", "EXEC", "DISCARD"})
@@ -239,6 +239,21 @@ class Capture(Layer):
 async def waited(thing: Any) -> Any:
     # A pipeline is awaitable itself (asyncio's initialises): only coroutines are meant.
     return await thing if isawaitable(thing) and not hasattr(thing, "command_stack") else thing
+
+
+def moved() -> tuple[type[Exception], ...]:
+    """What a node of a cluster says that does not serve a slot, or not now."""
+    from redis.exceptions import AskError, ClusterDownError, ReadOnlyError, TryAgainError
+
+    return AskError, ClusterDownError, ReadOnlyError, TryAgainError  # MOVED is an AskError
+
+
+def lost() -> tuple[type[Exception], ...]:
+    """A connection that broke, or is silent."""
+    from redis.exceptions import ConnectionError as Lost
+    from redis.exceptions import TimeoutError as Late
+
+    return OSError, Lost, Late
 
 
 def _refused_watch(*_: Any, **__: Any) -> Any:

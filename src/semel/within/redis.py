@@ -28,12 +28,12 @@ from semel.calls import Call, add_note, failure_of, is_lazy, name_of, not_run
 from semel.errors import ConfigurationError, LeaseLost, OutcomeUnknown, SemelError, StoreUnavailable
 from semel.flow import Engine, done_of
 from semel.hooks import Executed, Unrecorded
-from semel.model import Answer, Ask, Failure, Kind, Policy, Record, Settle, State, Verdict
+from semel.model import Answer, Ask, Failure, Kind, Policy, Record, Renewal, Settle, State, Verdict
 from semel.points import reach
 from semel.run import Outcome, Run, _current, leave
 from semel.runtime import Interrupt, own
 from semel.store import Store
-from semel.within.pipelines import Capture, Queue, told, waited, watched
+from semel.within.pipelines import Capture, Queue, lost, moved, told, waited, watched
 
 __all__ = ["PipelineEngine"]
 
@@ -162,7 +162,7 @@ class PipelineEngine(Engine):
         failure: Exception | None = None
         silent = False
         sender: Any = None
-        trouble: tuple[type[Exception], ...] = (StoreUnavailable, _Elsewhere, *_lost())
+        trouble: tuple[type[Exception], ...] = (StoreUnavailable, _Elsewhere, *lost())
         try:
             while True:
                 pause = _PAUSE
@@ -189,7 +189,7 @@ class PipelineEngine(Engine):
                 await self.runtime.sleep(pause)
         finally:
             self.heart.remove(run)
-            with suppress(*_lost()):
+            with suppress(*lost()):
                 await self._queue.done_with(sender)
 
     async def _sealed(self, end: Settle) -> Settle:
@@ -224,12 +224,13 @@ class PipelineEngine(Engine):
             replies = await waited(pipe.execute(raise_on_error=False))
         except WatchError:  # so redis-py tells of a connection that broke while it watches, too
             return False
-        except (SemelError, _NothingApplied):
+        except lost():
             raise
-        except _lost():
+        except SemelError:
             raise
-        except Exception as error:  # noqa: BLE001 - an ACL of the pipeline's user, a reply that is no text
-            await self._find_out(run, ends, error, self._queue.slot(keys[0]))
+        except Exception as error:  # noqa: BLE001 - an ACL of the pipeline's user, a reply that is no text, who looks after a command
+            refused = error.error if isinstance(error, _NothingApplied) else error
+            await self._find_out(run, ends, refused, self._queue.slot(keys[0]))
             return True
         reach("settle.stored")
         told(commands)
@@ -238,15 +239,15 @@ class PipelineEngine(Engine):
 
     async def _find_out(self, run: Run, ends: _Ends, error: Exception, slot: int | None) -> None:
         """The server refused, or redis-py could not read what it answered: only the record tells whether it was applied. It raises
-        if it was not; an EXEC that is still on its way will find that the record has changed, which it watches."""
+        if it was not."""
         from redis.exceptions import ResponseError
 
-        if not await self._is_applied(run, ends, there=True):
+        if not await self._is_applied_for_good(run, ends):
             said = _as_told(error, slot)
-            if slot is not None and isinstance(said, _moved()):
+            if slot is not None and isinstance(said, moved()):
                 raise _Elsewhere(error) from error
             raise _NothingApplied(said) from error
-        if isinstance(error, ResponseError):
+        if isinstance(error, (ResponseError, SemelError)):
             return  # the refusal of a try after the one that was applied
         add_note(
             error,
@@ -262,6 +263,15 @@ class PipelineEngine(Engine):
             if isinstance(error, StoreUnavailable):
                 raise
             raise _NothingApplied(error) from error
+
+    async def _is_applied_for_good(self, run: Run, ends: _Ends) -> bool:
+        """As `_is_applied`, and no EXEC of ours will be from here on: one that is still on its way, its answer given up, watches the
+        record, which the renewal changes. Looked at without it, the record might be made unknown just before it is freed."""
+        renewal = Renewal(run.scope, run.ask.nonce, run.ask.lease, run.call.options.retention)
+        answer = (await self.store.renew((renewal,)))[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return await self._is_applied(run, ends, there=True)
 
     async def _is_applied(self, run: Run, ends: _Ends, *, there: bool) -> bool:
         """Whether an EXEC of ours went through although nobody has heard its answer."""
@@ -368,8 +378,7 @@ class PipelineEngine(Engine):
                 f"could not be made done within {self.settle_timeout:g} s: the key is unknown. Call resolve(...) with its outcome",
                 attempt=run.attempt,
             )
-        elif isinstance(failure, _Elsewhere):
-            await self._give_back(run)
+        elif isinstance(failure, _Elsewhere) and await self._give_back(run, ends):
             error, failure = _unserved(run, self.settle_timeout), failure.error
         else:
             error = StoreUnavailable(
@@ -379,12 +388,17 @@ class PipelineEngine(Engine):
         error.__cause__ = failure
         return error
 
-    async def _give_back(self, run: Run) -> None:
-        """Nothing was applied, and the function has not failed: nobody need wait for the lease."""
+    async def _give_back(self, run: Run, ends: _Ends) -> bool:
+        """Nothing was applied, and the function has not failed: nobody need wait for the lease. False where that is not certain."""
         end = Settle(run.scope, run.ask.nonce, Kind.RELEASED, run.call.options.retention)
-        with suppress(StoreUnavailable):
-            await self.store.settle((end,))
+        try:
+            if await self._is_applied_for_good(run, ends):
+                return False
+            answer = (await self.store.settle((end,)))[0]
+        except StoreUnavailable:
+            return False
         self.debts.ended(run.ask, end)
+        return answer is Answer.OK
 
 
 class _UnguardedEngine(PipelineEngine):
@@ -471,19 +485,6 @@ def _as_told(error: Exception, slot: int | None) -> Exception:
     )
     told.__cause__ = error
     return told
-
-
-def _moved() -> tuple[type[Exception], ...]:
-    from redis.exceptions import AskError, ClusterDownError, ReadOnlyError, TryAgainError
-
-    return AskError, ClusterDownError, ReadOnlyError, TryAgainError  # MOVED is an AskError
-
-
-def _lost() -> tuple[type[Exception], ...]:
-    from redis.exceptions import ConnectionError as Lost
-    from redis.exceptions import TimeoutError as Late
-
-    return OSError, Lost, Late
 
 
 def _evaluated(text: str, *keys: bytes, args: Sequence[Any] = ()) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -23,6 +23,8 @@ class Look:
 
     def __init__(self) -> None:
         self.leader = threading.get_ident()
+        self.then: Look | None = None
+        """The one for those who waited for this, which had begun before they came: its word is the last one for all of them."""
         self._wakes: list[Callable[[], None]] = []
         self._over = False
         self._error: tuple[Exception, TracebackType | None] | None = None
@@ -44,7 +46,7 @@ class Look:
         else:
             event = asyncio.Event()
             self._wakes.append(event.set)
-            ended = await _is_set(event, limit)
+            ended = self._over or await _is_set(event, limit)
         if self._error is not None:
             error, trace = self._error
             raise error.with_traceback(trace)  # as a future does: told to many, it would grow by each of them
@@ -70,25 +72,29 @@ class Looks(dict[_Place, Look]):
     async def once(self, is_done: Callable[[], bool], look: Callable[[], Awaitable[str]]) -> str:
         """What the look says, to whoever leads it; "" to the others.
 
-        What went wrong is told to all of them, and the next caller looks again: also one that came while it went wrong, if that
-        was quick, for what it saw may be older than this call. A leader that is cancelled promotes one; one that a signal's
-        handler struck where nothing could be told is waited for no longer than the limit.
+        What went wrong is told to all of them, and the next caller looks again: so do, together and once, those that came while it
+        went wrong, if that was quick, for what it saw may be older than their calls. A leader that is cancelled promotes one; one
+        that a signal's handler struck where nothing could be told is waited for no longer than the limit.
         """
         patient_until = monotonic() + self._limit / 4
         place = (forks.epoch, None if self._colour == "sync" else asyncio.get_running_loop())
+        older: Look | None = None
         while not is_done():
             mine = Look()
-            one = self.setdefault(place, mine)
+            one = (older and older.then) or self.setdefault(place, mine)
+            if older is not None:
+                older.then = one
             # A signal's handler, in the very thread that looks, would wait for itself.
             if one is mine or (self._colour == "sync" and one.leader == mine.leader):
                 return await self._lead(place, mine, look)
             try:
                 if not await one.heard(self._colour, self._limit) and self.get(place) is one:
                     self.pop(place, None)
+                older = None  # it was broken off, or does not end
             except Exception:
                 if monotonic() >= patient_until:
                     raise
-                patient_until = 0.0  # but once
+                older, patient_until = one, 0.0
         return ""
 
     async def _lead(self, place: _Place, mine: Look, look: Callable[[], Awaitable[str]]) -> str:
