@@ -134,7 +134,8 @@ def _moment(tag: int, value: dt.datetime | dt.time) -> Ext:
             return Ext(tag, pack(parts))
     elif zone is not None:
         if _is_pydantic_zone(zone):
-            raise _PydanticZone("is in a time zone of pydantic's class")
+            fixed = dt.timezone(zone.utcoffset(None) or dt.timedelta())
+            return Ext(Tag.PYDANTIC_ZONE, pack(_moment(tag, value.replace(tzinfo=fixed))))
         raise Refused(
             f"has a time zone of class {type_name(type(zone))}, which cannot be stored: "
             "use datetime.timezone or zoneinfo.ZoneInfo"
@@ -145,23 +146,10 @@ def _moment(tag: int, value: dt.datetime | dt.time) -> Ext:
     return Ext(tag, pack([text, value.fold, key, name]))
 
 
-class _PydanticZone(Refused):
-    """Only while a value is tried without them: a model that its own JSON gives again exactly is written as that."""
-
-
-def _is_pydantic_zone(zone: Any) -> bool:
+def _is_pydantic_zone(zone: dt.tzinfo) -> bool:
+    """Of the class of fixed offsets that pydantic gives to what it parses."""
     cls = type(zone)
     return cls.__name__ == "TzInfo" and cls.__module__.partition(".")[0] == "pydantic_core"
-
-
-def _parsed_moment(tag: int, value: dt.datetime | dt.time) -> Ext:
-    """As `_moment`, also in the class of fixed offsets that pydantic gives to what it parses."""
-    zone = value.tzinfo
-    if zone is None or not _is_pydantic_zone(zone):
-        return _moment(tag, value)
-    offset = zone.utcoffset(None)
-    assert offset is not None  # noqa: S101 - it has no other
-    return Ext(Tag.PYDANTIC_ZONE, pack(_moment(tag, value.replace(tzinfo=dt.timezone(offset)))))
 
 
 def _in_pydantic_zone(moment: Any) -> Any:
@@ -224,11 +212,6 @@ _SCALARS: Final[Mapping[type, Callable[[Any], Any]]] = {
     complex: lambda v: Ext(Tag.COMPLEX, _COMPLEX.pack(v.real, v.imag)),
     msgspec.UnsetType: lambda _: Ext(Tag.UNSET, b""),
 }
-_PARSED: Final = {
-    **_SCALARS,
-    dt.datetime: lambda v: _parsed_moment(Tag.DATETIME, v),
-    dt.time: lambda v: _parsed_moment(Tag.TIME, v),
-}
 _GROUPS: Final[Mapping[type, int]] = {tuple: Tag.TUPLE, set: Tag.SET, frozenset: Tag.FROZENSET}
 BUILT_INS: Final[frozenset[type]] = frozenset({*_LEAVES, *_SCALARS, *_GROUPS, list, dict})
 
@@ -239,15 +222,9 @@ BUILT_INS: Final[frozenset[type]] = frozenset({*_LEAVES, *_SCALARS, *_GROUPS, li
 class Writer:
     """Writes built-in values, and instances of the classes it was given shapes for."""
 
-    __slots__ = ("_scalars", "_shapes", "_unknown")
+    __slots__ = ("_shapes", "_unknown")
 
-    def __init__(
-        self,
-        shapes: Mapping[type, Shape],
-        unknown: Callable[[type], str],
-        scalars: Mapping[type, Callable[[Any], Any]] = _SCALARS,
-    ) -> None:
-        self._scalars = scalars
+    def __init__(self, shapes: Mapping[type, Shape], unknown: Callable[[type], str]) -> None:
         self._shapes = shapes
         self._unknown = unknown  # the reason why a class is refused, with the remedy
 
@@ -258,14 +235,11 @@ class Writer:
                 return pack(value)
             except (OverflowError, UnicodeEncodeError):  # a big integer or odd text, which need tags
                 pass
-        try:
-            return pack(self._wrap(value, MAX_DEPTH, [MAX_PARTS]))
-        except _PydanticZone:
-            return Writer(self._shapes, self._unknown, _PARSED).write(value)
+        return pack(self._wrap(value, MAX_DEPTH, [MAX_PARTS]))
 
     def _wrap(self, value: Any, room: int, budget: list[int]) -> Any:
         kind = type(value)
-        scalar = self._scalars.get(kind)
+        scalar = _SCALARS.get(kind)
         if scalar is not None:
             return scalar(value)
         if kind in _LEAVES:
