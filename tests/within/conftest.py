@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from semel.runtime import run_sync
+from semel.testing.proxy import RESP, Proxy
 from tests.within.lab import ASYNC, SYNC, Lab
 
 SERVERS = {"postgresql": "postgres_server", "mysql": "mariadb_server"}
@@ -70,6 +72,13 @@ def fresh_lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """A lab for a driver that the test names."""
     return lambda driver: make_lab(request, driver, tmp_path)
+
+
+@pytest.fixture
+def proxy(redis_server: Any) -> Iterator[Proxy]:
+    """A way to the Redis server that may be cut."""
+    with Proxy("127.0.0.1", redis_server.port, framing=RESP) as made:
+        yield made
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -19,7 +19,7 @@ from semel.hooks import Executed, Failed, Unrecorded
 from semel.messaging import Message, Outbox
 from semel.stores.redis.record import EXEC_BEGIN
 from semel.testing import services
-from semel.testing.proxy import RESP, Proxy
+from semel.testing.proxy import Proxy
 from semel.within.redis import PipelineEngine
 from tests.within.lab import wait
 from tests.within.test_redis import RedisLab, _second, run
@@ -31,12 +31,6 @@ SERVERS = ["redis_server", "valkey_server"]
 @pytest.fixture(params=["sync", "async"])
 def lab(request: pytest.FixtureRequest, redis_server: Any) -> RedisLab:
     return RedisLab(request.param, redis_server.url)
-
-
-@pytest.fixture
-def proxy(redis_server: Any) -> Iterator[Proxy]:
-    with Proxy("127.0.0.1", redis_server.port, framing=RESP) as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)

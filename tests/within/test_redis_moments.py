@@ -11,7 +11,7 @@ from redis.exceptions import NoPermissionError
 
 from semel import CodecError, ConfigurationError, LeaseLost, PreviousFailure, current_run, points
 from semel.hooks import Executed, Failed
-from semel.testing.proxy import RESP, Proxy
+from semel.testing.proxy import Proxy
 from tests.within.lab import wait
 from tests.within.test_redis import RedisLab, run
 
@@ -19,12 +19,6 @@ from tests.within.test_redis import RedisLab, run
 @pytest.fixture(params=["sync", "async"])
 def lab(request: pytest.FixtureRequest, redis_server: Any) -> RedisLab:
     return RedisLab(request.param, redis_server.url)
-
-
-@pytest.fixture
-def proxy(redis_server: Any) -> Iterator[Proxy]:
-    with Proxy("127.0.0.1", redis_server.port, framing=RESP) as made:
-        yield made
 
 
 def through(lab: RedisLab, proxy: Proxy, redis_server: Any) -> str:
