@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import WRAPPER_ASSIGNMENTS, partial, update_wrapper, wraps
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, overload
 from uuid import UUID
 
 from semel.calls import refuse_generator
+from semel.codec import return_type
+from semel.codec.annotations import Unresolved
 from semel.coroutines import refuse_async
 from semel.errors import CodecError, ConfigurationError
 from semel.keys import FieldPath, check_fields, check_operation, check_tenant, fingerprint
@@ -88,6 +91,7 @@ class AsyncDecorator(Protocol):
 
 _OF_A_CALL: Final = frozenset({"labels", "fields", "readable"})
 _PICKED: Final = ("key", "request", "tenant")
+_OF_ALL: Final = ("on_unknown", "result_type")  # what a face may say for every call
 _OWN: Final = ("key", "request", "method")
 _NULL: Final = fingerprint(None)
 _PLACED: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -246,8 +250,12 @@ class _Once:
         own = getattr(fn, "__dict__", {})
         self._as_bound = {**own, **named, "__wrapped__": fn, "__signature__": self._signature}
         self._options = {"operation": f"{fn.__module__}.{_title(fn)}"[:255], **options}
-        probed = {"on_unknown": options["on_unknown"]} if "on_unknown" in options else {}
-        self._probes = callable(face._options(probed).on_unknown)  # noqa: SLF001 - our own face
+        asked = face._options({name: options[name] for name in _OF_ALL if name in options})  # noqa: SLF001 - our own face
+        self._probes = callable(asked.on_unknown)
+        # As text, and so perhaps of another name: then what is found is what would have been.
+        self._gives_self = (
+            is_method and asked.result_type is None and "Self" in str(signature.return_annotation)
+        )
         if is_method and "key" not in picked and not parameters and not self._of_class:
             raise ConfigurationError(
                 f"{_title(fn)} takes nothing but {first}, which is no part of a key by itself: all objects would share one "
@@ -298,10 +306,17 @@ class _Once:
                 options["fingerprint"] = _NULL
         if self._tenant is not None:
             options["tenant"] = _text(self._tenant(owner, bound))
+        if self._gives_self:
+            options["result_type"] = self._type_for(owner)
         if kwargs and self._probes:
             args, kwargs = self._in_place(args, kwargs, bound)
         options["kwargs"] = kwargs
         return self._face.execute(_text(self._key(owner, bound)), self._fn, *args, **options)
+
+    def _type_for(self, owner: Any) -> Any:
+        """What is annotated with Self: it is called with its object or class among its arguments, which no annotation knows of."""
+        meant = return_type(MethodType(self._fn, owner))
+        return None if isinstance(meant, Unresolved) else meant
 
     def _in_place(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], bound: inspect.BoundArguments

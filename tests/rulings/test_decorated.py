@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -405,3 +406,56 @@ def test_what_is_wrapped_is_what_was_decorated() -> None:
 
         assert vars(Desk)["act"].__wrapped__ is between
         assert Desk().act(1) == 2
+
+
+def test_R2_self_is_the_class_of_the_object_or_the_class_that_it_is_called_for() -> None:
+    with Semel("memory://") as once:
+
+        @dataclass
+        class Order:
+            number: int
+
+            @once(key="by")
+            def next(self, by: int) -> Self | None:
+                return type(self)(self.number + by)
+
+            @once(key=lambda cls, number: f"{cls.__name__}-{number}")
+            @classmethod
+            def make(cls, number: int) -> Self:
+                return cls(number)
+
+        class Special(Order):
+            pass
+
+        for cls, by in ((Order, 1), (Special, 2)):
+            for _ in "twice":
+                made: Any = cls.make
+                found = cls(1).next(by), made(7)
+                assert list(map(type, found)) == [cls, cls]
+                assert found == (cls(1 + by), cls(7))
+
+
+async def test_R2_self_of_a_coroutine_is_its_class_too() -> None:
+    async with AsyncSemel("memory://") as once:
+
+        @dataclass
+        class Order:
+            number: int
+
+            @once(key="self.number")
+            async def all(self) -> list[Self]:
+                return [self]
+
+        assert await Order(1).all() == await Order(1).all() == [Order(1)]
+
+
+def test_R23_self_that_can_never_be_stored_is_refused_before_the_effect() -> None:
+    with Semel("memory://") as once:
+
+        class Builder:
+            @once(key="number")
+            def build(self, number: int) -> Self:
+                raise AssertionError
+
+        with pytest.raises(CodecError, match="cannot be stored and replayed"):
+            Builder().build(1)
