@@ -408,9 +408,9 @@ def _path_parts(path: object, what: str = "field path") -> tuple[str, ...]:
 def _follow(value: Any, part: str) -> Any:
     """One step: mapping key, index or attribute; LookupError when there is none."""
     if isinstance(value, Mapping):
-        found: Any = value.get(part, _ABSENT)
+        found = _member(value, part)
         if found is _ABSENT and part.lstrip("-").isdecimal():
-            found = value.get(int(part), _ABSENT)
+            found = _member(value, int(part))
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes) and part.lstrip("-").isdecimal():
         index = int(part)
         found = value[index] if -len(value) <= index < len(value) else _ABSENT
@@ -419,6 +419,14 @@ def _follow(value: Any, part: str) -> Any:
     if found is _ABSENT:
         raise LookupError(part)
     return found
+
+
+def _member(value: Mapping[Any, Any], key: object) -> Any:
+    """Of protobuf's mappings, too: its Struct has no `get`, and a map of numbers knows no text."""
+    try:
+        return value[key] if key in value else _ABSENT  # noqa: SIM401 - see above
+    except TypeError:
+        return _ABSENT
 
 
 class FieldPath:

@@ -24,7 +24,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pydantic
 import pytest
-from google.protobuf import struct_pb2, wrappers_pb2
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2, wrappers_pb2
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -494,6 +494,27 @@ def test_chosen_fields_count_and_others_do_not() -> None:
 def test_a_chosen_field_that_is_absent_is_an_error(fields: tuple[str, ...], part: str) -> None:
     with pytest.raises(CodecError, match=f"has no field .*{part} is absent"):
         fingerprint({"a": 1, "b": {"c": 2}, "l": [1]}, fields=fields)
+
+
+def test_R22_fields_of_a_protobuf_struct_and_of_a_map_of_numbers() -> None:
+    struct = struct_pb2.Struct()
+    struct.update({"a": {"b": 1}, "trace": "x"})
+    assert fingerprint(struct, fields=("a.b",)) == fingerprint({"a": {"b": 1}}, fields=("a.b",))
+    with pytest.raises(CodecError, match="no field 'c'"):
+        fingerprint(struct, fields=("c",))
+    file = descriptor_pb2.FileDescriptorProto(name="numbered.proto", syntax="proto3")
+    message = file.message_type.add(name="Numbered")
+    entry = message.nested_type.add(name="NamesEntry", options=descriptor_pb2.MessageOptions(map_entry=True))
+    entry.field.add(name="key", number=1, type="TYPE_INT32", label="LABEL_OPTIONAL")
+    entry.field.add(name="value", number=2, type="TYPE_STRING", label="LABEL_OPTIONAL")
+    message.field.add(
+        name="names", number=1, type="TYPE_MESSAGE", label="LABEL_REPEATED", type_name=".Numbered.NamesEntry"
+    )
+    made = descriptor_pool.DescriptorPool().AddSerializedFile(file.SerializeToString())
+    numbered = message_factory.GetMessageClass(made.message_types_by_name["Numbered"])(names={3: "c"})
+    assert fingerprint(numbered, fields=("names[3]",)) == fingerprint({"names[3]": "c"})
+    with pytest.raises(CodecError, match=r"no field 'names\.c'"):
+        fingerprint(numbered, fields=("names.c",))
 
 
 @pytest.mark.parametrize("fields", ["amount", (), [], ("",), ("a..b",), ("[",), (3,)])
