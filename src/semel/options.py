@@ -12,6 +12,7 @@ from typing import Any, Literal, get_origin
 import msgspec
 
 from semel import ids
+from semel.codec.annotations import texts_of
 from semel.coroutines import refuse_async
 from semel.errors import ConfigurationError
 from semel.model import Policy
@@ -180,11 +181,17 @@ def unknown_option(name: str, more: tuple[str, ...] = ()) -> ConfigurationError:
 
 
 def checked_type(value: Any) -> Any:
-    """Whatever an annotation may be, but no text: nobody knows whose names are meant."""
-    if value is None or isinstance(value, type) or get_origin(value) is not None:
+    """Whatever an annotation may be, but no text, nor one with text in it: nobody knows whose names are meant."""
+    if value is None or type(value) is type:
         return value
     kind = type(value)
-    if kind.__module__ in ("typing", "typing_extensions") or hasattr(value, "__get_pydantic_core_schema__"):
+    known = (
+        isinstance(value, type)
+        or get_origin(value) is not None
+        or kind.__module__ in ("typing", "typing_extensions")
+        or hasattr(value, "__get_pydantic_core_schema__")
+    )
+    if known and next(texts_of(value), None) is None:
         return value
     raise ConfigurationError(
         f"result_type must be a type, such as int, list[Order] or Order | None, not {value!r}: name the class itself, "

@@ -117,6 +117,9 @@ async def test_whatever_an_annotation_may_be_is_a_result_type(light_lab: Lab, re
     [
         ({"result_type": 5}, "result_type must be a type.*not 5"),
         ({"result_type": "int"}, "result_type must be a type.*not 'int'.*not its text"),
+        ({"result_type": list["Line"]}, r"result_type must be a type.*not list\['Line'\].*not its text"),
+        ({"result_type": dict[str, Line] | list["Line"]}, "result_type must be a type"),
+        ({"result_type": typing.Union["Line", int]}, "result_type must be a type"),
         ({"result_type": [int]}, "result_type must be a type"),
         ({"result_type": {"a": int}}, "result_type must be a type"),
         ({"result_type": (int, str)}, "result_type must be a type"),

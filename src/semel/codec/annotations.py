@@ -27,6 +27,7 @@ __all__ = [
     "named_classes",
     "names_a_cell",
     "return_type",
+    "texts_of",
 ]
 
 _WRAPPERS = (typing.Annotated, typing.Required, typing.NotRequired, typing.Final, typing.ClassVar)
@@ -253,10 +254,10 @@ def names_a_cell(fn: types.FunctionType, hint: Any) -> bool:
     """Whether what is text in an annotation names what the function's closure holds: another function of the same text may
     mean another class by it."""
     held = fn.__code__.co_freevars
-    return bool(held) and any(not set(re.findall(r"\w+", text)).isdisjoint(held) for text in _texts(hint))
+    return bool(held) and any(not set(re.findall(r"\w+", text)).isdisjoint(held) for text in texts_of(hint))
 
 
-def _texts(hint: Any) -> Iterator[str]:
+def texts_of(hint: Any) -> Iterator[str]:
     """What of an annotation is text: the whole of it (postponed), or the forward references in it (`list["Order"]`)."""
     if isinstance(hint, str):
         yield hint
@@ -265,7 +266,7 @@ def _texts(hint: Any) -> Iterator[str]:
     elif (origin := typing.get_origin(hint)) is not None and origin is not typing.Literal:
         arguments = typing.get_args(hint)
         for argument in arguments[:1] if origin is typing.Annotated else arguments:
-            yield from _texts(argument)
+            yield from texts_of(argument)
 
 
 def _evaluated(fn: types.FunctionType, hint: Any, bound: Any) -> Any:
@@ -275,7 +276,7 @@ def _evaluated(fn: types.FunctionType, hint: Any, bound: Any) -> Any:
     known = _known.get(id(code))
     if known is None or known[0] is not code or known[1] is not fn.__globals__ or not _same(known[2], hint):
         meant = hint
-        if text := ", ".join(_texts(hint)):
+        if text := ", ".join(texts_of(hint)):
             meant = _resolved(hint, fn.__globals__, _held(fn), Unresolved(text))
         known = (code, fn.__globals__, hint, meant, _names_self(meant))
         if not names_a_cell(fn, hint):
