@@ -22,6 +22,7 @@ __all__ = [
     "checked_readable",
     "checked_ring",
     "checked_store_settings",
+    "knows",
 ]
 
 # What only some stores know, and which. `table`, `create` and `capacity` are not among them: one configuration serves all stores,
@@ -91,14 +92,14 @@ def checked_store_settings(settings: Settings, source: object) -> Settings:
     if not isinstance(settings.table, str):
         raise ConfigurationError(f"table must be a name, not {settings.table!r}")
     for name, (meaning, _) in _OF_SOME.items():
-        if getattr(settings, name) != getattr(_DEFAULTS, name) and not _knows(source, name):
+        if getattr(settings, name) != getattr(_DEFAULTS, name) and not knows(source, name):
             raise ConfigurationError(
                 f"{name} is {meaning}; a {_kind_of(source)} store does not know {name}=: leave it out"
             )
     return settings
 
 
-def _knows(source: object, name: str) -> bool:
+def knows(source: object, name: str) -> bool:
     """Whether a store that is opened from this does something with that setting; a store of your own may."""
     family = _FAMILIES.get(_kind_of(source))
     return family is None or name not in _OF_SOME or family in _OF_SOME[name][1]

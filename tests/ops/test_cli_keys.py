@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import re
@@ -18,6 +19,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import redis
 from typer.testing import CliRunner
 
 from semel import (
@@ -406,6 +408,28 @@ def test_what_a_store_cannot_list_is_refused_not_empty(desk: Desk) -> None:
         assert desk.listed("--state", "done") == {"done-1": "done"}
     if desk.url.startswith("sqlite"):
         assert desk.run("ls", desk.url, "--state", "expired") == "no such records\n"
+
+
+def _has_a_ref() -> Any:
+    current_run().set_ref("ord_7")
+    raise RuntimeError("no answer from the bank")
+
+
+def test_a_ref_leads_to_its_key_also_after_a_decision(desk: Desk) -> None:
+    is_redis = desk.url.startswith("redis")
+    indexed: dict[str, Any] = {"index": {"ref"}} if is_redis else {}
+    with Semel(desk.url, tenant=desk.tenant, operation="pay", timeout=20, **indexed) as once:
+        with pytest.raises(RuntimeError):
+            once.execute("ref-1", _has_a_ref, on_unknown="hold")
+        assert desk.listed("--ref", "ord_7") == {"ref-1": "unknown"}
+        desk.about("resolve", "ref-1", "--value", "5", "--retention", "1s")
+        assert desk.listed("--ref", "ord_7") == {"ref-1": "done"}
+        assert desk.run("ls", desk.url, "--ref", "ord_8").startswith("no such records")
+    if is_redis:
+        assert "only those that a program with index={'ref'}" in desk.run("ls", desk.url, "--ref", "ord_8")
+        with redis.Redis.from_url(desk.url) as client:
+            entries = client.keys(f"*:i:{hashlib.sha1(b'ord_7', usedforsecurity=False).hexdigest()}")
+            assert all(client.pttl(each) != -1 for each in entries), "an entry that would outlive its record"
 
 
 def test_the_digits_of_a_message_name_a_key_that_needs_attention(desk: Desk) -> None:

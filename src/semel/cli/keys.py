@@ -60,10 +60,15 @@ def ls(
         found = once.find(
             states=state or (), tenant=tenant, operation=operation, ref=ref, abandoned=abandoned, limit=limit
         )
+        lists_all = once._engine().store.capabilities.lists_all  # noqa: SLF001 - our own face
     if as_json:
         say([as_data(record) for record in found])
         return
     none = "nothing needs attention" if state is None and ref is None else "no such records"
+    if ref is not None and not lists_all:
+        none += (
+            ": only those that a program with index={'ref'} has settled are found by their ref; ask by key"
+        )
     show(COLUMNS, [row(record) for record in found], empty=none, whole="key", cut="error")
     if len(found) == limit:
         typer.echo(f"the first {limit}: --limit shows more", err=True)

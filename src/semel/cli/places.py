@@ -18,6 +18,7 @@ from semel.keys import Scope, scope_hash
 from semel.model import State
 from semel.once import Semel
 from semel.runtime import run_sync
+from semel.settings import knows
 from semel.store import Query
 from semel.stores.sqlite.store import SqliteStore
 
@@ -62,6 +63,9 @@ class Place:
             table=self.table,
             prefix=self.prefix,
             create=False,
+            # Redis: what the program has indexed is found, and stays so when it is decided about. For a program
+            # without index= a decision leaves a small key, which ends with its record.
+            index={"ref"} if knows(self.url, "index") else (),
         )
         _see_to(once)
         return once
