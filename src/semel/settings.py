@@ -12,7 +12,7 @@ from semel.coroutines import refuse_async
 from semel.errors import ConfigurationError
 from semel.hosts import scheme_of
 from semel.options import OF_A_CALL, Options
-from semel.store import Settings
+from semel.store import Settings, Store
 
 __all__ = [
     "check_words",
@@ -88,11 +88,20 @@ def checked_index(index: Any) -> frozenset[str]:
 
 
 def checked_store_settings(settings: Settings, source: object) -> Settings:
-    """Options that only some stores know are refused by the others, not dropped in silence."""
+    """Options that only some stores know are refused by the others, and by one that is open; not dropped in silence."""
+    if isinstance(source, type):  # which has all the verbs of a store, too
+        raise ConfigurationError(f"{source.__qualname__} is a class: make one of it, and pass that")
     if not isinstance(settings.table, str):
         raise ConfigurationError(f"table must be a name, not {settings.table!r}")
     for name, (meaning, _) in _OF_SOME.items():
-        if getattr(settings, name) != getattr(_DEFAULTS, name) and not knows(source, name):
+        if getattr(settings, name) == getattr(_DEFAULTS, name):
+            continue
+        if isinstance(source, Store):
+            raise ConfigurationError(
+                f"{name} is {meaning}, and this {type(source).__name__} was opened without asking for it here: say it where "
+                f"the store is made, as in open_store(url, Settings({name}=…), colour), or give the face its URL"
+            )
+        if not knows(source, name):
             raise ConfigurationError(
                 f"{name} is {meaning}; a {_kind_of(source)} store does not know {name}=: leave it out"
             )

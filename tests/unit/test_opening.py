@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from semel import AsyncSemel, ConfigurationError, Semel
 from semel.doctor import examine
 from semel.store import Settings, open_store, schema_sql
+from semel.stores.memory import MemoryStore
 from semel.stores.postgres.url import parse
 
 
@@ -136,3 +137,20 @@ def test_an_engine_works_with_the_face_of_its_colour_on_sqlite_too(tmp_path: Pat
         AsyncSemel(create_engine(f"sqlite:///{path}"))
     with Semel(create_engine(f"sqlite:///{path}")) as once:
         assert once.execute("k", lambda: 1).value == 1
+
+
+@pytest.mark.parametrize("face", [Semel, AsyncSemel])
+def test_a_class_of_stores_is_none(face: Callable[..., Any]) -> None:
+    for made in (MemoryStore, redis.Redis):
+        with pytest.raises(ConfigurationError, match=f"{made.__name__} is a class: make one of it"):
+            face(made)
+
+
+@pytest.mark.parametrize("setting", [{"acks": 1}, {"index": {"ref"}}])
+def test_what_a_store_that_is_open_was_not_told_is_not_dropped(setting: dict[str, Any]) -> None:
+    """Who asks for acks= and gets a write that no replica has would learn it from a failover."""
+    (name,) = setting
+    for store in (MemoryStore(), open_store("redis://127.0.0.1:1/0", Settings(), "sync")):
+        with pytest.raises(ConfigurationError, match=rf"{name} is .* say it where the store is made"):
+            Semel(store, **setting)
+        assert Semel(store, table="jobs", create=False, capacity=5).enabled, "may be said to every store"
