@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dis
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
@@ -139,8 +140,18 @@ def _by_monitoring(modules: Sequence[ModuleType], handler: Handler) -> Iterator[
     tool, event, call = 4, watch.events.INSTRUCTION, watch.events.PY_START
     codes = [code for module in modules for code in _codes(module)]
     watch.use_tool_id(tool, "strikes")
-    watch.register_callback(tool, event, lambda _, offset: handler.passed(sys._getframe(1), offset))
-    watch.register_callback(tool, call, lambda *_: handler.began(sys._getframe(1)))
+    me = threading.get_ident()  # all threads are watched, and a signal strikes one
+
+    def passed(_: object, offset: int) -> None:
+        if threading.get_ident() == me:
+            handler.passed(sys._getframe(1), offset)
+
+    def began(*_: object) -> None:
+        if threading.get_ident() == me:
+            handler.began(sys._getframe(1))
+
+    watch.register_callback(tool, event, passed)
+    watch.register_callback(tool, call, began)
     watch.set_events(tool, call)
     for code in codes:
         watch.set_local_events(tool, code, event)
