@@ -11,10 +11,30 @@ from semel.errors import ConfigurationError, StoreUnavailable
 from semel.layers.layer import Layer
 from semel.model import Answer, Settle
 
-__all__ = ["Capture", "Guarded", "Queue", "Watched", "is_shut", "lost", "moved", "told", "waited", "watched"]
+__all__ = [
+    "Astray",
+    "Capture",
+    "Elsewhere",
+    "Guarded",
+    "Held",
+    "NothingApplied",
+    "Queue",
+    "Watched",
+    "as_told",
+    "check_astray",
+    "is_shut",
+    "leave_server",
+    "lost",
+    "moved",
+    "told",
+    "waited",
+    "watched",
+]
 
 Commands = list[tuple[Any, Any]]
 _BOUNDS: Final = frozenset({"MULTI", "EXEC", "DISCARD"})
+# Whether the record runs. Not GETRANGE, which this user may not be allowed; EVAL and GET the settle needs as well.
+_RUNS: Final = "return string.byte(redis.call('GET', KEYS[1]) or '', 3) == 1 and 1 or 0"
 
 
 class Queue:
@@ -254,6 +274,59 @@ def lost() -> tuple[type[Exception], ...]:
     from redis.exceptions import TimeoutError as Late
 
     return OSError, Lost, Late
+
+
+class NothingApplied(Exception):
+    """The server refused a command while it was queued (its arity, its slot): EXEC was discarded as a whole."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Elsewhere(Exception):
+    """The node of a cluster does not serve the slot, or not now; nothing was applied."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Held(Exception):
+    """The record is unknown, by an EXEC of ours."""
+
+
+class Astray(Exception):
+    """An EXEC of ours was answered by a server of which the store knows nothing: after a failover one of them is no master any more."""
+
+
+async def check_astray(pipe: Any, key: bytes) -> None:
+    """Raises `Astray` where `pipe`, which watches, talks to the server that has applied it: not a second time."""
+    if not await waited(pipe.eval(_RUNS, 1, key)):
+        raise Astray
+
+
+async def leave_server(pipe: Any) -> None:
+    """Give up the connection of `pipe`, which watches: the next one may go elsewhere. Without UNWATCH, for which redis-py would
+    dial the same server again, whatever a Sentinel says."""
+    await waited(pipe.connection.disconnect())
+    pipe.watching = False
+    await waited(pipe.reset())
+
+
+def as_told(error: Exception, slot: int | None) -> Exception:
+    """A cluster's refusal of a key in another slot, with the remedy; `slot` is the record's."""
+    from redis.exceptions import AskError, ClusterCrossSlotError
+
+    crosses = isinstance(error, ClusterCrossSlotError)
+    if slot is None or not (crosses or (isinstance(error, AskError) and error.slot_id != slot)):
+        return error
+    remedy = ConfigurationError(
+        "a command on the pipeline is for a key in another slot of the Redis Cluster than the record; nothing was applied. Put "
+        "the record's hash tag into the keys of this call: f'order:{once.tag(key)}'"
+    )
+    remedy.__cause__ = error
+    return remedy
 
 
 def _refused_watch(*_: Any, **__: Any) -> Any:

@@ -33,7 +33,22 @@ from semel.points import reach
 from semel.run import Outcome, Run, _current, leave
 from semel.runtime import Interrupt, own
 from semel.store import Store
-from semel.within.pipelines import Capture, Queue, lost, moved, told, waited, watched
+from semel.within.pipelines import (
+    Astray,
+    Capture,
+    Elsewhere,
+    Held,
+    NothingApplied,
+    Queue,
+    as_told,
+    check_astray,
+    leave_server,
+    lost,
+    moved,
+    told,
+    waited,
+    watched,
+)
 
 __all__ = ["PipelineEngine"]
 
@@ -145,7 +160,7 @@ class PipelineEngine(Engine):
         """Where nothing was applied the run ends as a failure, although its caller may be gone by then."""
         try:
             return await self._commit(run, end)
-        except _NothingApplied as refused:
+        except NothingApplied as refused:
             await self.fail(run, refused.error)
             raise refused.error from refused.error.__cause__
 
@@ -154,7 +169,7 @@ class PipelineEngine(Engine):
         try:
             self._queue.check_queued()
         except ConfigurationError as error:
-            raise _NothingApplied(error) from error
+            raise NothingApplied(error) from error
         ends = _Ends(await self._sealed(end), await self._sealed(_failed(run, end)))
         queued = self._queue.take()
         key = self._raw.settle_keys(ends.done)[0]
@@ -162,14 +177,14 @@ class PipelineEngine(Engine):
         failure: Exception | None = None
         silent = False
         sender: Any = None
-        trouble: tuple[type[Exception], ...] = (StoreUnavailable, _Elsewhere, *lost())
+        trouble: tuple[type[Exception], ...] = (StoreUnavailable, Elsewhere, Astray, *lost())
         try:
             while True:
                 pause = _PAUSE
                 try:
                     sender = self._queue.sender(key) if sender is None else sender
                     if await self._try(run, ends, sender, queued):
-                        await self._tell(end, surely=ends.well)
+                        await self._tell(run, end, ends)
                         self.debts.ended(run.ask, end)
                         return ends.unread
                     # Aborted, most likely by our own heartbeat, which writes the record that we watch. Where a try takes longer than
@@ -187,6 +202,7 @@ class PipelineEngine(Engine):
                 if self.runtime.now() >= until:
                     raise await self._too_late(run, ends, failure)
                 await self.runtime.sleep(pause)
+                ends.again = True
         finally:
             self.heart.remove(run)
             with suppress(*lost()):
@@ -208,9 +224,14 @@ class PipelineEngine(Engine):
         keys = self._raw.settle_keys(ends.done)
         try:
             await waited(pipe.watch(keys[0]))
+            if ends.again:
+                await leave_server(pipe)
+                await waited(pipe.watch(keys[0]))
             there = await waited(pipe.exists(keys[0]))
             if await self._is_applied(run, ends, there=bool(there)):
                 return True
+            if ends.astray:
+                await check_astray(pipe, keys[0])
             commands = await self._watched(pipe, queued[0], self._queue.slot(keys[0]))
             pipe.multi()
             note = keys[0] + b":e"
@@ -226,14 +247,15 @@ class PipelineEngine(Engine):
             return False
         except lost():
             raise
-        except SemelError:
+        except (SemelError, Astray):
             raise
         except Exception as error:  # noqa: BLE001 - an ACL of the pipeline's user, a reply that is no text, who looks after a command
-            refused = error.error if isinstance(error, _NothingApplied) else error
+            refused = error.error if isinstance(error, NothingApplied) else error
             await self._find_out(run, ends, refused, self._queue.slot(keys[0]))
             return True
         reach("settle.stored")
         told(commands)
+        ends.answered = True
         await self._check(run, ends, replies)
         return True
 
@@ -243,10 +265,10 @@ class PipelineEngine(Engine):
         from redis.exceptions import ResponseError
 
         if not await self._is_applied_for_good(run, ends):
-            said = _as_told(error, slot)
+            said = as_told(error, slot)
             if slot is not None and isinstance(said, moved()):
-                raise _Elsewhere(error) from error
-            raise _NothingApplied(said) from error
+                raise Elsewhere(error) from error
+            raise NothingApplied(said) from error
         if isinstance(error, (ResponseError, SemelError)):
             return  # the refusal of a try after the one that was applied
         add_note(
@@ -262,7 +284,7 @@ class PipelineEngine(Engine):
         except SemelError as error:
             if isinstance(error, StoreUnavailable):
                 raise
-            raise _NothingApplied(error) from error
+            raise NothingApplied(error) from error
 
     async def _is_applied_for_good(self, run: Run, ends: _Ends) -> bool:
         """As `_is_applied`, and no EXEC of ours will be from here on: one that is still on its way, its answer given up, watches the
@@ -277,7 +299,7 @@ class PipelineEngine(Engine):
         """Whether an EXEC of ours went through although nobody has heard its answer."""
         try:
             return await self._is_done(run, there=there)
-        except _Held:
+        except Held:
             if ends.well:  # its answer was heard; what came after it failed
                 return True
         error = OutcomeUnknown(
@@ -296,7 +318,7 @@ class PipelineEngine(Engine):
             if seen is State.DONE:
                 return True  # an earlier EXEC of ours whose answer was lost
             if record.state is State.UNKNOWN:
-                raise _Held  # the same, and a command inside of it failed
+                raise Held  # the same, and a command inside of it failed
             if seen in (State.RUNNING, State.UNKNOWN):
                 if there:
                     return False
@@ -356,19 +378,26 @@ class PipelineEngine(Engine):
             return problem
         return answer
 
-    async def _tell(self, end: Settle, *, surely: bool) -> None:
+    async def _tell(self, run: Run, end: Settle, ends: _Ends) -> None:
         """The same settle through the layers: the store has it already; callers that wait in this process hear of it.
-
-        With acks= it waits for the replicas, which an EXEC cannot do: what too few of them have is not recorded yet. `surely`: the
-        store has the record as unknown, though all went well.
-        """
+        With acks= it waits for the replicas, which an EXEC cannot do: what too few of them have is not recorded yet."""
         try:
+            if ends.answered:
+                await self._make_sure(run, ends)
             answer = (await self.store.settle((end,)))[0]
         except StoreUnavailable as error:
             answer = error
-        if isinstance(answer, StoreUnavailable) and (surely or self._raw.acks):
+        if isinstance(answer, StoreUnavailable) and (ends.well or self._raw.acks):
             raise answer
         # Without acks= it is recorded, and waiters look again by themselves.
+
+    async def _make_sure(self, run: Run, ends: _Ends) -> None:
+        """That it was the store's master that answered: one that was replaced and has not heard of it answers as well, and what it
+        has applied goes with it. Recorded as done by the settle that follows, it would be lost."""
+        record, _ = await self.store.peek(run.scope)
+        if record is not None and record.nonce == run.ask.nonce and record.state is State.RUNNING:
+            ends.answered, ends.well, ends.unread, ends.astray = False, False, None, True
+            raise Astray
 
     async def _too_late(self, run: Run, ends: _Ends, failure: Exception | None) -> SemelError:
         error: SemelError
@@ -378,7 +407,13 @@ class PipelineEngine(Engine):
                 f"could not be made done within {self.settle_timeout:g} s: the key is unknown. Call resolve(...) with its outcome",
                 attempt=run.attempt,
             )
-        elif isinstance(failure, _Elsewhere) and await self._give_back(run, ends):
+        elif isinstance(failure, Astray):
+            error = StoreUnavailable(
+                f"the EXEC of {name_of(run.call)} was answered by a Redis server that is not the one which holds the record: after a "
+                f"failover one of the two is no master any more. Within {self.settle_timeout:g} s they did not agree: either the record "
+                "will say that it is done, or nothing was applied that lasts. Call again with the same key"
+            )
+        elif isinstance(failure, Elsewhere) and await self._give_back(run, ends):
             error, failure = _unserved(run, self.settle_timeout), failure.error
         else:
             error = StoreUnavailable(
@@ -430,26 +465,12 @@ class _Ends:
     """The record is unknown, because the server has counted an error; but all replies were seen, and none is one."""
     unread: Exception | None = None
     """It is done, and redis-py could not read the replies."""
-
-
-class _NothingApplied(Exception):
-    """The server refused a command while it was queued (its arity, its slot): EXEC was discarded as a whole."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class _Elsewhere(Exception):
-    """The node of a cluster does not serve the slot, or not now; nothing was applied."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class _Held(Exception):
-    """The record is unknown, by an EXEC of ours."""
+    again: bool = False
+    """Not the first try: the connection of the one before may be to a server that is no master any more."""
+    answered: bool = False
+    """By a server; whether that is the store's master is to be seen."""
+    astray: bool = False
+    """It was not: a server that has applied it already must not do it again."""
 
 
 def _failed(run: Run, end: Settle) -> Settle:
@@ -470,21 +491,6 @@ def _unserved(run: Run, patience: float) -> StoreUnavailable:
         f"no node of the cluster has taken the EXEC of {name_of(run.call)} within {patience:g} s: its slot is being moved, or has no "
         "master. Nothing was applied. Call again with the same key"
     )
-
-
-def _as_told(error: Exception, slot: int | None) -> Exception:
-    """A cluster's refusal of a key in another slot, with the remedy; `slot` is the record's."""
-    from redis.exceptions import AskError, ClusterCrossSlotError
-
-    crosses = isinstance(error, ClusterCrossSlotError)
-    if slot is None or not (crosses or (isinstance(error, AskError) and error.slot_id != slot)):
-        return error
-    told = ConfigurationError(
-        "a command on the pipeline is for a key in another slot of the Redis Cluster than the record; nothing was applied. Put "
-        "the record's hash tag into the keys of this call: f'order:{once.tag(key)}'"
-    )
-    told.__cause__ = error
-    return told
 
 
 def _evaluated(text: str, *keys: bytes, args: Sequence[Any] = ()) -> tuple[tuple[Any, ...], dict[str, Any]]:

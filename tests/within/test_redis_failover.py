@@ -1,0 +1,93 @@
+"""R28 when the server that answers the EXEC is not the one that holds the record: a failover of which one of them has not heard."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.sentinel import Sentinel
+
+from semel import StoreUnavailable
+from semel.testing import services
+from tests.within.lab import wait
+from tests.within.test_redis import RedisLab, run
+
+
+@pytest.fixture
+def left_behind(redis_server: services.RedisServer) -> Iterator[services.RedisServer]:
+    """Knows what the master knows, and takes writes that nobody else will hear of: so does a master that was replaced."""
+    with services.redis(config={"replica-read-only": "no"}) as server:
+        server.command("REPLICAOF", "127.0.0.1", redis_server.port)
+        yield server
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_R28_what_only_a_replaced_master_has_applied_is_not_recorded_as_done(
+    redis_server: services.RedisServer, left_behind: services.RedisServer, colour: str
+) -> None:
+    lab = RedisLab(colour, redis_server.url)
+    ran = []
+
+    async def body() -> None:
+        once = lab.face(settle_timeout=1, lease=2)
+        lab.url = left_behind.url
+        astray = lab.pipe()
+        lab.url = redis_server.url
+        right = lab.pipe()
+
+        async def work(pipe: Any) -> str:
+            ran.append(1)
+            pipe.incr(lab.name("n"))
+            assert redis_server.command("WAIT", 1, 20_000)
+            return "done"
+
+        with pytest.raises(StoreUnavailable, match=r"failover.*Call again"):
+            await wait(once.within(astray).execute("k1", lab.fn(work), astray))
+        assert (await wait(once.peek("k1"))).state == "running"
+        assert left_behind.command("GET", lab.name("n")) == "1", "and not once for each try"
+        again = await wait(once.within(right).execute("k1", lab.fn(work), right, wait=30))
+        assert (again.value, again.replayed, len(ran)) == ("done", False, 2)
+        assert lab.plain.get(lab.name("n")) == "1"
+
+    run(lab, body())
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_R28_a_pipeline_of_a_sentinels_client_leaves_the_master_that_was_replaced(colour: str) -> None:
+    with services.redis_sentinel() as guarded:
+        old = guarded.master()
+        lab = RedisLab(colour, old.url)
+        lab.url = guarded.url
+        sentinel: Any = (Sentinel if colour == "sync" else AsyncSentinel)(guarded.addresses)
+        client = sentinel.master_for(guarded.service_name)
+        ran = []
+
+        async def body() -> None:
+            once, pipe = lab.face(settle_timeout=30, timeout=5, lease=60), client.pipeline()
+            await wait(client.ping())  # connected to the old one
+
+            async def work() -> str:
+                ran.append(1)
+                pipe.incr("n")
+                assert old.command("WAIT", 1, 20_000)
+                with old.paused():
+                    if colour == "sync":
+                        guarded.wait_failed_over(old)
+                    else:
+                        await asyncio.to_thread(guarded.wait_failed_over, old)
+                    await wait(once.peek("another"))  # by now the face has left it
+                return "done"
+
+            assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "done"
+            assert (await wait(once.peek("k1"))).state == "done"
+            with redis.Redis.from_url(guarded.master().url) as new:
+                assert new.get("n") == b"1"
+            assert len(ran) == 1
+            for each in (client, *sentinel.sentinels):
+                await wait(each.close() if colour == "sync" else each.aclose())
+
+        run(lab, body())
