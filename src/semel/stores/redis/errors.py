@@ -13,7 +13,7 @@ from typing import Final
 
 from redis import exceptions as driver
 
-from semel.errors import ConfigurationError, SemelError, StoreUnavailable
+from semel.errors import CodecError, ConfigurationError, SemelError, StoreUnavailable
 from semel.losses import NotConnected
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Overdue",
     "ServerError",
     "hung_up",
+    "in_our_words",
     "refusal",
     "unreachable",
 ]
@@ -173,3 +174,24 @@ def refusal(where: str, error: ServerError) -> Exception:
     )
     told.__cause__ = error
     return told
+
+
+def in_our_words(error: ServerError, prefix: str) -> Exception:
+    """An error reply that nothing but a change will cure, in our own words."""
+    text = str(error)
+    if text.startswith("ERR semel: "):
+        return ValueError(f"{text[11:]}: a lease, retention, tombstone or delay is negative or not a number")
+    if error.code == "WRONGTYPE":
+        return ConfigurationError(
+            f"a key under the prefix {prefix!r} holds another program's data ({text}): choose another "
+            "prefix=, or remove that key"
+        )
+    if "user executing the script" in text:
+        return ConfigurationError(
+            f"this Redis user may not run what a script needs ({text}): extend its ACL rules"
+        )
+    if "bulk length" in text or "proto-max-bulk-len" in text:
+        return CodecError(
+            f"a value is too large for Redis ({text}): raise proto-max-bulk-len on the server, or lower max_result"
+        )
+    return StoreUnavailable(f"Redis refused the call: {text}")

@@ -17,13 +17,14 @@ from warnings import warn
 
 import msgspec
 
-from semel.errors import CodecError, ConfigurationError, SemelError, SemelWarning, StoreUnavailable
+from semel.errors import ConfigurationError, SemelError, SemelWarning, StoreUnavailable
+from semel.forks import survive_fork
 from semel.keys import Scope
 from semel.model import Answer, Ask, Note, Record, Renewal, Settle, Verdict
 from semel.store import Capabilities, Colour, Facts, Page, Query, Settings, Unwatch
 from semel.stores.redis import facts as redis_facts
 from semel.stores.redis import index as redis_index
-from semel.stores.redis.errors import NotSent, Overdue
+from semel.stores.redis.errors import NotSent, Overdue, in_our_words
 from semel.stores.redis.index import Names
 from semel.stores.redis.link import Call, Lane, Link, ServerError, open_link
 from semel.stores.redis.looking import Looks
@@ -121,8 +122,8 @@ class RedisStore:
         self._skew = 0.0
         self._deaf_until = -math.inf
         self._told_deaf = False
-        self._watchers: dict[bytes, list[Callable[[], None]]] = {}
-        self._watchers_lock = threading.Lock()
+        self._wait_for_nobody()
+        survive_fork(self, RedisStore._wait_for_nobody)
 
     @property
     def colour(self) -> Colour:
@@ -452,6 +453,11 @@ class RedisStore:
         await self._link.aclose()
 
     # -------------------------------------------------------------------------------------------- inside
+    def _wait_for_nobody(self) -> None:
+        """Also in a forked child: who waits is the parent's, and a thread of his may have held the lock."""
+        self._watchers: dict[bytes, list[Callable[[], None]]] = {}
+        self._watchers_lock = threading.Lock()
+
     async def _check(self) -> None:
         unseen = await self._looks.once(lambda: self._checked, self._look)
         if unseen:  # last: where warnings are errors, the next call works all the same
@@ -470,26 +476,7 @@ class RedisStore:
             raise self._refused(error) from error
 
     def _refused(self, error: ServerError) -> Exception:
-        """An error reply that nothing but a change will cure, in our own words."""
-        text = str(error)
-        if text.startswith("ERR semel: "):
-            return ValueError(
-                f"{text[11:]}: a lease, retention, tombstone or delay is negative or not a number"
-            )
-        if error.code == "WRONGTYPE":
-            return ConfigurationError(
-                f"a key under the prefix {self._settings.prefix!r} holds another program's data ({text}): choose another "
-                "prefix=, or remove that key"
-            )
-        if "user executing the script" in text:
-            return ConfigurationError(
-                f"this Redis user may not run what a script needs ({text}): extend its ACL rules"
-            )
-        if "bulk length" in text or "proto-max-bulk-len" in text:
-            return CodecError(
-                f"a value is too large for Redis ({text}): raise proto-max-bulk-len on the server, or lower max_result"
-            )
-        return StoreUnavailable(f"Redis refused the call: {text}")
+        return in_our_words(error, self._settings.prefix)
 
 
 def _lane_of(end: Settle) -> Lane:
