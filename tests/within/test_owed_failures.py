@@ -7,6 +7,8 @@ import time
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
 
 from semel import NOT_FOUND, Found, InProgress, OutcomeUnknown, PreviousFailure, Release, forks
 from semel.within import afterwards
@@ -219,3 +221,33 @@ async def test_R27_a_session_that_is_thrown_away_takes_its_failure_with_it(make_
         assert owed(once) == 0
 
     await make_coloured("session-pysqlite", body)
+
+
+@pytest.mark.parametrize("mode", ["create_savepoint", "rollback_only"])
+def test_R27_a_session_that_joined_a_connections_transaction_ends_without_waiting_for_that(
+    make: Any, mode: Any
+) -> None:
+    lab = make("session-pysqlite")
+    once = lab.face(settle_timeout=10)
+    once.create()
+    engine = create_engine(lab.url)
+
+    def charge() -> None:
+        raise TimeoutError("no answer")
+
+    with engine.connect() as connection, connection.begin():
+        connection.execute(text("INSERT INTO orders (k) VALUES ('before')"))
+        session = Session(connection, join_transaction_mode=mode)
+        with pytest.raises(TimeoutError):
+            once.within(session).execute("k1", charge, on_error="replay")
+        started = time.monotonic()
+        session.commit()
+        assert time.monotonic() - started < 5
+        with pytest.raises(PreviousFailure):
+            once.within(session).execute("k1", charge, on_error="replay")
+        session.close()
+    until = time.monotonic() + 20
+    while lab.records("k1") != ["failed"] and time.monotonic() < until:
+        time.sleep(0.01)
+    assert (lab.records("k1"), lab.orders("before")) == (["failed"], 1)
+    engine.dispose()

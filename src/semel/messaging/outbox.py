@@ -222,7 +222,7 @@ class Outbox(Resident):
 
     async def _written(self, port: Port, items: Sequence[Prepared]) -> int:
         count = await write(port, self.table, items, self.parts, self._keeper, self.channel)
-        port.after_end(self.wake)
+        port.after_end(lambda _: self.wake())
         return count
 
     def _prepare(self, given: Any) -> Prepared:

@@ -92,9 +92,10 @@ async def record_failure(
             add_note(error, f"the failure of {name} was not recorded: {problem.text}")
             return
 
-    def now_free() -> None:
+    def now_free(over: bool) -> None:
         work = _keep_trying(outer, ask, end, owed, maybe_ours=maybe_ours)
-        if outer.runtime.colour == "sync":
+        # Who still has to end the transaction around it must not wait for what waits for that.
+        if over and outer.runtime.colour == "sync":
             run_sync(work)
         else:
             outer.runtime.background(work)

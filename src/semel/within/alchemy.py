@@ -168,7 +168,7 @@ class _AlchemyPort:
         self._connection = await self._connect()
         return _Nested(self, nested, self._sync_connection().get_transaction())
 
-    def after_end(self, callback: Callable[[], None]) -> bool:
+    def after_end(self, callback: Callable[[bool], None]) -> bool:
         del callback
         return False
 
@@ -201,8 +201,8 @@ class SessionPort(_AlchemyPort):
     async def flush(self) -> None:
         await self.settle(self._target.flush())
 
-    def after_end(self, callback: Callable[[], None]) -> bool:
-        _call_after(self._target, callback)
+    def after_end(self, callback: Callable[[bool], None]) -> bool:
+        _call_after(self._target, self._sync_connection(), callback)
         return True
 
 
@@ -237,12 +237,12 @@ class AsyncSessionPort(_AsyncAlchemyPort):
     async def flush(self) -> None:
         await self._target.flush()
 
-    def after_end(self, callback: Callable[[], None]) -> bool:
-        _call_after(self._target.sync_session, callback)
+    def after_end(self, callback: Callable[[bool], None]) -> bool:
+        _call_after(self._target.sync_session, self._sync_connection(), callback)
         return True
 
 
-def _call_after(session: Any, callback: Callable[[], None]) -> None:
+def _call_after(session: Any, connection: Any, callback: Callable[[bool], None]) -> None:
     """After the root transaction (`after_commit` would also fire for every released savepoint). One listener per session."""
     from sqlalchemy import event
 
@@ -250,11 +250,12 @@ def _call_after(session: Any, callback: Callable[[], None]) -> None:
     if waiting is None:
         waiting = session.info[_WAITING] = []
         event.listen(session, "after_transaction_end", _ended)
-    waiting.append(callback)
+    waiting.append((connection, callback))
 
 
 def _ended(session: Any, transaction: Any) -> None:
     if transaction.parent is None:
         callbacks, session.info[_WAITING] = session.info[_WAITING], []
-        for callback in callbacks:
-            callback()
+        for connection, callback in callbacks:
+            # A session that joined a connection's transaction has ended; that one goes on, and its locks with it.
+            callback(not connection.in_transaction())

@@ -115,7 +115,7 @@ class DjangoPort:
 
         return _Atomic(transaction.atomic(using=self._wrapper.alias), self._wrapper)
 
-    def after_end(self, callback: Callable[[], None]) -> bool:
+    def after_end(self, callback: Callable[[bool], None]) -> bool:
         # Django tells of a commit only; a rollback would be missed.
         del callback
         return False

@@ -57,7 +57,7 @@ class _DriverPort(ABC):
     async def savepoint(self, name: str) -> Savepoint:
         return await SqlSavepoint.begin(self, name)
 
-    def after_end(self, callback: Callable[[], None]) -> bool:
+    def after_end(self, callback: Callable[[bool], None]) -> bool:
         del callback
         return False
 

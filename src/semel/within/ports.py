@@ -102,8 +102,9 @@ class Port(Protocol):
 
     async def savepoint(self, name: str) -> Savepoint: ...
 
-    def after_end(self, callback: Callable[[], None]) -> bool:
-        """Call back once the caller's transaction is over; False when this connection cannot tell."""
+    def after_end(self, callback: Callable[[bool], None]) -> bool:
+        """Call back once the caller has ended his transaction, and whether it is over then; False when this connection cannot
+        tell."""
         ...
 
 
