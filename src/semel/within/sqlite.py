@@ -7,6 +7,7 @@ what `wait` allows for the statement that takes the lock, and restored.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from functools import cache
 from math import inf
 from typing import Any, Final
@@ -64,8 +65,12 @@ class SqliteWords:
         before = await with_patience(port, patience)
         try:
             inserted = await query(port, self._insert, rows.to_row(guarded(fresh)))
-        finally:
-            await restore_patience(port, before)
+        except BaseException:
+            # A cancelled caller hears of that, and not that the connection which he was cancelled on has gone.
+            with suppress(Exception):
+                await restore_patience(port, before)
+            raise
+        await restore_patience(port, before)
         if inserted:
             return Entry(fresh.created, inserted=True)
         return await self.lock(port, ask.scope, patience)
