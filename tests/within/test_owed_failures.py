@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -251,3 +253,63 @@ def test_R27_a_session_that_joined_a_connections_transaction_ends_without_waitin
         time.sleep(0.01)
     assert (lab.records("k1"), lab.orders("before")) == (["failed"], 1)
     engine.dispose()
+
+
+def lose(tx: Tx, driver: str) -> None:
+    """What SQLAlchemy does where its caller is cancelled in the middle of a statement, and what becomes of a broken connection."""
+    if driver.startswith("session"):
+        tx.target.connection().invalidate()
+    elif driver.startswith("connection"):
+        tx.target.invalidate()
+    else:
+        tx.target.close()
+
+
+@pytest.mark.parametrize("driver", ["sqlite3", "session-pysqlite", "connection-pysqlite", "django-sqlite"])
+async def test_R27_a_kept_failure_is_written_though_the_connection_is_lost(
+    make_coloured: Any, driver: str
+) -> None:
+    async def body(lab: Lab) -> None:
+        once, tx = await lab.ready()
+        await tx.insert("before")
+
+        def charge() -> None:
+            lose(tx, driver)
+            raise TimeoutError("no answer")
+
+        with pytest.raises(TimeoutError):
+            once.within(tx.target).execute("k1", charge, on_error="hold")
+        with suppress(Exception):  # as every end of a lost transaction
+            await tx.rollback()
+        await settled(lab, "unknown")
+
+    await make_coloured(driver, body)
+
+
+async def test_R10_a_caller_cancelled_in_a_statement_hears_of_that_and_owes_an_unknown_outcome(
+    make_coloured: Any,
+) -> None:
+    """SQLAlchemy gives the connection up, and asking that one whether it holds the lock raised in the place of all this."""
+
+    async def body(lab: Lab) -> None:
+        once, tx = await lab.ready()
+        started = asyncio.Event()
+
+        async def charge() -> None:
+            started.set()
+            await tx.run(
+                "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 2000000) SELECT max(x) FROM c"
+            )
+
+        running = asyncio.create_task(once.within(tx.target).execute("k1", charge, on_unknown="hold"))
+        await started.wait()
+        await asyncio.sleep(0.05)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert owed(once) == 1
+        other = await lab.tx()
+        with pytest.raises(OutcomeUnknown):
+            await once.within(other.target).execute("k1", charge, on_unknown="hold")
+
+    await make_coloured("session-aiosqlite", body)

@@ -348,8 +348,14 @@ class Bound:
 
     @property
     def holds_everything(self) -> bool:
-        """SQLite: as long as the caller's transaction is open nobody else can write."""
-        return self.port.dialect == "sqlite" and self.port.begun
+        """SQLite: as long as the caller's transaction is open nobody else can write. Never raises."""
+        if self.port.dialect != "sqlite":
+            return False
+        try:
+            return self.port.begun
+        except Exception:  # noqa: BLE001 - closed, or given up by SQLAlchemy where its caller was cancelled
+            # Its lock may go only with the error that is on its way now: a cursor in its traceback keeps the file open.
+            return True
 
     # ----------------------------------------------------------------------------- not in a transaction
     async def renew(self, renewals: Sequence[Renewal]) -> list[Answer | Exception]:
