@@ -432,7 +432,7 @@ def test_R28_an_error_inside_exec_whose_answer_is_lost_is_not_sent_again(
         direct, lab.url = lab.url, through(lab, proxy, redis_server)
         pipe = lab.pipe(retry=None)
         lab.url = direct
-        lost = proxy.swallow_reply(match=lambda request: b"EXEC" in request)
+        lost = proxy.swallow_reply(match=lambda request: request.endswith(b"\r\nEXEC\r\n"))
 
         async def work() -> str:
             pipe.incr(lab.name("n"))
@@ -555,7 +555,7 @@ def test_R28_a_refusal_is_not_the_word_on_an_exec_that_is_still_on_its_way(
         direct, lab.url = lab.url, through(lab, proxy, redis_server)
         pipe = lab.pipe(retry=None, username="late", password="pw")
         lab.url = direct
-        late = proxy.reset_late(match=lambda request: b"EXEC" in request)
+        late = proxy.reset_late(match=lambda request: request.endswith(b"\r\nEXEC\r\n"))
         look = PipelineEngine._is_applied
 
         def execs() -> int:

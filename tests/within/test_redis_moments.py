@@ -133,7 +133,7 @@ def test_R28_an_answer_that_the_network_loses_is_looked_up(
         direct, lab.url = lab.url, through(lab, proxy, redis_server)
         pipe = lab.pipe(retry=None)
         lab.url = direct
-        lost = proxy.swallow_reply(match=lambda request: b"EXEC" in request)
+        lost = proxy.swallow_reply(match=lambda request: request.endswith(b"\r\nEXEC\r\n"))
 
         async def work() -> str:
             pipe.incr(lab.name("n"))
