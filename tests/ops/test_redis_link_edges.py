@@ -14,6 +14,7 @@ import pytest
 from redis import exceptions as driver
 
 from semel.errors import ConfigurationError, StoreUnavailable
+from semel.stores.places import Place
 from semel.stores.redis.errors import Overdue, ServerError
 from semel.stores.redis.link import Call, Script, open_link
 from semel.stores.redis.threads import _Socket
@@ -81,7 +82,7 @@ class Dripping:
 
 
 def test_the_time_of_a_call_is_that_of_its_whole_reply_not_of_each_byte() -> None:
-    dripping = _Socket(SimpleNamespace(_sock=Dripping(b"$20000\r\n" + b"x" * 20000 + b"\r\n")))
+    dripping = _Socket(SimpleNamespace(_sock=Dripping(b"$20000\r\n" + b"x" * 20000 + b"\r\n")), Place())
     start = time.monotonic()
     with pytest.raises(Overdue, match="within the caller's time"):
         dripping.exchange(b"PING", 1, 1.0, start + 0.3)

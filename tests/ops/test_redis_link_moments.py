@@ -165,7 +165,7 @@ def test_who_waits_for_a_connection_gets_the_place_of_one_that_broke(
         assert blocked.fired.wait(5)
         threads[1].start()
         (stack,) = link._stacks.values()
-        assert _comes_true(lambda: bool(stack._queue))
+        assert _comes_true(lambda: bool(stack._turns._line))
         proxy.cut()
         for thread in threads:
             thread.join(10)
@@ -451,11 +451,11 @@ def test_a_thread_that_is_interrupted_in_the_queue_for_a_connection_takes_none_a
         def ring(*_: object) -> None:
             if handed:
                 proxy.release()
-                assert _comes_true(lambda: not stack._queue)
+                assert _comes_true(lambda: not stack._turns._line)
             raise Rang
 
         before = signal.signal(signal.SIGUSR1, ring)
-        interrupter = threading.Thread(target=_interrupt, args=(lambda: bool(stack._queue),))
+        interrupter = threading.Thread(target=_interrupt, args=(lambda: bool(stack._turns._line),))
         interrupter.start()
         try:
             with pytest.raises(Rang):
@@ -467,5 +467,5 @@ def test_a_thread_that_is_interrupted_in_the_queue_for_a_connection_takes_none_a
         interrupter.join(10)
         assert answers == [[b"k", b"x"]]
         assert drive(link.call(ECHO, [b"k"], [b"z"])) == [b"k", b"z"], "its place is free"
-        assert stack._total == 1
+        assert len(stack._places._taken) == 1
         drive(link.aclose())

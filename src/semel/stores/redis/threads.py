@@ -12,15 +12,16 @@ import select
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 import hiredis
 from redis import exceptions as driver
 
-from semel.bell import Bell
 from semel.errors import StoreUnavailable
+from semel.runtime import run_sync
+from semel.stores.places import Place, Places, ThreadTurns
 from semel.stores.redis.address import Endpoint, Target, connection
 from semel.stores.redis.calls import Arg, Call, Lane, Script, Unwatch
 from semel.stores.redis.courier import Courier, Parcel, Trouble, pack
@@ -39,7 +40,8 @@ _inherited: Final[list[object]] = []
 class _Socket:
     """A connected redis-py connection, used by one thread at a time."""
 
-    def __init__(self, made: Any) -> None:
+    def __init__(self, made: Any, place: Place) -> None:
+        self.place = place
         self._made = made
         self._sock: socket.socket = made._sock  # noqa: SLF001 - the only private part of redis-py that we touch
         self._reader: Any = hiredis.Reader(replyError=ServerError, notEnoughData=_MORE)
@@ -112,92 +114,62 @@ class _Ready:
         return self._reply
 
 
-class _Waiter:
-    """A thread in the queue for a socket; what it is handed is a socket, or the right to make one (None)."""
-
-    def __init__(self) -> None:
-        self.handed = Bell()
-        self.socket: _Socket | None = None
-
-    def hand(self, one: _Socket | None) -> None:
-        self.socket = one
-        self.handed.ring()
-
-
 class _Stack:
-    """The idle sockets of one node, and how many there are in all.
+    """The idle sockets of one node, and places for those yet to be made.
 
     Who waits is served in order: a thread that gives a socket back could otherwise take it again at once, for ever
-    (under gevent, where nobody interrupts it, that is what happens).
+    (under gevent, where nobody interrupts it, that is what happens). A socket keeps its place from its making to its end:
+    what a signal's handler that raises takes out of a thread's hands is closed, and free again by itself.
     """
 
     def __init__(self, most: int) -> None:
-        self._lock = threading.Lock()
-        self._idle: list[_Socket] = []
-        self._queue: deque[_Waiter] = deque()
-        self._total = 0
         self._most = most
+        self._idle: list[_Socket] = []
+        self._places = Places(most)
+        self._turns = ThreadTurns[_Socket | Place](self._warm_or_place, self._back)
 
-    def take(self, deadline: float) -> _Socket | None:
-        """An idle socket, or None: make one. Waits for a free place; `Full` when none came in time."""
-        while True:
-            found = self._next(deadline)
-            if found is None or time.monotonic() - found.rested < _IDLE_CHECK or not found.looks_dead():
-                return found
-            self.lose(found)
-
-    def _next(self, deadline: float) -> _Socket | None:
-        with self._lock:
-            if not self._queue and self._idle:
-                return self._idle.pop()
-            if not self._queue and self._total < self._most:
-                self._total += 1
-                return None
-            waiter = _Waiter()
-            self._queue.append(waiter)
-        try:
-            waiter.handed.heard(deadline - time.monotonic())
-        except BaseException:  # a signal handler, or gevent's timeout: what it was handed goes to the next
-            if not self._left(waiter):
-                self.lose(waiter.socket)
-            raise
-        if self._left(waiter):
+    def take(self, deadline: float) -> _Socket | Place:
+        """An idle socket, or the right to make one. Waits for either; `Full` when none came in time."""
+        found = self._warm_or_place() or run_sync(self._turns.wait(deadline - time.monotonic()))
+        if found is None:
             text = f"all {self._most} connections to this Redis server are in use (max_connections)"
             raise Full(StoreUnavailable(text))
-        return waiter.socket
+        return found
 
-    def _left(self, waiter: _Waiter) -> bool:
-        """It stands in the queue no more; False: it had been handed something before."""
-        with self._lock:
-            if waiter not in self._queue:
-                return False
-            self._queue.remove(waiter)
-            return True
+    def _warm_or_place(self) -> _Socket | Place | None:
+        try:
+            while True:
+                found = self._idle.pop()
+                if time.monotonic() - found.rested < _IDLE_CHECK or not found.looks_dead():
+                    return found
+                self._places.give(found.place)  # to us, who look for one
+                found.close()
+        except IndexError:  # none is idle
+            return self._places.take()
+
+    def _back(self, found: _Socket | Place) -> None:
+        if isinstance(found, _Socket):
+            self.give(found)
+        else:
+            self.lose(found)
 
     def give(self, back: _Socket) -> None:
         back.rested = time.monotonic()
-        with self._lock:
-            if self._queue:
-                self._queue.popleft().hand(back)
-            else:
-                self._idle.append(back)
+        self._idle.append(back)
+        self._turns.ring()
 
-    def lose(self, broken: _Socket | None) -> None:
-        with self._lock:
-            if self._queue:
-                self._queue.popleft().hand(None)  # its place, not itself
-            else:
-                self._total -= 1
-        if broken is not None:
+    def lose(self, broken: _Socket | Place) -> None:
+        place = broken.place if isinstance(broken, _Socket) else broken
+        self._places.give(place)
+        self._turns.ring()
+        if isinstance(broken, _Socket):
             broken.close()
 
     def clear(self) -> None:
         """Close what is idle: it is as dead as the one that just broke, or the link is being closed."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-            self._total -= len(idle)
-        for one in idle:
-            one.close()
+        with suppress(IndexError):  # none is left, or another thread took it
+            while True:
+                self.lose(self._idle.pop())
 
 
 class ThreadLink(Courier):
@@ -350,7 +322,7 @@ class ThreadLink(Courier):
         return self._trip(node, b"".join(packed), len(packed), patience, parcel.deadline)
 
     async def _ask(self, node: Endpoint, command: tuple[bytes, ...], *, sentinel: bool, limit: float) -> Any:
-        asked = self._dial(node, limit, sentinel=sentinel)
+        asked = _Socket(self._connect(node, limit, sentinel=sentinel), Place())  # beside those of the stacks
         try:
             (reply,) = asked.exchange(pack(command), 1, limit, self._now() + limit)
         except (Lost, Overdue) as error:
@@ -368,8 +340,9 @@ class ThreadLink(Courier):
         stack = self._stack(node)
         carrier = stack.take(deadline)
         try:
-            if carrier is None:
-                carrier = self._dial(node, min(self._connect_timeout, deadline - time.monotonic()))
+            if not isinstance(carrier, _Socket):
+                limit = min(self._connect_timeout, deadline - time.monotonic())
+                carrier = _Socket(self._connect(node, limit), carrier)
             found = carrier.exchange(packed, replies, patience, deadline)
         except BaseException as error:  # also KeyboardInterrupt: a half-read socket must not be used again
             stack.lose(carrier)
@@ -385,9 +358,6 @@ class ThreadLink(Courier):
         self._check()
         stack = self._stacks.get(node)
         return stack if stack is not None else self._stacks.setdefault(node, _Stack(self._most))
-
-    def _dial(self, node: Endpoint, limit: float, *, sentinel: bool = False) -> _Socket:
-        return _Socket(self._connect(node, limit, sentinel=sentinel))
 
     def _connect(self, node: Endpoint, limit: float, *, sentinel: bool = False) -> Any:
         if limit <= 0:
