@@ -955,7 +955,7 @@ def test_a_watcher_may_leave_twice(colour: Colour, url: str) -> None:
         await store.settle([end(await win(store))])
         assert woken == [2]
         await second()
-        assert store._watchers == {}
+        assert not store._watchers
 
     using(colour, url, body)
 

@@ -30,8 +30,9 @@ from semel.stores.postgres.asyncpg import AsyncpgLoans, AsyncpgPool
 from semel.stores.postgres.errors import Lost, Unfit
 from semel.stores.postgres.home import Homes, Pool, ThreadWorld
 from semel.stores.postgres.link import NotReached
-from semel.stores.postgres.wake import Listening, Watchers
+from semel.stores.postgres.wake import Listening
 from semel.stores.sqlalchemy_pool import engine_source
+from semel.stores.watchers import Watchers
 from semel.testing import services
 from semel.testing.proxy import Proxy
 from tests.ops.postgres_lab import Lab, lab

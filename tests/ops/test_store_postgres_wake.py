@@ -24,7 +24,7 @@ from semel.runtime import run_sync
 from semel.store import Settings, adopt
 from semel.stores import postgres
 from semel.stores.postgres import PostgresStore
-from semel.stores.postgres.wake import Watchers
+from semel.stores.watchers import Watchers
 from semel.testing import services
 from tests.ops.postgres_lab import IDS, KINDS, Lab, ask_for, database_of, end_of, lab, rows, scope_of
 

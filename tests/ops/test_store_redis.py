@@ -697,6 +697,18 @@ def test_purge_drops_ended_entries_up_to_its_limit(store: RedisStore, server: se
         assert stranger.zscore(store.tag(live.scope).encode() + b":o", live.scope.hash) is not None
 
 
+@pytest.mark.parametrize("kind", [Kind.DONE, Kind.UNKNOWN, Kind.FAILED])
+def test_what_is_forgotten_leaves_the_index_of_refs(server: services.RedisServer, kind: Kind) -> None:
+    with sync_store(server, index=frozenset({"ref"})) as indexed, client(server) as stranger:
+        for name in ("one", "other"):
+            run_sync(finish(indexed, run_sync(win(indexed, name)), kind, ref="ord_1", retention=math.inf))
+        for name in ("one", "other"):
+            (entries,) = {stranger.zcard(key) for key in stranger.keys("*:i:*")} or {0}
+            assert entries >= 1
+            run_sync(indexed.settle([model.Settle(ask(name).scope, b"", Kind.FORGOTTEN, 60.0)]))
+        assert stranger.keys("*:i:*") == []
+
+
 def test_refs_are_found_only_where_they_are_indexed(store: RedisStore, server: services.RedisServer) -> None:
     with pytest.raises(ConfigurationError, match="index="):
         run_sync(store.scan(Query(ref="ord_1")))

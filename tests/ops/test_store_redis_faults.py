@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -552,26 +551,6 @@ def test_R29_a_forked_child_and_its_parent_use_the_store_side_by_side(
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         for key in ("child", "parent"):
             assert isinstance(run_sync(store.claim([ask(key)]))[0], Replay)
-
-
-def test_R29_a_child_that_is_forked_while_a_thread_of_its_parent_is_seated_does_not_wait_for_it(
-    redis_server: services.RedisServer,
-) -> None:
-    redis_server.flush()
-    with sync_store(redis_server) as store:
-        owner = run_sync(win(store, "watched"))
-        run_sync(store.watch(owner.scope, lambda: None))
-        with store._watchers_lock:  # as another thread would have it
-            child = os.fork()
-            if child == 0:
-                signal.alarm(20)
-                status = 1
-                try:
-                    run_sync(finish(store, owner))
-                    status = 0
-                finally:
-                    os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_cluster_serves_scans_purges_counters_and_batches(redis_cluster: services.RedisCluster) -> None:

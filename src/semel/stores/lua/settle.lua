@@ -101,6 +101,9 @@ if end_actor > 0 then
 end
 
 if kind == FORGOTTEN then
+  if ref_size ~= NO_REF then -- whoever settled it may have indexed it; that of an unknown record ends by no time
+    redis.call('ZREM', sub(KEYS[1], 1, -35) .. 'i:' .. redis.sha1hex(sub(text, ref_at, marker_at - 1)), hash)
+  end
   redis.call('DEL', KEYS[1], KEYS[2])
   redis.call('ZREM', KEYS[3], hash)
   redis.call('ZREM', KEYS[4], hash)

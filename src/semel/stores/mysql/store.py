@@ -10,9 +10,7 @@ A key that another transaction holds (`within`) is asked for again for 50 ms and
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -35,6 +33,7 @@ from semel.stores.mysql.table import Table
 from semel.stores.mysql.verbs import Patience
 from semel.stores.mysql.wires import need
 from semel.stores.queries import matches, page_start, states_of
+from semel.stores.watchers import Watchers
 
 __all__ = ["MysqlStore", "adopt", "open_url", "schema_sql"]
 
@@ -91,8 +90,7 @@ class MysqlStore:
         """The server's max_allowed_packet; 0 until the tables were looked at."""
         self._proven = False
         self.losses = Losses()
-        self._lock = threading.Lock()
-        self._watchers: dict[bytes, list[Callable[[], None]]] = defaultdict(list)
+        self._watchers = Watchers()
 
     @property
     def colour(self) -> Literal["sync", "async"]:
@@ -123,7 +121,7 @@ class MysqlStore:
             return await self._batch(ends, work)
         finally:
             for end in ends:
-                self._wake(end.scope.hash)
+                self._watchers.wake(end.scope.hash)
 
     async def renew(self, renewals: Sequence[Renewal]) -> list[Answer | Exception]:
         async def work(batch: Sequence[Renewal], table: Table) -> list[Answer | Exception]:
@@ -199,24 +197,12 @@ class MysqlStore:
     # --------------------------------------------------------------------------------------------- watching
     async def watch(self, scope: Scope, wake: Callable[[], None]) -> Unwatch:
         """Wakes for settles of this process; other processes' are found by polling."""
-        with self._lock:
-            self._watchers[scope.hash].append(wake)
+        self._watchers.add(scope.hash, wake)
 
         async def unwatch() -> None:
-            with self._lock:
-                waiting = self._watchers[scope.hash]
-                if wake in waiting:
-                    waiting.remove(wake)
-                if not waiting:
-                    del self._watchers[scope.hash]
+            self._watchers.remove(scope.hash, wake)
 
         return unwatch
-
-    def _wake(self, key: bytes) -> None:
-        with self._lock:
-            waiting = tuple(self._watchers.get(key, ()))
-        for wake in waiting:
-            wake()
 
     async def leave(self) -> None:
         """Close what the running loop opened; see `semel.store`."""

@@ -21,7 +21,8 @@ from semel.stores.postgres.errors import Clash, Late, Lost, NotReplicated, Troub
 from semel.stores.postgres.home import Gate, Homes, Pool, World
 from semel.stores.postgres.link import Link, Row, Source
 from semel.stores.postgres.sql import SCHEMA_VERSION, statements
-from semel.stores.postgres.wake import Listening, Watchers
+from semel.stores.postgres.wake import Listening
+from semel.stores.watchers import Watchers
 
 __all__ = ["Talk"]
 

@@ -1,10 +1,8 @@
-"""Wake-ups: who waits in this process for which scope, and the one connection that hears of settles elsewhere."""
+"""Wake-ups: the one connection that hears of settles elsewhere."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,55 +10,11 @@ from semel.errors import SemelError
 from semel.stores.postgres.errors import Lost, Trouble
 from semel.stores.postgres.home import World
 from semel.stores.postgres.link import Ear, NotReached, Source
+from semel.stores.watchers import Watchers
 
-__all__ = ["Listening", "Watchers"]
+__all__ = ["Listening"]
 
 _IDLE = 5.0  # seconds of silence after which the connection is looked at, and left when nobody waits any more
-
-
-class Watchers:
-    """Wake functions by scope hash. Thread-safe; a wake function may be called from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: defaultdict[bytes, list[Callable[[], None]]] = defaultdict(list)
-
-    def add(self, scope: bytes, wake: Callable[[], None]) -> None:
-        with self._lock:
-            self._waiting[scope].append(wake)
-
-    def remove(self, scope: bytes, wake: Callable[[], None]) -> None:
-        with self._lock:
-            waiting = self._waiting.get(scope, [])
-            if wake in waiting:
-                waiting.remove(wake)
-            if not waiting:
-                self._waiting.pop(scope, None)
-
-    def __contains__(self, scope: bytes) -> bool:
-        return scope in self._waiting
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def wake(self, scope: bytes) -> None:
-        if scope not in self._waiting:  # the common case, on every settle
-            return
-        with self._lock:
-            waiting = tuple(self._waiting.get(scope, ()))
-        for wake in waiting:
-            wake()
-
-    def wake_hex(self, payload: str) -> None:
-        """What a notification says. The channel is open to everybody who may connect: other words are not ours."""
-        with contextlib.suppress(ValueError):
-            self.wake(bytes.fromhex(payload))
-
-    def wake_all(self) -> None:
-        with self._lock:
-            everybody = [wake for waiting in self._waiting.values() for wake in waiting]
-        for wake in everybody:
-            wake()
 
 
 class Listening:

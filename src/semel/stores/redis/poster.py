@@ -74,8 +74,7 @@ class RedisPoster:
         if reply.__class__ is not bytes:
             return None
         said = answer(end.scope, end.new_nonce or end.nonce, reply)
-        if self._store._watchers:
-            self._store._wake(end.scope.hash)
+        self._store._watchers.wake(end.scope.hash)
         return said
 
     async def resettle(self, end: Settle, reply: Any, asked: float) -> Answer:

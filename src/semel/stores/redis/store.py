@@ -8,7 +8,6 @@ transport (`redis_link`), which re-sends a call whose reply was lost: every scri
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from struct import error as StructError  # noqa: N812 - struct spells its exception like a module
 from time import monotonic
@@ -18,7 +17,6 @@ from warnings import warn
 import msgspec
 
 from semel.errors import ConfigurationError, SemelError, SemelWarning, StoreUnavailable
-from semel.forks import survive_fork
 from semel.keys import Scope
 from semel.model import Answer, Ask, Note, Record, Renewal, Settle, Verdict
 from semel.store import Capabilities, Colour, Facts, Page, Query, Settings, Unwatch
@@ -53,6 +51,7 @@ from semel.stores.redis.record import (
 )
 from semel.stores.redis.urls import own_options
 from semel.stores.redis.watch import Deaf
+from semel.stores.watchers import Watchers
 
 __all__ = ["RedisStore", "adopt", "open_url"]
 
@@ -122,8 +121,7 @@ class RedisStore:
         self._skew = 0.0
         self._deaf_until = -math.inf
         self._told_deaf = False
-        self._wait_for_nobody()
-        survive_fork(self, RedisStore._wait_for_nobody)
+        self._watchers = Watchers()
 
     @property
     def colour(self) -> Colour:
@@ -172,9 +170,8 @@ class RedisStore:
                 answers = [self.settle_answer(end, reply)]
             else:
                 answers = [await self.settle_late(end, reply, monotonic() - begun)]
-        if self._watchers:
-            for end in ends:
-                self._wake(end.scope.hash)
+        for end in ends:
+            self._watchers.wake(end.scope.hash)
         return answers
 
     def claim_command(self, ask: Ask) -> tuple[bytes, bytes]:
@@ -367,16 +364,10 @@ class RedisStore:
         """Woken by the server's pub/sub and, should that be cut, at least by settles of this very store."""
         hashed = scope.hash
         unsubscribe = await self._subscribe(hashed, wake)
-        with self._watchers_lock:
-            self._watchers.setdefault(hashed, []).append(wake)
+        self._watchers.add(hashed, wake)
 
         async def unwatch() -> None:
-            with self._watchers_lock:
-                waiting = self._watchers.get(hashed, [])
-                if wake in waiting:
-                    waiting.remove(wake)
-                if not waiting:
-                    self._watchers.pop(hashed, None)
+            self._watchers.remove(hashed, wake)
             if unsubscribe is not None:
                 await unsubscribe()
 
@@ -403,12 +394,6 @@ class RedisStore:
         if not self.capabilities.notifies:
             self.capabilities = msgspec.structs.replace(self.capabilities, notifies=True)
         return unsubscribe
-
-    def _wake(self, hashed: bytes) -> None:
-        with self._watchers_lock:
-            waiting = tuple(self._watchers.get(hashed, ()))
-        for wake in waiting:
-            wake()
 
     # ---------------------------------------------------------------------------------------- for people
     async def scan(self, query: Query) -> Page:
@@ -453,11 +438,6 @@ class RedisStore:
         await self._link.aclose()
 
     # -------------------------------------------------------------------------------------------- inside
-    def _wait_for_nobody(self) -> None:
-        """Also in a forked child: who waits is the parent's, and a thread of his may have held the lock."""
-        self._watchers: dict[bytes, list[Callable[[], None]]] = {}
-        self._watchers_lock = threading.Lock()
-
     async def _check(self) -> None:
         unseen = await self._looks.once(lambda: self._checked, self._look)
         if unseen:  # last: where warnings are errors, the next call works all the same

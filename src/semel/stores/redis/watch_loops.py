@@ -120,8 +120,6 @@ class LoopWatcher(Watcher):
             while True:
                 self._due.clear()
                 wait = await self.turn() - self._now()
-                if self._due.is_set():
-                    continue
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(None if wait == math.inf else max(0.0, wait)):
                         await self._due.wait()
