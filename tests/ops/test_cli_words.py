@@ -428,3 +428,21 @@ def test_who_watches_a_run_that_lost_its_worker_is_told_once(shop: Shop) -> None
     assert done.stderr == (
         f"its lease is over: nobody runs it; see semel explain {shop.url} k --tenant acme --operation charge\n"
     )
+
+
+def test_what_the_output_cannot_spell_is_shown_as_its_numbers(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'semel.db'}"
+
+    def pay() -> None:
+        raise Declined("–")
+
+    with Semel(url) as once, pytest.raises(Declined):
+        once.execute("zażółć", pay, on_error="replay")
+    told = subprocess.run(
+        [sys.executable, "-m", "semel", "ls", url],
+        env=os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "200"},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert r"za\u017c\xf3\u0142\u0107" in told.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 from semel.errors import ConfigurationError, InvalidKey, SemelError
@@ -12,6 +13,9 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line; an error that semel raises is a message and exit code 2 or 3, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no reason to fail
     try:
         from semel.cli.commands import app
     except ImportError as missing:
