@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
+from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from semel import StoreUnavailable
+from semel import LeaseLost, Semel, StoreUnavailable, current_run, points
 from semel.testing import services
+from semel.testing.proxy import Proxy
 from tests.within.lab import wait
 from tests.within.test_redis import RedisLab, run
+from tests.within.test_redis_moments import at, through
 
 
 @pytest.fixture
@@ -91,3 +97,45 @@ def test_R28_a_pipeline_of_a_sentinels_client_leaves_the_master_that_was_replace
                 await wait(each.close() if colour == "sync" else each.aclose())
 
         run(lab, body())
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_R28_a_connection_that_redis_py_replaces_in_silence_guards_nothing(
+    redis_server: services.RedisServer, proxy: Proxy, colour: str
+) -> None:
+    """Its ping fails and it dials anew, between WATCH and EXEC; meanwhile another owner has made the effect."""
+    lab = RedisLab(colour, redis_server.url)
+
+    async def body() -> None:
+        once = lab.face(lease=0.2)
+        direct, lab.url = lab.url, through(lab, proxy, redis_server)
+        retry = Retry(NoBackoff(), 3) if colour == "sync" else AsyncRetry(NoBackoff(), 3)
+        pipe = lab.pipe(health_check_interval=0.001, retry=retry)
+        lab.url = direct
+        lines: list[Any] = []
+
+        def overtake() -> None:
+            with Semel(direct, tenant=lab.tenant, timeout=20) as other:
+                assert other.execute("k1", lambda: "second", wait=30).value == "second"
+
+        def pause() -> None:
+            lines.append(pipe.connection)
+            once._engine().heart.remove(current[0])
+            taking = threading.Thread(target=overtake)  # this one may have a loop that runs
+            taking.start()
+            taking.join()
+            proxy.cut()
+
+        async def work() -> None:
+            current.append(current_run())
+            pipe.incr(lab.name("n"))
+
+        current: list[Any] = []
+        at("settle.sent", pause)
+        with pytest.raises(LeaseLost):
+            await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        points.listen(None)
+        assert not lab.plain.exists(lab.name("n"))
+        assert lines[0].health_check_interval == 0.001, "the pipeline's own again"
+
+    run(lab, body())

@@ -15,6 +15,7 @@ __all__ = [
     "Astray",
     "Capture",
     "Elsewhere",
+    "Guard",
     "Guarded",
     "Held",
     "NothingApplied",
@@ -23,7 +24,6 @@ __all__ = [
     "as_told",
     "check_astray",
     "is_shut",
-    "leave_server",
     "lost",
     "moved",
     "told",
@@ -306,12 +306,29 @@ async def check_astray(pipe: Any, key: bytes) -> None:
         raise Astray
 
 
-async def leave_server(pipe: Any) -> None:
-    """Give up the connection of `pipe`, which watches: the next one may go elsewhere. Without UNWATCH, for which redis-py would
-    dial the same server again, whatever a Sentinel says."""
-    await waited(pipe.connection.disconnect())
-    pipe.watching = False
-    await waited(pipe.reset())
+class Guard:
+    """The WATCH of one try. Until its end redis-py does not ping the connection (`health_check_interval`): where a ping fails it
+    dials anew, without a word, and what is sent then is watched by nobody."""
+
+    def __init__(self) -> None:
+        self._line: Any = None
+        self._pinged: Any = 0
+
+    async def watch(self, pipe: Any, key: bytes, *, anew: bool) -> None:
+        """`anew`: on another connection than the one at hand, which may lead to a server that is no master any more."""
+        await waited(pipe.watch(key))
+        if anew:
+            # Without UNWATCH, for which redis-py would dial the same server again, whatever a Sentinel says.
+            await waited(pipe.connection.disconnect())
+            pipe.watching = False
+            await waited(pipe.reset())
+            await waited(pipe.watch(key))
+        line = getattr(pipe.connection, "_conn", pipe.connection)  # within one that caches
+        self._line, self._pinged, line.health_check_interval = line, line.health_check_interval, 0
+
+    def end(self) -> None:
+        if self._line is not None:
+            self._line.health_check_interval = self._pinged
 
 
 def as_told(error: Exception, slot: int | None) -> Exception:

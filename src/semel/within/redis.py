@@ -37,12 +37,12 @@ from semel.within.pipelines import (
     Astray,
     Capture,
     Elsewhere,
+    Guard,
     Held,
     NothingApplied,
     Queue,
     as_told,
     check_astray,
-    leave_server,
     lost,
     moved,
     told,
@@ -222,11 +222,9 @@ class PipelineEngine(Engine):
 
         await waited(pipe.reset())
         keys = self._raw.settle_keys(ends.done)
+        guard = Guard()
         try:
-            await waited(pipe.watch(keys[0]))
-            if ends.again:
-                await leave_server(pipe)
-                await waited(pipe.watch(keys[0]))
+            await guard.watch(pipe, keys[0], anew=ends.again)
             there = await waited(pipe.exists(keys[0]))
             if await self._is_applied(run, ends, there=bool(there)):
                 return True
@@ -253,6 +251,8 @@ class PipelineEngine(Engine):
             refused = error.error if isinstance(error, NothingApplied) else error
             await self._find_out(run, ends, refused, self._queue.slot(keys[0]))
             return True
+        finally:
+            guard.end()
         reach("settle.stored")
         told(commands)
         ends.answered = True
