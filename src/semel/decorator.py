@@ -306,7 +306,7 @@ class _Once:
                 options["fingerprint"] = _NULL
         if self._tenant is not None:
             options["tenant"] = _text(self._tenant(owner, bound))
-        if self._gives_self:
+        if self._gives_self and owner is not None:
             options["result_type"] = self._type_for(owner)
         if kwargs and self._probes:
             args, kwargs = self._in_place(args, kwargs, bound)

@@ -424,9 +424,10 @@ def _follow(value: Any, part: str) -> Any:
 def _member(value: Mapping[Any, Any], key: object) -> Any:
     """Of protobuf's mappings, too: its Struct has no `get`, and a map of numbers knows no text."""
     try:
-        return value[key] if key in value else _ABSENT  # noqa: SIM401 - see above
+        there = key in value
     except TypeError:
         return _ABSENT
+    return value[key] if there else _ABSENT
 
 
 class FieldPath:

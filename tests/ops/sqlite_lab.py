@@ -101,7 +101,7 @@ def outcome_of(process: subprocess.Popen[str]) -> str:
         out, err = process.communicate(timeout=50)
     finally:
         process.kill()
-    assert (process.returncode, err) == (0, "")
+    assert (process.returncode, err) == (0, ""), err
     return out
 
 

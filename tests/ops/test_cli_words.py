@@ -438,11 +438,15 @@ def test_what_the_output_cannot_spell_is_shown_as_its_numbers(tmp_path: Path) ->
 
     with Semel(url) as once, pytest.raises(Declined):
         once.execute("zażółć", pay, on_error="replay")
-    told = subprocess.run(
-        [sys.executable, "-m", "semel", "ls", url],
-        env=os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "200"},
-        capture_output=True,
-        check=True,
-        text=True,
+    shown, data = (
+        subprocess.run(
+            [sys.executable, "-m", "semel", "ls", url, *more],
+            env=os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "200"},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for more in ((), ("--json",))
     )
-    assert r"za\u017c\xf3\u0142\u0107" in told.stdout
+    assert r"za\u017c\xf3\u0142\u0107" in shown
+    assert json.loads(data)[0]["key"] == "zażółć"

@@ -69,3 +69,15 @@ def test_R29_a_place_is_not_lost_while_a_thread_waits_for_one(link: Any) -> None
 
     assert strike_each_moment(STRUCK, wait_in_vain, then=then) > 15
     stack.give(held)
+
+
+def test_what_is_handed_to_a_thread_that_has_just_given_up_goes_back(link: Any) -> None:
+    (stack,) = link._stacks.values()
+    held = stack.take(time.monotonic() + 30)
+    stack._back(held)
+    assert stack._idle == [held]
+    stack.lose(stack.take(time.monotonic() + 30))
+    place = stack.take(time.monotonic() + 30)
+    assert isinstance(place, places.Place)
+    stack._back(place)
+    call(link)

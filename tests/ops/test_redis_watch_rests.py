@@ -1,7 +1,8 @@
-"""What keeps subscriptions rests while a slot of the cluster belongs to nobody, in place of asking for it without end."""
+"""What keeps subscriptions: it rests while a slot of the cluster belongs to nobody, and ends with its loop."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 
@@ -10,6 +11,7 @@ import pytest
 from semel.errors import StoreUnavailable
 from semel.stores.redis.address import Endpoint, Target
 from semel.stores.redis.topology import Topology
+from semel.stores.redis.watch_loops import LoopWatcher
 from semel.stores.redis.watch_threads import ThreadWatcher
 
 
@@ -35,3 +37,19 @@ def test_a_slot_that_nobody_has_is_asked_for_at_intervals() -> None:
         watcher.close()
     assert len(asked) < 40
     assert asked[3] - asked[0] >= 0.02 + 0.1 + 0.25
+
+
+def test_what_is_collected_after_its_loop_ends_nothing_there() -> None:
+    async def nothing(*_: object) -> None: ...
+
+    async def body() -> LoopWatcher:
+        topology = Topology(Target("cluster", (Endpoint("127.0.0.1", 1),), {}))
+        watcher = LoopWatcher(topology, nothing, nothing, timeout=5, ping_every=60)
+        serving = watcher._serve()
+        serving.send(None)
+        serving.close()
+        assert not watcher.ended
+        await watcher.aclose()
+        return watcher
+
+    assert asyncio.run(body()).ended

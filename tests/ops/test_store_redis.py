@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from semel import model
@@ -707,6 +708,29 @@ def test_what_is_forgotten_leaves_the_index_of_refs(server: services.RedisServer
             assert entries >= 1
             run_sync(indexed.settle([model.Settle(ask(name).scope, b"", Kind.FORGOTTEN, 60.0)]))
         assert stranger.keys("*:i:*") == []
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+@pytest.mark.parametrize("index", [frozenset(), frozenset({"ref"})], ids=["without", "with"])
+def test_a_decision_ends_what_was_indexed_of_an_unknown_record(
+    server: services.RedisServer, index: frozenset[str], renamed: bool
+) -> None:
+    with (
+        sync_store(server, index=frozenset({"ref"})) as indexed,
+        sync_store(server, index=index) as decider,
+        client(server) as stranger,
+    ):
+        owner = run_sync(win(indexed, "one"))
+        run_sync(finish(indexed, owner, Kind.UNKNOWN, ref="ord_1"))
+        (entry,) = stranger.keys("*:i:*")
+        assert stranger.pttl(entry) == -1
+        word = model.Settle(owner.scope, b"", Kind.DONE, 60.0, ref="ord_2" if renamed else None)
+        word = msgspec.structs.replace(word, new_nonce=os.urandom(16), actor="me")
+        assert run_sync(decider.settle([word])) == [Answer.OK]
+        lives = [stranger.pttl(name) for name in stranger.keys("*:i:*")]
+        assert all(0 < life <= 60_001 for life in lives), lives
+        found = [len(run_sync(indexed.scan(Query(ref=ref))).records) for ref in ("ord_1", "ord_2")]
+        assert found == ([0, len(index)] if renamed else [1, 0])
 
 
 def test_refs_are_found_only_where_they_are_indexed(store: RedisStore, server: services.RedisServer) -> None:

@@ -6,8 +6,10 @@ import os
 import shutil
 import sqlite3
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from semel.stores.sqlite import SqliteStore
 from semel.stores.sqlite import errors as sqlite_errors
 from semel.stores.sqlite import file as sqlite_file
 from semel.stores.sqlite import writer as sqlite_writer
+from semel.stores.sqlite.schema import ensure_schema
 from semel.stores.sqlite.writer import Job
 from tests.ops.sqlite_lab import (
     BOTH,
@@ -475,3 +478,16 @@ def test_items_that_are_tried_alone_share_the_deadline(
 
     answers = store._file.writer.commit(Job(slow, [1, 2], clock.now + 8.0))
     assert [type(answer) for answer in answers] == [sqlite3.OperationalError, StoreUnavailable]
+
+
+def test_who_looks_for_the_tables_waits_for_a_file_that_is_locked_for_a_moment(path: Path) -> None:
+    """Readers too: while its log begins, or ends with the last of its users."""
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("CREATE TABLE orders (id)")
+        other.execute("BEGIN EXCLUSIVE")  # without a log it locks readers out
+        leaving = threading.Timer(0.2, other.execute, ("COMMIT",))
+        leaving.start()
+        with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as db:
+            ensure_schema(db, "semel", create=True, deadline=time.monotonic() + 20)
+            assert db.execute("SELECT max(version) FROM semel_schema").fetchall() == [(1,)]
+        leaving.join()

@@ -75,6 +75,17 @@ async def test_whoever_waits_where_it_was_struck_is_told_or_resumed() -> None:
         await asyncio.wait_for(tasks[1], PROMPT)
 
 
+@in_loop
+async def test_a_call_that_is_ended_twice_is_resumed_once() -> None:
+    posted = Posted(asyncio.get_running_loop())
+    task = asyncio.create_task(_wait_for(posted))
+    await asyncio.sleep(0)
+    posted.set_result(7)
+    posted.end()
+    assert await asyncio.wait_for(task, PROMPT) == 7
+    await asyncio.sleep(0)
+
+
 # ---------------------------------------------------------------------------------------------------- Redis
 class _StruckTransport:
     """Strikes the first write, before anything of it has left."""

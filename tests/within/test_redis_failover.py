@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from semel import LeaseLost, Semel, StoreUnavailable, current_run, points
+from semel import AsyncSemel, LeaseLost, Semel, StoreUnavailable, current_run, points
 from semel.testing import services
-from semel.testing.proxy import Proxy
+from semel.testing.proxy import RESP, Proxy
 from tests.within.lab import wait
 from tests.within.test_redis import RedisLab, run
 from tests.within.test_redis_moments import at, through
@@ -60,6 +61,75 @@ def test_R28_what_only_a_replaced_master_has_applied_is_not_recorded_as_done(
         assert lab.plain.get(lab.name("n")) == "1"
 
     run(lab, body())
+
+
+@pytest.mark.parametrize("overtaken", [False, True], ids=["its answer is lost", "another owner made it"])
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_R28_what_a_new_master_has_applied_is_not_applied_again_for_a_store_that_was_left_behind(
+    redis_server: services.RedisServer, left_behind: services.RedisServer, colour: str, overtaken: bool
+) -> None:
+    """The other way round: the store's connection leads to the master that was replaced, the pipeline's to the new one."""
+    lab = RedisLab(colour, redis_server.url)
+    promoted = left_behind
+
+    async def body() -> None:
+        once = lab.face(settle_timeout=1, lease=0.5 if overtaken else 30)
+        lab.url = f"redis://127.0.0.1:{proxy.port}"
+        pipe = lab.pipe(retry=None)
+
+        def overtake() -> None:
+            with (
+                Semel(promoted.url, tenant=lab.tenant, timeout=20) as other,
+                redis.Redis.from_url(promoted.url) as client,
+            ):
+                theirs = client.pipeline()
+                other.within(theirs).execute("k1", lambda: theirs.incr(lab.name("n")) and "other", wait=30)
+
+        async def work() -> str:
+            pipe.incr(lab.name("n"))
+            assert redis_server.command("WAIT", 1, 20_000)
+            promoted.command("REPLICAOF", "NO", "ONE")
+            if overtaken:
+                taking = threading.Thread(target=overtake)
+                taking.start()
+                taking.join()
+            else:
+                proxy.swallow_reply(match=lambda request: request.endswith(b"\r\nEXEC\r\n"))
+            return "done"
+
+        with pytest.raises(StoreUnavailable, match=r"do not agree.*Call again"):
+            await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        assert promoted.command("GET", lab.name("n")) == "1"
+
+    with Proxy("127.0.0.1", promoted.port, framing=RESP) as proxy:
+        run(lab, body())
+
+
+def test_R28_a_pipelines_pool_keeps_its_health_checks(redis_server: services.RedisServer) -> None:
+    """A connection is back in its pool, and in the hands of the next run, before a run that was refused has ended."""
+
+    async def body() -> None:
+        async with AsyncSemel(redis_server.url, timeout=20) as once:
+            client = redis.asyncio.Redis.from_url(redis_server.url, health_check_interval=30)
+
+            async def one(number: int) -> None:
+                pipe = client.pipeline()
+
+                async def work() -> None:
+                    pipe.execute_command(
+                        "SET", "x", *([] if number % 2 else [1])
+                    )  # without a value it is refused
+
+                await asyncio.sleep(number * 0.0005)
+                with suppress(redis.exceptions.ResponseError):
+                    await once.within(pipe).execute(f"health-{number}", work)
+
+            await asyncio.gather(*(one(number) for number in range(100)))
+            lines: list[Any] = client.connection_pool._available_connections
+            assert {line.health_check_interval for line in lines} == {30}
+            await client.aclose()
+
+    asyncio.run(body())
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])

@@ -157,7 +157,7 @@ def test_R28_a_guard_whose_connection_breaks_is_set_up_again(
         direct, lab.url = lab.url, through(lab, proxy, redis_server)
         pipe = lab.pipe(**({} if retries else {"retry": None}))
         lab.url = direct
-        lost = proxy.swallow_reply(match=lambda request: b"EXISTS" in request)
+        lost = proxy.swallow_reply(match=lambda request: b"EVAL" in request)
 
         async def work() -> str:
             pipe.incr(lab.name("n"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -23,7 +24,8 @@ _NOTHING: Final = "–"
 
 def say(data: Any) -> None:
     """Data for programs, on one line."""
-    typer.echo(msgspec.json.encode(data).decode())
+    # ASCII: whatever the output can spell, a program reads it.
+    typer.echo(json.dumps(msgspec.to_builtins(data), separators=(",", ":")))
 
 
 def show(

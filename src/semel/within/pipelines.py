@@ -15,14 +15,13 @@ __all__ = [
     "Astray",
     "Capture",
     "Elsewhere",
-    "Guard",
     "Guarded",
     "Held",
     "NothingApplied",
     "Queue",
     "Watched",
     "as_told",
-    "check_astray",
+    "guard",
     "is_shut",
     "lost",
     "moved",
@@ -33,8 +32,6 @@ __all__ = [
 
 Commands = list[tuple[Any, Any]]
 _BOUNDS: Final = frozenset({"MULTI", "EXEC", "DISCARD"})
-# Whether the record runs. Not GETRANGE, which this user may not be allowed; EVAL and GET the settle needs as well.
-_RUNS: Final = "return string.byte(redis.call('GET', KEYS[1]) or '', 3) == 1 and 1 or 0"
 
 
 class Queue:
@@ -297,38 +294,34 @@ class Held(Exception):
 
 
 class Astray(Exception):
-    """An EXEC of ours was answered by a server of which the store knows nothing: after a failover one of them is no master any more."""
+    """The server that answers an EXEC of ours, or would, and the store's disagree about the record: after a failover one of them is
+    no master any more."""
 
 
-async def check_astray(pipe: Any, key: bytes) -> None:
-    """Raises `Astray` where `pipe`, which watches, talks to the server that has applied it: not a second time."""
-    if not await waited(pipe.eval(_RUNS, 1, key)):
-        raise Astray
-
-
-class Guard:
-    """The WATCH of one try. Until its end redis-py does not ping the connection (`health_check_interval`): where a ping fails it
-    dials anew, without a word, and what is sent then is watched by nobody."""
-
-    def __init__(self) -> None:
-        self._line: Any = None
-        self._pinged: Any = 0
-
-    async def watch(self, pipe: Any, key: bytes, *, anew: bool) -> None:
-        """`anew`: on another connection than the one at hand, which may lead to a server that is no master any more."""
+async def guard(pipe: Any, key: bytes, *, anew: bool) -> None:
+    """WATCH. `anew`: on another connection than the one at hand, which may lead to a server that is no master any more."""
+    await waited(pipe.watch(key))
+    if anew:
+        # Without UNWATCH, for which redis-py would dial the same server again, whatever a Sentinel says.
+        await waited(pipe.connection.disconnect())
+        pipe.watching = False
+        await waited(pipe.reset())
         await waited(pipe.watch(key))
-        if anew:
-            # Without UNWATCH, for which redis-py would dial the same server again, whatever a Sentinel says.
-            await waited(pipe.connection.disconnect())
-            pipe.watching = False
-            await waited(pipe.reset())
-            await waited(pipe.watch(key))
-        line = getattr(pipe.connection, "_conn", pipe.connection)  # within one that caches
-        self._line, self._pinged, line.health_check_interval = line, line.health_check_interval, 0
+    _without_pings(pipe)
 
-    def end(self) -> None:
-        if self._line is not None:
-            self._line.health_check_interval = self._pinged
+
+def _without_pings(pipe: Any) -> None:
+    """Until it gives its connection back, by `reset`, redis-py sends no ping on it (`health_check_interval`): where one fails it dials
+    anew, without a word, and what is sent then is watched by nobody."""
+    line = getattr(pipe.connection, "_conn", pipe.connection)  # within one that caches
+    own, pinged = pipe.reset, line.health_check_interval
+
+    def reset() -> Any:
+        line.health_check_interval = pinged  # before anybody else has it
+        del pipe.reset
+        return own()
+
+    pipe.reset, line.health_check_interval = reset, 0
 
 
 def as_told(error: Exception, slot: int | None) -> Exception:

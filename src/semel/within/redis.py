@@ -37,12 +37,11 @@ from semel.within.pipelines import (
     Astray,
     Capture,
     Elsewhere,
-    Guard,
     Held,
     NothingApplied,
     Queue,
     as_told,
-    check_astray,
+    guard,
     lost,
     moved,
     told,
@@ -218,18 +217,19 @@ class PipelineEngine(Engine):
         """One guarded EXEC; False when it was aborted and the reason must be looked at."""
         from redis.exceptions import WatchError
 
-        from semel.stores.redis.record import EXEC_BEGIN, EXEC_END
+        from semel.stores.redis.record import EXEC_BEGIN, EXEC_END, EXEC_SEEN
 
         await waited(pipe.reset())
         keys = self._raw.settle_keys(ends.done)
-        guard = Guard()
         try:
-            await guard.watch(pipe, keys[0], anew=ends.again)
-            there = await waited(pipe.exists(keys[0]))
+            await guard(pipe, keys[0], anew=ends.again)
+            there = int(await waited(pipe.eval(EXEC_SEEN.source, 1, keys[0], run.ask.nonce)))
             if await self._is_applied(run, ends, there=bool(there)):
                 return True
-            if ends.astray:
-                await check_astray(pipe, keys[0])
+            if (
+                there != 1
+            ):  # by the store it runs: the answer of an EXEC was lost there, or another owner has the key
+                raise Astray
             commands = await self._watched(pipe, queued[0], self._queue.slot(keys[0]))
             pipe.multi()
             note = keys[0] + b":e"
@@ -251,8 +251,6 @@ class PipelineEngine(Engine):
             refused = error.error if isinstance(error, NothingApplied) else error
             await self._find_out(run, ends, refused, self._queue.slot(keys[0]))
             return True
-        finally:
-            guard.end()
         reach("settle.stored")
         told(commands)
         ends.answered = True
@@ -392,11 +390,11 @@ class PipelineEngine(Engine):
         # Without acks= it is recorded, and waiters look again by themselves.
 
     async def _make_sure(self, run: Run, ends: _Ends) -> None:
-        """That it was the store's master that answered: one that was replaced and has not heard of it answers as well, and what it
-        has applied goes with it. Recorded as done by the settle that follows, it would be lost."""
+        """That it was the store's master that answered, as far as the store can be asked: one that was replaced and has not heard of
+        it answers as well, and what it has applied goes with it. Recorded as done by the settle that follows, it would be lost."""
         record, _ = await self.store.peek(run.scope)
         if record is not None and record.nonce == run.ask.nonce and record.state is State.RUNNING:
-            ends.answered, ends.well, ends.unread, ends.astray = False, False, None, True
+            ends.answered, ends.well, ends.unread = False, False, None
             raise Astray
 
     async def _too_late(self, run: Run, ends: _Ends, failure: Exception | None) -> SemelError:
@@ -409,9 +407,9 @@ class PipelineEngine(Engine):
             )
         elif isinstance(failure, Astray):
             error = StoreUnavailable(
-                f"the EXEC of {name_of(run.call)} was answered by a Redis server that is not the one which holds the record: after a "
-                f"failover one of the two is no master any more. Within {self.settle_timeout:g} s they did not agree: either the record "
-                "will say that it is done, or nothing was applied that lasts. Call again with the same key"
+                f"the Redis server that the pipeline of {name_of(run.call)} talks to and the one of the store do not agree about the record: "
+                f"after a failover one of the two is no master any more, and within {self.settle_timeout:g} s both were asked. The record "
+                "of the one that stays says whether it is done. Call again with the same key"
             )
         elif isinstance(failure, Elsewhere) and await self._give_back(run, ends):
             error, failure = _unserved(run, self.settle_timeout), failure.error
@@ -470,8 +468,6 @@ class _Ends:
     """Not the first try: the connection of the one before may be to a server that is no master any more."""
     answered: bool = False
     """By a server; whether that is the store's master is to be seen."""
-    astray: bool = False
-    """It was not: a server that has applied it already must not do it again."""
 
 
 def _failed(run: Run, end: Settle) -> Settle:

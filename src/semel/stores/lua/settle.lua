@@ -147,15 +147,24 @@ else
   elseif kind == UNKNOWN then
     redis.call('ZADD', KEYS[3], '+inf', hash)
   end
-  if end_ref ~= NO_REF and band(options, 4) ~= 0 then
-    local refs = sub(KEYS[1], 1, -35) .. 'i:' .. redis.sha1hex(ref)
-    redis.call('ZREMRANGEBYSCORE', refs, '-inf', string.format('%.0f', real * 1000))
-    redis.call('ZADD', refs, ends, hash)
-    local last = tonumber(redis.call('ZRANGE', refs, -1, -1, 'WITHSCORES')[2])
-    if last < NEVER then
-      redis.call('PEXPIREAT', refs, string.format('%.0f', last))
-    else
-      redis.call('PERSIST', refs)
+  local indexed = end_ref ~= NO_REF and band(options, 4) ~= 0 and ref
+  -- Who decides need not index; but what was indexed while the record was unknown has no end yet, and gets the record's.
+  local before = state == UNKNOWN and ref_size ~= NO_REF and sub(text, ref_at, marker_at - 1)
+  if indexed or before then
+    for _, name in ipairs({indexed or before, indexed ~= before and indexed and before or nil}) do
+      local refs = sub(KEYS[1], 1, -35) .. 'i:' .. redis.sha1hex(name)
+      redis.call('ZREMRANGEBYSCORE', refs, '-inf', string.format('%.0f', real * 1000))
+      if name == indexed then
+        redis.call('ZADD', refs, ends, hash)
+      else
+        redis.call('ZADD', refs, 'XX', ends, hash)
+      end
+      local last = tonumber(redis.call('ZRANGE', refs, -1, -1, 'WITHSCORES')[2] or huge)
+      if last < NEVER then
+        redis.call('PEXPIREAT', refs, string.format('%.0f', last))
+      else
+        redis.call('PERSIST', refs)
+      end
     end
   end
 

@@ -48,6 +48,7 @@ __all__ = [
     "COUNT",
     "EXEC_BEGIN",
     "EXEC_END",
+    "EXEC_SEEN",
     "LARGE_SIZE",
     "NOTE",
     "PEEK",
@@ -98,6 +99,7 @@ TRAIL: Final = _script("trail")
 COUNT: Final = _script("count")
 EXEC_BEGIN: Final = _script("exec_begin")
 EXEC_END: Final = _script("exec_end")
+EXEC_SEEN: Final = _script("exec_seen")
 
 _HEAD: Final = Struct("<BBBBIBBBHHHQddd")
 _BRIEF: Final = Struct(

@@ -228,14 +228,13 @@ class Watcher(abc.ABC):
         try:
             if node is None:
                 await self._look_up()
-                if (
-                    self._topology.locate(channel) is None
-                ):  # nobody has the slot, or somebody else still looks
-                    rest = self._now() + _BACKOFF[min(failures, len(_BACKOFF) - 1)]
-                    self._resting[None] = (failures + 1, rest)
-                    return rest
-                self._resting.pop(None, None)
-                return self._now()
+                if self._topology.locate(channel) is not None:
+                    return self._now()
+                # Nobody has the slot, or somebody else still looks.
+                rest = self._now() + _BACKOFF[min(failures, len(_BACKOFF) - 1)]
+                self._resting[None] = (failures + 1, rest)
+                return rest
+            self._resting.pop(None, None)
             line = self._lines.get(node)
             if line is None:
                 line = self._lines[node] = await self._open(node)

@@ -34,7 +34,7 @@ def schema_sql(table: str = "semel") -> str:
 
 def ensure_schema(db: sqlite3.Connection, table: str, *, create: bool, deadline: float) -> None:
     """See that the tables are there and of our version; create them if allowed. Many processes may do so at once."""
-    version = _version(db, table)
+    version = _version(db, table, deadline)
     if version is None and create:
         try:
             patiently(db, "BEGIN IMMEDIATE", deadline)
@@ -44,7 +44,7 @@ def ensure_schema(db: sqlite3.Connection, table: str, *, create: bool, deadline:
         except BaseException:
             roll_back(db)
             raise
-        version = _version(db, table)
+        version = _version(db, table, deadline)
     if version is None:
         raise no_tables(
             f"the SQLite file has no tables {table}, {table}_audit and {table}_schema, and semel may not create them",
@@ -57,13 +57,12 @@ def ensure_schema(db: sqlite3.Connection, table: str, *, create: bool, deadline:
         )
 
 
-def _version(db: sqlite3.Connection, table: str) -> int | None:
-    known = db.execute(
-        "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (f"{table}_schema",)
-    ).fetchall()
-    if not known:
+def _version(db: sqlite3.Connection, table: str, deadline: float) -> int | None:
+    # Patiently: readers too find the file locked while its log begins, or ends with the last of its users.
+    named = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+    if not patiently(db, named, deadline, f"{table}_schema"):
         return None
-    (version,) = db.execute(f'SELECT max(version) FROM "{table}_schema"').fetchall()[0]
+    (version,) = patiently(db, f'SELECT max(version) FROM "{table}_schema"', deadline)[0]
     return None if version is None else int(version)
 
 

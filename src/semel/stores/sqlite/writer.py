@@ -367,12 +367,12 @@ def taken(acquire: Callable[[bool, float], bool], held: list[bool], patience: fl
     return held[-1]
 
 
-def patiently(db: sqlite3.Connection, sql: str, deadline: float) -> list[Any]:
+def patiently(db: sqlite3.Connection, sql: str, deadline: float, *values: str) -> list[Any]:
     """Run a statement until the file is not busy. SQLite's own busy handler sleeps up to 100 ms and starves the unlucky."""
     pause = 0.0002
     while True:
         try:
-            return db.execute(sql).fetchall()
+            return db.execute(sql, values).fetchall()
         except sqlite3.OperationalError as error:
             left = deadline - time.monotonic()
             if not is_busy(error) or left <= 0:
