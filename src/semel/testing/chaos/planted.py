@@ -164,13 +164,19 @@ def _committing() -> Sequence[Patch]:
 
 def _unwatched() -> Sequence[Patch]:
     """The EXEC of a pipeline goes through although the record has changed since it was looked at; a cluster's does not."""
+    from semel.within.pipelines import waited
     from semel.within.redis import PipelineEngine
 
     real = vars(PipelineEngine)["_try"]
 
     async def attempt(self: Any, run: Any, end: Any, pipe: Any, queued: Any) -> Any:
+        async def watch(*keys: Any) -> None:
+            await waited(type(pipe).watch(pipe, *keys))
+            await waited(pipe.unwatch())
+            pipe.watching = True
+
         if self._queue.slot(run.scope.hash) is None:
-            pipe.watch = lambda *_: setattr(pipe, "watching", True)
+            pipe.watch = watch
         return await real(self, run, end, pipe, queued)
 
     return [(PipelineEngine, "_try", attempt)]
@@ -180,13 +186,20 @@ def _unlooked() -> Sequence[Patch]:
     """In a cluster nobody looks whether the record is still his before a pipeline is sent; elsewhere one does."""
     from semel.within.redis import PipelineEngine
 
-    real = vars(PipelineEngine)["_is_done"]
+    real, tries = vars(PipelineEngine)["_is_done"], vars(PipelineEngine)["_try"]
+
+    def in_a_cluster(self: Any, run: Any) -> bool:
+        return self._queue.slot(run.scope.hash) is not None
 
     async def is_done(self: Any, run: Any, *, there: bool) -> bool:
-        in_a_cluster = self._queue.slot(run.scope.hash) is not None
-        return False if in_a_cluster else bool(await real(self, run, there=there))
+        return False if in_a_cluster(self, run) else bool(await real(self, run, there=there))
 
-    return [(PipelineEngine, "_is_done", is_done)]
+    async def attempt(self: Any, run: Any, end: Any, pipe: Any, queued: Any) -> Any:
+        if in_a_cluster(self, run):
+            pipe.eval = lambda *_: 1  # what the server itself has
+        return await tries(self, run, end, pipe, queued)
+
+    return [(PipelineEngine, "_is_done", is_done), (PipelineEngine, "_try", attempt)]
 
 
 def _unconfirmed() -> Sequence[Patch]:
