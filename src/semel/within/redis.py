@@ -5,6 +5,9 @@
        ▲                 └──▶ another owner: LeaseLost, nothing applied
        └── aborted (a renewal, or a takeover), no answer, or (in a cluster) the slot is elsewhere: look again
 
+"Still ours?" is asked twice: of the server that gets the EXEC, on the connection that watches, and of the store. After a failover
+these may be two, one of them no master any more: what only one of them knows counts for nothing (`Astray`), before and after.
+
 EXEC does not roll back. So the guard comes first (WATCH: who lost the key applies nothing), the settle last. An error
 reply inside EXEC leaves the other commands applied: the record is then settled as `unknown`, in the same EXEC, and the error
 is raised. (Rejected: `done` in the EXEC and `unknown` by a second call, because whoever waits, or comes after a crash in
@@ -226,9 +229,7 @@ class PipelineEngine(Engine):
             there = int(await waited(pipe.eval(EXEC_SEEN.source, 1, keys[0], run.ask.nonce)))
             if await self._is_applied(run, ends, there=bool(there)):
                 return True
-            if (
-                there != 1
-            ):  # by the store it runs: the answer of an EXEC was lost there, or another owner has the key
+            if there != 1:  # but by the store it runs: an EXEC of ours, or another owner, was there
                 raise Astray
             commands = await self._watched(pipe, queued[0], self._queue.slot(keys[0]))
             pipe.multi()
