@@ -25,6 +25,7 @@ from semel.turns import quiet
 
 __all__ = ["Recorder"]
 
+_DONE, _OK = Kind.DONE, Answer.OK  # asked for once: see `semel.flow`
 # What happens to an end that the store has not taken in time.
 _WRITTEN: Final = "the write goes on in the background. Do not run the effect again"
 _FREED: Final = "the write goes on in the background: call again when it has freed the key"
@@ -67,7 +68,7 @@ class Recorder:
         """
         if run.epoch != forks.epoch:
             run.check_process()
-        if end.kind is not Kind.DONE:
+        if end.kind is not _DONE:
             if run.busy and end.kind is not Kind.FAILED:
                 run.leave()
                 self._runtime.background(self._record_when_quiet(run, end, _left_out(run, end)))
@@ -90,7 +91,7 @@ class Recorder:
                 except Exception as trouble:  # noqa: BLE001 - the store knows what to do about it
                     reply = trouble
                 answer = post.settled(end, reply, asked) or await post.resettle(end, reply, asked)
-            if answer is Answer.OK:
+            if answer is _OK:
                 self._heart.remove(run)
                 if self._debts.strays:
                     self._debts.ended(run.ask, end)
@@ -101,7 +102,7 @@ class Recorder:
             posted = None  # a wait that was struck ends here, and not after that
             await self._rescue(run, end, value, until, error)
             raise
-        if answer is not Answer.OK:
+        if answer is not _OK:
             await self._runtime.protect(self._persist(run, end, value, answer, until))
         reach("settle.stored")
 

@@ -6,13 +6,14 @@ import os
 
 import hiredis
 import pytest
+from msgspec.structs import replace
 
 from semel.keys import make_scope
 from semel.model import Ask
 from semel.stores.redis import record
 from semel.stores.redis.index import Names
 from semel.stores.redis.phrases import Phrase
-from semel.stores.redis.record import CLAIM, SETTLE, pack_ask
+from semel.stores.redis.record import CLAIM, SETTLE, ask_words, pack_ask
 
 
 @pytest.mark.parametrize("prefix", ["semel", "a", "a.rather:long-prefix_of_64" + "x" * 30])
@@ -35,12 +36,12 @@ def test_a_phrase_is_what_hiredis_would_pack(prefix: str, args: tuple[bytes, ...
         assert keys[0].startswith(route), "the route lies in the slot of the record"
 
 
-def test_an_ask_that_says_little_is_packed_as_any_other() -> None:
-    """What is alike is remembered. Only the byte that lets a large record through tells the two ways apart."""
-    for number in range(2 * record._MOST_ASKS + 3):  # more tenants than are remembered
+def test_an_ask_is_written_as_it_is_packed() -> None:
+    """What is alike is remembered, whoever asked in between: more tenants than are remembered, and asks that say more."""
+    for number in range(2 * record._MOST_ASKS + 3):
         scope = make_scope("semel", f"tenänt-{number % 1500}", "pay", f"ordér-{number}")
-        ask = Ask(scope, os.urandom(16), 10.0 + number % 3, 60.0, secret_id="key-" * (number % 2))
-        plain, whole = pack_ask(ask, 0.5), pack_ask(ask, 0.5, large=True)
-        assert (plain[:29], plain[29], plain[30:]) == (whole[:29], 0, whole[30:])
-        assert whole[29] == 1
-    assert len(record._plain_asks) <= record._MOST_ASKS
+        plain = Ask(scope, os.urandom(16), 10.0 + number % 3, 60.0, secret_id="key-" * (number % 2))
+        for ask in (plain, replace(plain, nonce=os.urandom(16)), replace(plain, fingerprint=bytes(32))):
+            packed = pack_ask(ask, 0.5)
+            assert b"".join(ask_words(ask, 0.5)) == b"%d\r\n%b\r\n" % (len(packed), packed)
+    assert 0 < len(record._plain_asks) <= record._MOST_ASKS

@@ -60,6 +60,7 @@ __all__ = [
     "Large",
     "Unreadable",
     "answer",
+    "ask_words",
     "pack_ask",
     "pack_end",
     "pack_note",
@@ -137,6 +138,7 @@ _POLICIES: Final = (Policy.RETRY, Policy.PROBE, Policy.HOLD)
 _POLICY_CODE: Final = {policy: code for code, policy in enumerate(_POLICIES)}
 _KIND_CODE: Final = {Kind.DONE: 2, Kind.FAILED: 3, Kind.UNKNOWN: 4, Kind.RELEASED: 5, Kind.FORGOTTEN: 7}
 _KINDS: Final = {code: kind for kind, code in _KIND_CODE.items()}
+_STATE_RUNNING, _KIND_DONE = State.RUNNING, Kind.DONE  # asked for once: see `semel.flow`
 _RESOLVED, _HAS_WIDE, _BURIED = 4, 8, 16
 _UNUSUAL: Final = _RESOLVED | _BURIED
 _NO_REF: Final = 0xFFFF
@@ -147,6 +149,7 @@ _REPLAY: Final = ord("P")
 _WON_AFRESH: Final = ord("F")
 _MOST_ASKS: Final = 1024  # tenants may come from requests
 _plain_asks: Final[dict[tuple[Any, ...], tuple[bytes, bytes, bytes]]] = {}
+_last_ask: tuple[tuple[Any, ...], tuple[bytes, bytes, bytes]] = ((), (b"", b"", b""))
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_labels: Final = msgspec.msgpack.Decoder(dict[str, str]).decode
@@ -160,16 +163,44 @@ class Unreadable(Exception):
 # --------------------------------------------------------------------------------------------- arguments
 
 
+def ask_words(ask: Ask, skew: float) -> tuple[bytes, bytes, bytes, bytes, bytes]:
+    """The ask as an argument that is written after its `$`: its length, itself and the line's end, in pieces to be joined."""
+    scope, nonce = ask.scope, ask.nonce
+    if ask.fingerprint or ask.takeover or ask.labels:
+        packed = pack_ask(ask, skew)
+        return b"%d\r\n" % len(packed), packed, b"", b"", b"\r\n"
+    # Nearly every ask has names and times, and nothing else; and all but nonce and key of the one before.
+    key = scope.key.encode()
+    alike = (
+        ask.lease, ask.retention, skew, ask.policy, ask.fingerprint_version,
+        scope.tenant, scope.operation, ask.secret_id, len(nonce), len(key),
+    )  # fmt: skip
+    last = _last_ask
+    head, names, end = last[1] if last[0] == alike else _plain_ask(alike)
+    return head, nonce, names, key, end
+
+
+def _plain_ask(alike: tuple[Any, ...]) -> tuple[bytes, bytes, bytes]:
+    """What is the same for all asks of a call site and tenant whose keys are equally long."""
+    global _last_ask  # noqa: PLW0603 - a memory of one, replaced whole
+    made = _plain_asks.get(alike)
+    if made is None:
+        lease, retention, skew, policy, version, *names, nonce_size, key_size = alike
+        tenant, operation, secret = (name.encode() for name in names)
+        head = _ASK.pack(
+            lease, retention, skew, _POLICY_CODE[policy], version, 0, nonce_size, 0, 0,
+            len(tenant), len(operation), key_size, len(secret), 0,
+        )  # fmt: skip
+        size = len(head) + nonce_size + len(tenant) + len(operation) + key_size + len(secret)
+        if len(_plain_asks) >= _MOST_ASKS:
+            _plain_asks.clear()
+        made = _plain_asks[alike] = (b"%d\r\n%b" % (size, head), tenant + operation, secret + b"\r\n")
+    _last_ask = (alike, made)
+    return made
+
+
 def pack_ask(ask: Ask, skew: float, *, large: bool = False) -> bytes:
     scope, nonce, print_, takeover = ask.scope, ask.nonce, ask.fingerprint, ask.takeover
-    if not (print_ or takeover or ask.labels or large):  # nearly every ask: names and times, and nothing else
-        key = scope.key.encode()
-        alike = (
-            ask.lease, ask.retention, skew, ask.policy, ask.fingerprint_version,
-            scope.tenant, scope.operation, ask.secret_id, len(nonce), len(key),
-        )  # fmt: skip
-        head, names, secret = _plain_asks.get(alike) or _plain_ask(alike)
-        return b"".join((head, nonce, names, key, secret))
     tenant, operation, key = scope.tenant.encode(), scope.operation.encode(), scope.key.encode()
     secret = ask.secret_id.encode()
     labels = _encode(ask.labels) if ask.labels else b""
@@ -181,24 +212,10 @@ def pack_ask(ask: Ask, skew: float, *, large: bool = False) -> bytes:
     return b"".join((head, nonce, print_, tenant, operation, key, secret, labels, takeover))
 
 
-def _plain_ask(alike: tuple[Any, ...]) -> tuple[bytes, bytes, bytes]:
-    """What is the same for all asks of a call site and tenant whose keys are equally long."""
-    lease, retention, skew, policy, version, *names, nonce_size, key_size = alike
-    tenant, operation, secret = (name.encode() for name in names)
-    head = _ASK.pack(
-        lease, retention, skew, _POLICY_CODE[policy], version, 0, nonce_size, 0, 0,
-        len(tenant), len(operation), key_size, len(secret), 0,
-    )  # fmt: skip
-    if len(_plain_asks) >= _MOST_ASKS:
-        _plain_asks.clear()
-    made = _plain_asks[alike] = (head, tenant + operation, secret)
-    return made
-
-
 def pack_end(end: Settle, skew: float, *, index_ref: bool = False) -> bytes:
     nonce, steps = end.nonce, end.steps
     if (
-        end.kind is Kind.DONE
+        end.kind is _KIND_DONE
         and end.ref is None
         and steps is None
         and end.policy is None
@@ -410,7 +427,7 @@ def short_verdict(ask: Ask, reply: bytes) -> Verdict | Brief | Large:
 
 def _fresh(ask: Ask, token: int, now: float, until: float, gone: float) -> Record:
     return Record(
-        State.RUNNING, ask.nonce, 1, token, now, now, until, gone,
+        _STATE_RUNNING, ask.nonce, 1, token, now, now, until, gone,
         ask.policy, ask.fingerprint, ask.fingerprint_version, None, 0.0, 0.0, 0.0,
         False, "", b"", None, None, ask.labels or None, b"", ask.secret_id, ask.scope,
     )  # fmt: skip

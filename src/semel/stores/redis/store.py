@@ -39,6 +39,7 @@ from semel.stores.redis.record import (
     TRAIL,
     Large,
     answer,
+    ask_words,
     pack_ask,
     pack_end,
     pack_note,
@@ -177,11 +178,10 @@ class RedisStore:
     def claim_command(self, ask: Ask) -> tuple[bytes, bytes]:
         """A name in its slot, and the bytes to write."""
         hashed = ask.scope.hash
-        packed = pack_ask(ask, self._skew)
+        head, nonce, names, key, end = ask_words(ask, self._skew)
         number = (hashed[0] & 3) << 8 | hashed[1]
         start, between, others, route = self._claiming.known.get(number) or self._claiming.of(hashed)
-        size = _SIZES.get(len(packed)) or b"%d\r\n" % len(packed)
-        return route, b"".join((start, hashed, between, hashed, others, size, packed, b"\r\n"))
+        return route, b"".join((start, hashed, between, hashed, others, head, nonce, names, key, end))
 
     def settle_command(self, end: Settle) -> tuple[bytes, bytes]:
         """The same for a settle without an actor."""
