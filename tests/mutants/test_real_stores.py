@@ -78,6 +78,11 @@ UNHEARD = [
         "mariadb/sync/tx",
     )
 ]
+ASTRAY = {
+    "redis-pipeline-of-any-master": ("split@pipeline.behind", "expected exactly once, found lost"),
+    "redis-pipeline-asks-the-store-only": ("split@store.overtaken", "expected exactly once, found doubled"),
+    "redis-pipeline-is-pinged": ("redialled@settle.sent", "expected exactly once, found doubled"),
+}
 GIVES_UP = "heart-stops-after-an-error"
 NEEDS = {"redis": "redis", "cluster": "redis", "postgres": "postgres", "mariadb": "mariadb"}
 
@@ -112,6 +117,13 @@ def others() -> Report:
 def silenced() -> Report:
     """Apart from those, too: one of them renews nothing, with the same end."""
     return planted(SILENCES, [GIVES_UP])
+
+
+@pytest.fixture(scope="module")
+def astray() -> Report:
+    """Apart from another bug of pipelines, which would show wherever these do."""
+    names = [f"redis/{colour}/tx/{window}" for colour in ("sync", "async") for window, _ in ASTRAY.values()]
+    return planted(names, list(ASTRAY))
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +163,16 @@ def test_other_planted_bugs_are_seen_on_real_stores_and_so_is_a_weak_setting_tha
 ) -> None:
     name, what = OTHERS[mutant]
     assert is_seen(others, name, list(OTHERS), what)
+
+
+@pytest.mark.xdist_group("astray")
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("mutant", ASTRAY)
+def test_a_pipeline_that_trusts_its_connection_is_seen_in_both_colours(
+    astray: Report, mutant: str, colour: str
+) -> None:
+    window, what = ASTRAY[mutant]
+    assert is_seen(astray, f"redis/{colour}/tx/{window}", list(ASTRAY), what)
 
 
 @pytest.mark.xdist_group("silenced")

@@ -143,6 +143,7 @@ PARTS: list[str] = [
     "semel.testing.chaos.by_hand",
     "semel.testing.chaos.retention",
     "semel.testing.chaos.nemesis",
+    "semel.testing.chaos.astray",
     "semel.testing.chaos.memory",
     "semel.testing.chaos.http_cells",
     "semel.testing.chaos.grpc_cells",

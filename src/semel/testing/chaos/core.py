@@ -246,9 +246,8 @@ class Worker:
                 self.ledger.survive(len(await self._rows(once)))
                 return
             case "person":
-                await wait(
-                    once.resolve(self.plan.key, value=self._value(), actor="ada", reason="looked it up")
-                )
+                said = {"actor": "ada", "reason": "looked it up"}
+                await wait(once.resolve(self.plan.key, value=self._value(), **said))
                 return
             case "judge":
                 await self.judge(once)
@@ -268,7 +267,7 @@ class Worker:
                 points.reach(self.cell.point)
             if (
                 self.cell.fault == "cancel"
-            ):  # too late for the call, it strikes here: not at the closing of the face
+            ):  # too late for the call, it strikes here: not at the face's closing
                 await asyncio.sleep(0)
         except SemelError as error:
             self.ledger.error(self.by, type(error).__name__, str(error))
@@ -312,7 +311,7 @@ class Worker:
             self.ledger.effect(row.what, row.by)
 
     async def _rows(self, once: Any) -> list[Effect]:
-        opened = await open_transaction(self.plan.url, self.cell.colour, self._tag(once))
+        opened = await self.open(once)
         try:
             return await opened.rows(self.plan.key)
         finally:
@@ -443,11 +442,12 @@ class Worker:
         return Found({"by": made[0].by}) if made else NOT_FOUND
 
     # ---- mode tx
-    def _tag(self, once: Any) -> str:
-        return str(once.tag(self.plan.key)) if self.plan.url.startswith("redis") else ""
+    async def open(self, once: Any, url: str = "", **options: Any) -> Transaction:
+        tag = str(once.tag(self.plan.key)) if self.plan.url.startswith("redis") else ""
+        return await open_transaction(url or self.plan.url, self.cell.colour, tag, **options)
 
     async def _within(self, once: Any) -> Any:
-        opened = self.transaction = await open_transaction(self.plan.url, self.cell.colour, self._tag(once))
+        opened = self.transaction = await self.open(once)
         try:
             await wait(once.peek(self.plan.key))
             if self.cell.point in _SYNCHRONOUS and isinstance(opened, SqlTransaction):
@@ -482,11 +482,11 @@ class Worker:
         return self._value()
 
 
-WORKERS: dict[str, type[Worker]] = {}  # by mode: who calls otherwise than by `execute`
+WORKERS: dict[str, type[Worker]] = {}  # by part or mode: who calls otherwise than by `execute`
 
 
 def _worker(plan: Plan) -> Worker:
-    return WORKERS.get(plan.cell.mode, Worker)(plan)
+    return (WORKERS.get(plan.cell.part) or WORKERS.get(plan.cell.mode, Worker))(plan)
 
 
 def _nothing() -> None:

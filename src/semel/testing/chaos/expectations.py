@@ -63,7 +63,7 @@ def kind_of(cell: Cell) -> str:
     """Which column of the guarantee table a cell belongs to."""
     if cell.fault == "late-retry":
         return "loss"  # what is over is as gone as what was lost
-    if cell.fault in {"zombie", "overlap", "overruled", "clock-forward"}:
+    if cell.fault in {"zombie", "overlap", "overruled", "clock-forward", "redialled"}:
         return (
             "zombie"  # to the server, a live owner's lease that a clock has ended is one that nobody renewed
         )

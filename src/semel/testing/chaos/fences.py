@@ -15,7 +15,7 @@ from semel.testing.chaos.ledger import Answer, Story
 
 __all__ = ["OVERTAKEN", "breach", "certain"]
 
-OVERTAKEN: Final = ("zombie", "overlap", "overruled", "clock-forward")
+OVERTAKEN: Final = ("zombie", "overlap", "overruled", "clock-forward", "redialled")
 """Faults after which a live owner finds somebody else's nonce in its record."""
 _EDGES: Final = frozenset({"http", "grpc"})
 # Past these a woken owner has made its effects: nothing but a write is left to do.

@@ -22,6 +22,7 @@ __all__ = [
     "SETTINGS",
     "SHORT",
     "SLOW",
+    "SPLIT",
     "STILL",
     "WIRE",
     "Setting",
@@ -115,6 +116,11 @@ HELD: Final = Setting(
     {"lease": 9.0, "settle_timeout": 20.0},
     "one replica that stands still is shared by all modes",
 )
+SPLIT: Final = Setting(
+    "victims of split",
+    {"lease": 1.5, "settle_timeout": 0.7},
+    "the two servers will not agree: it is given up soon, and its lease is over soon after",
+)
 FORWARD: Final = Setting("clock-forward", {"lease": 60.0}, "no heartbeat is due before the clock jumps")
 BACK: Final = Setting("victims of clock-back", {"lease": 0.5}, "it is over when the clock is right again")
 SHORT: Final = Setting(
@@ -140,6 +146,7 @@ SETTINGS: Final = (
     GONE,
     CUT_OFF,
     HELD,
+    SPLIT,
     FORWARD,
     BACK,
     SHORT,

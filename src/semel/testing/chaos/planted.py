@@ -202,6 +202,37 @@ def _unlooked() -> Sequence[Patch]:
     return [(PipelineEngine, "_is_done", is_done), (PipelineEngine, "_try", attempt)]
 
 
+def _unsure() -> Sequence[Patch]:
+    """Whichever server has answered the EXEC of a pipeline, the store records it as done."""
+    from semel.within.redis import PipelineEngine
+
+    async def make_sure(*_: Any) -> None:
+        """Nobody is asked."""
+
+    return [(PipelineEngine, "_make_sure", make_sure)]
+
+
+def _unasked() -> Sequence[Patch]:
+    """The server that gets the EXEC of a pipeline is not asked whose record it has, only the store is."""
+    from semel.within.redis import PipelineEngine
+
+    real = vars(PipelineEngine)["_try"]
+
+    async def attempt(self: Any, run: Any, ends: Any, pipe: Any, queued: Any) -> Any:
+        pipe.eval = lambda *_: 1
+        return await real(self, run, ends, pipe, queued)
+
+    return [(PipelineEngine, "_try", attempt)]
+
+
+def _pinging() -> Sequence[Patch]:
+    """redis-py may replace the connection of a pipeline that watches: its health checks go on."""
+    from semel.within import pipelines
+
+    vars(pipelines)["_without_pings"]  # or it has another name by now
+    return [(pipelines, "_without_pings", lambda _: None)]
+
+
 def _unconfirmed() -> Sequence[Patch]:
     """Whatever acks= says, no replica is asked."""
     from semel.stores.redis.store import RedisStore
@@ -249,6 +280,9 @@ _OWN: Final[dict[str, Callable[[], Sequence[Patch]]]] = {
     "mariadb-within-commits-for-its-caller": _committing,
     "redis-pipeline-unwatched": _unwatched,
     "cluster-pipeline-of-anybody": _unlooked,
+    "redis-pipeline-of-any-master": _unsure,
+    "redis-pipeline-asks-the-store-only": _unasked,
+    "redis-pipeline-is-pinged": _pinging,
     "redis-everysec-is-always": _strong,
     "redis-asks-for-no-acks": _unconfirmed,
     "sql-primary-waits-for-nobody": _alone,

@@ -17,7 +17,7 @@ from semel.testing.services.postgres import PostgresStandby
 from semel.testing.services.redis import RedisServer, redis_program
 from semel.testing.services.topology import QUICK
 
-__all__ = ["Pair", "pair_of"]
+__all__ = ["Pair", "pair_of", "until"]
 
 _PATIENCE = 20.0
 
@@ -84,7 +84,7 @@ class _Redis(_Single):
             for _ in range(2)
         )
         self.replica.command("REPLICAOF", self.primary.host, self.primary.port)
-        _until(lambda: self.replica.info("replication").get("master_link_status") == "up")
+        until(lambda: self.replica.info("replication").get("master_link_status") == "up")
         self.url = self.primary.url
 
     def cut(self, key: str) -> None:
@@ -138,7 +138,7 @@ class _Cluster:
         master.kill()
         replica.resume()
         replica.command("CLUSTER", "FAILOVER", "TAKEOVER")
-        _until(lambda: replica.info("replication")["role"] == "master")
+        until(lambda: replica.info("replication")["role"] == "master")
         self.cluster.wait_healthy()
         return self.url
 
@@ -222,9 +222,10 @@ class _Maria(_Single):
         return self.replica.url_of(self.url.rpartition("/")[2])
 
 
-def _until(ready: Any) -> None:
-    until = time.monotonic() + _PATIENCE
+def until(ready: Any) -> None:
+    """Wait for a replica."""
+    end = time.monotonic() + _PATIENCE
     while not ready():
-        if time.monotonic() > until:
+        if time.monotonic() > end:
             raise TimeoutError(f"the replica was not ready within {_PATIENCE:g} s")
         time.sleep(0.01)

@@ -159,13 +159,14 @@ class _Pipeline(Transaction):
         await wait(self._client.aclose() if hasattr(self._client, "aclose") else self._client.close())
 
 
-async def open_transaction(url: str, colour: str, tag: str) -> Transaction:
-    """A connection of the caller's own to the database that `url` names, with the driver of this colour."""
+async def open_transaction(url: str, colour: str, tag: str, **options: Any) -> Transaction:
+    """A connection of the caller's own to the database that `url` names, with the driver of this colour. `options` are redis-py's, and
+    how many `retries` it makes by itself."""
     scheme = url.partition(":")[0].partition("+")[0]
     if scheme == "sqlite":
         return await _sqlite(url.removeprefix("sqlite:///"), colour)
     if url.startswith("redis"):
-        client = _redis(url, colour)
+        client = _redis(url, colour, **options)
         if url.startswith("redis+cluster") and colour == "async":
             # redis-py queues on a cluster's pipeline in a thread with a loop of its own: there it must not connect.
             await client.initialize()
@@ -214,7 +215,7 @@ async def _mysql(url: str, colour: str) -> Transaction:
     return _Asyncmy(await asyncmy.connect(**place))
 
 
-def _redis(url: str, colour: str) -> Any:
+def _redis(url: str, colour: str, *, retries: int = 0, **options: Any) -> Any:
     """The caller's own client, retries off: redis-py's would repeat an EXEC whose reply was lost."""
     import redis
     import redis.asyncio
@@ -222,7 +223,7 @@ def _redis(url: str, colour: str) -> Any:
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
-    retry: Any = (Retry if colour == "sync" else AsyncRetry)(NoBackoff(), 0)
+    retry: Any = (Retry if colour == "sync" else AsyncRetry)(NoBackoff(), retries)
     if url.startswith("redis+cluster"):
         from redis.asyncio.cluster import ClusterNode as AsyncNode
         from redis.cluster import ClusterNode
@@ -234,6 +235,5 @@ def _redis(url: str, colour: str) -> Any:
         ]  # one of them may be down
         return kind(startup_nodes=[node(host, int(port)) for host, _, port in places])
     kind = redis.Redis if colour == "sync" else redis.asyncio.Redis
-    return kind.from_url(
-        url, retry=retry, driver_info=None
-    )  # it would read its own version from a file each time
+    # With a driver_info it would read its own version from a file each time.
+    return kind.from_url(url, retry=retry, driver_info=None, **options)

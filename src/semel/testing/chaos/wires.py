@@ -49,6 +49,10 @@ class Wire:
         """From now on no request is answered, on whichever connection, until `speak()`."""
         self._tell(b"s%d" % _FAULTS.index("stall"))
 
+    def cut(self) -> None:
+        """Every connection that is open is reset, now."""
+        self._tell(b"c0")
+
     def speak(self) -> None:
         """What is asked from now on is answered. What was not stays so."""
         self._tell(b"e0")
@@ -106,6 +110,10 @@ def _serve(line: socket.socket, targets: Sequence[tuple[str, int]], framing: Fra
                     action = _ACTIONS[_FAULTS[int(word[1:])]]
                     times = _MANY if word[:1] == b"s" else 1
                     rules = [proxy.rule(action) for proxy in proxies for _ in range(times)]
+                    line.sendall(b"k")
+                case b"c":
+                    for proxy in proxies:
+                        proxy.cut()
                     line.sendall(b"k")
                 case b"e":
                     line.sendall(b"k")
