@@ -211,3 +211,18 @@ def test_only_a_run_that_has_its_worker_is_called_running() -> None:
         once.resolve("k", release=True)
         with pytest.raises(LeaseLost):
             claim.complete(None)
+
+
+@pytest.mark.parametrize("option", ["--json", "--state=failed"])
+def test_an_output_that_cannot_be_written_is_told_in_one_line(url: str, option: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "semel", "ls", option, url],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (ran.returncode, ran.stderr.count("\n")) == (3, 1)
+    assert "could not be written" in ran.stderr
+    assert "No space left" in ran.stderr

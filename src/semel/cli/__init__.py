@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 
 from semel.errors import ConfigurationError, InvalidKey, SemelError
 from semel.stores.unfit import NoTables
 
 __all__ = ["main"]
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
 def main() -> None:
@@ -28,6 +32,14 @@ def main() -> None:
         sys.exit(_fail(error, 2))
     except SemelError as error:
         sys.exit(_fail(error, 3))
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        # What is still in its buffer would be written, and fail, once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(
+            _fail(f"its output could not be written, and what it was asked to do may be done: {error}", 3)
+        )
 
 
 def _fail(said: SemelError | str, code: int) -> int:
