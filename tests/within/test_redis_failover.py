@@ -209,3 +209,60 @@ def test_R28_a_connection_that_redis_py_replaces_in_silence_guards_nothing(
         assert lines[0].health_check_interval == 0.001, "the pipeline's own again"
 
     run(lab, body())
+
+
+@pytest.mark.parametrize("way", ["closed by another thread", "retried although the guard said no"])
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_R28_what_is_sent_on_another_connection_than_the_one_that_watches_is_not_sent(
+    redis_server: services.RedisServer, colour: str, way: str
+) -> None:
+    """redis-py would dial anew without a word, and nothing guards what it sends then: another owner has made the effect meanwhile."""
+    lab = RedisLab(colour, redis_server.url)
+    kind: Any = Retry if colour == "sync" else AsyncRetry
+    retry = kind(NoBackoff(), 3, supported_errors=(redis.RedisError, OSError))  # a WatchError is one
+
+    async def body() -> None:
+        once = lab.face(lease=0.2)
+        pipe = lab.pipe(retry=retry)
+        lines: list[Any] = []
+        current: list[Any] = []
+
+        def overtake() -> None:
+            with (
+                Semel(redis_server.url, tenant=lab.tenant, timeout=20) as other,
+                redis.Redis.from_url(redis_server.url) as client,
+            ):
+                theirs = client.pipeline()
+                other.within(theirs).execute("k1", lambda: theirs.incr(lab.name("n")) and "other", wait=30)
+
+        def pause() -> None:
+            line = pipe.connection
+            lines.append(line)
+            once._engine().heart.remove(current[0])
+            taking = threading.Thread(target=overtake)
+            taking.start()
+            taking.join()
+            if way.startswith("closed"):
+                if colour == "sync":
+                    pipe.connection_pool.disconnect()
+                else:
+                    line._writer.close()
+                    line._reader = line._writer = None  # as its `disconnect`, which would have to be awaited
+
+        async def work() -> str:
+            current.append(current_run())
+            pipe.incr(lab.name("n"))
+            return "mine"
+
+        at("settle.sent", pause)
+        with pytest.raises(LeaseLost):
+            await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        points.listen(None)
+        assert lab.plain.get(lab.name("n")) == "1"
+        assert (await wait(once.peek("k1"))).attempts == 2
+        assert lines[0].retry.get_retries() == 3, "the pipeline's own again"
+        assert "connect_check_health" not in vars(lines[0])
+        pipe.incr(lab.name("n"))
+        assert await wait(pipe.execute()) == [2]
+
+    run(lab, body())

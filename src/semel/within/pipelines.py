@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
 from inspect import isawaitable
 from typing import Any, ClassVar, Final, Protocol, Self
 
@@ -307,21 +308,31 @@ async def guard(pipe: Any, key: bytes, *, anew: bool) -> None:
         pipe.watching = False
         await waited(pipe.reset())
         await waited(pipe.watch(key))
-    _without_pings(pipe)
+    _hold_on(pipe)
 
 
-def _without_pings(pipe: Any) -> None:
-    """Until it gives its connection back, by `reset`, redis-py sends no ping on it (`health_check_interval`): where one fails it dials
-    anew, without a word, and what is sent then is watched by nobody."""
-    line = getattr(pipe.connection, "_conn", pipe.connection)  # within one that caches
-    own, pinged = pipe.reset, line.health_check_interval
+def _hold_on(pipe: Any) -> None:
+    """Until the pipeline gives it back, by `reset`, the connection that watches is the one that sends, or nothing is sent. redis-py
+    dials anew without a word where a ping fails (`health_check_interval`), where somebody has closed what is in use
+    (`client.close()`), and where its `retry` is for a WatchError, too: what is sent then is watched by nobody."""
+    from redis.exceptions import ConnectionError as Lost
 
-    def reset() -> Any:
-        line.health_check_interval = pinged  # before anybody else has it
-        del pipe.reset
+    def refused(*_: Any, **__: Any) -> Any:
+        raise Lost("the connection that watched the record was closed")
+
+    outer = pipe.connection
+    line = getattr(outer, "_conn", outer)  # within one that caches
+    own, pinged, retry = pipe.reset, line.health_check_interval, outer.retry
+
+    def reset() -> Any:  # before anybody else has it
+        line.health_check_interval, outer.retry = pinged, retry
+        del line.connect_check_health, pipe.reset
         return own()
 
-    pipe.reset, line.health_check_interval = reset, 0
+    once = copy(retry)
+    once.update_retries(0)
+    line.health_check_interval, outer.retry = 0, once
+    line.connect_check_health, pipe.reset = refused, reset
 
 
 def as_told(error: Exception, slot: int | None) -> Exception:

@@ -229,8 +229,8 @@ def _pinging() -> Sequence[Patch]:
     """redis-py may replace the connection of a pipeline that watches: its health checks go on."""
     from semel.within import pipelines
 
-    vars(pipelines)["_without_pings"]  # or it has another name by now
-    return [(pipelines, "_without_pings", lambda _: None)]
+    vars(pipelines)["_hold_on"]  # or it has another name by now
+    return [(pipelines, "_hold_on", lambda _: None)]
 
 
 def _unconfirmed() -> Sequence[Patch]:
