@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
+import redis
 
 from semel import AsyncSemel, ConfigurationError, PreviousFailure, Semel, points
 from semel.hooks import Contended
+from semel.testing import services
 from tests.within.lab import wait
 from tests.within.test_redis import RedisLab, _first_node, run
 
@@ -176,6 +178,46 @@ def test_R28_a_transaction_of_the_functions_own_on_the_pipeline_is_refused(
         await is_the_callers_again(lab, pipe)
 
     run(lab, body())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("SELECT", 1),
+        ("select 1",),
+        (b"SWAPDB", 0, 1),
+        ("FLUSHDB",),
+        ("FLUSHALL", "ASYNC"),
+        ("RESET",),
+        ("QUIT",),
+    ],
+    ids=lambda command: str(command[0]),
+)
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_R28_a_command_that_takes_the_record_out_of_the_transaction_is_refused(
+    command: tuple[str | bytes | int, ...], colour: str
+) -> None:
+    """The settle that follows in the EXEC would not find the record: with SELECT the commands were applied once for each try."""
+    with services.redis() as server:  # of its own: it may be emptied
+        lab = RedisLab(colour, server.url)
+
+        async def body() -> None:
+            once, pipe = lab.face(settle_timeout=1), lab.pipe()
+
+            async def pays() -> str:
+                pipe.execute_command(*command)
+                pipe.incr(lab.name("a"))
+                return "ok"
+
+            with pytest.raises(ConfigurationError, match=r"was queued.*nothing was applied"):
+                await wait(once.within(pipe).execute("k1", lab.fn(pays)))
+            assert await state(once, "k1") == "released"
+            for database in (0, 1):
+                with redis.Redis(port=server.port, db=database) as there:
+                    assert not there.exists(lab.name("a"))
+            await is_the_callers_again(lab, pipe)
+
+        run(lab, body())
 
 
 # -------------------------------------------------------------------------------------------- runs in runs

@@ -33,6 +33,8 @@ __all__ = [
 
 Commands = list[tuple[Any, Any]]
 _BOUNDS: Final = frozenset({"MULTI", "EXEC", "DISCARD"})
+# The settle that comes after one of them in the EXEC finds no record, or there is no EXEC.
+_PARTINGS: Final = frozenset({"SELECT", "SWAPDB", "FLUSHDB", "FLUSHALL", "RESET", "QUIT"})
 
 
 class Queue:
@@ -99,9 +101,12 @@ class Queue:
                 delattr(self._pipe, self._refused.pop())
 
     def check_queued(self) -> None:
-        """The MULTI around what is queued is semel's."""
-        if any(_name(args) in _BOUNDS for args in self.queued()):
+        """The MULTI around what is queued is semel's, and the record is to be there at its end."""
+        names = {_name(args) for args in self.queued()}
+        if not names.isdisjoint(_BOUNDS):
             raise _not_theirs()
+        if parting := names & _PARTINGS:
+            raise _parted(min(parting))
 
     def left_open(self) -> Queue:
         """The same pipeline, of which only `watch` is refused."""
@@ -241,7 +246,8 @@ def _is_refused(pipe: Any, name: str) -> bool:
 
 def _name(args: Sequence[Any]) -> str:
     name = args[0]
-    return (name.decode() if isinstance(name, bytes) else str(name)).upper()
+    words = (name.decode() if isinstance(name, bytes) else str(name)).split()  # as redis-py does: "SELECT 1"
+    return words[0].upper() if words else ""
 
 
 class Capture(Layer):
@@ -396,6 +402,14 @@ def _not_theirs() -> ConfigurationError:
     return ConfigurationError(
         "MULTI, EXEC or DISCARD was queued on the pipeline that within() was given: it would end semel's own MULTI/EXEC early, and "
         "the record be settled without the commands. Leave it out; to apply nothing, raise an error"
+    )
+
+
+def _parted(name: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{name} was queued on the pipeline that within() was given: the record, which is settled by the last command of the same "
+        "MULTI/EXEC, would not be found there, and the commands could be applied again. Leave it out, and use keys of the record's own "
+        "database; nothing was applied"
     )
 
 
