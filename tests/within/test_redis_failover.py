@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -167,6 +167,95 @@ def test_R28_a_pipeline_of_a_sentinels_client_leaves_the_master_that_was_replace
                 await wait(each.close() if colour == "sync" else each.aclose())
 
         run(lab, body())
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_R28_a_pipeline_of_a_sentinels_client_leaves_a_master_that_hangs(colour: str) -> None:
+    """Since the WATCH: redis-py would send an UNWATCH to it, and dial it again for that, whatever the Sentinel says."""
+    with services.redis_sentinel() as guarded, ExitStack() as until_the_end:
+        old = guarded.master()
+        lab = RedisLab(colour, old.url)
+        lab.url = guarded.url
+        quick = {"socket_timeout": 1, "socket_connect_timeout": 1, "retry": None}
+        sentinel: Any = (Sentinel if colour == "sync" else AsyncSentinel)(guarded.addresses)
+        client = sentinel.master_for(guarded.service_name, **quick)
+
+        async def body() -> None:
+            once, pipe = lab.face(settle_timeout=60, timeout=5, lease=120), client.pipeline()
+
+            async def work() -> str:
+                pipe.incr("n")
+                assert old.command("WAIT", 1, 20_000)
+                return "done"
+
+            def hang() -> None:
+                until_the_end.enter_context(old.paused())
+                guarded.wait_failed_over(old)
+
+            at("settle.sent", hang)
+            assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "done"
+            with redis.Redis.from_url(guarded.master().url) as new:
+                assert new.get("n") == b"1"
+            assert (pipe.watching, pipe.connection) == (False, None)
+            for each in (client, *sentinel.sentinels):
+                await wait(each.close() if colour == "sync" else each.aclose())
+
+        run(lab, body())
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_R28_a_pipeline_whose_server_went_silent_can_be_used_again(colour: str) -> None:
+    with services.redis() as server, ExitStack() as silence:
+        lab = RedisLab(colour, server.url)
+
+        async def body() -> None:
+            once = lab.face(settle_timeout=0.5, timeout=0.5, lease=2)
+            pipe = lab.pipe(socket_timeout=0.2, socket_connect_timeout=0.2, retry=None)
+
+            async def work() -> str:
+                pipe.incr("n")
+                return "done"
+
+            at("settle.sent", lambda: silence.enter_context(server.paused()))
+            with pytest.raises(StoreUnavailable, match="Call again with the same key"):
+                await wait(once.within(pipe).execute("k1", lab.fn(work)))
+            assert (pipe.watching, pipe.connection) == (False, None)
+            silence.close()
+            assert (await wait(once.within(pipe).execute("k1", lab.fn(work), wait=30))).value == "done"
+            assert server.command("GET", "n") == "1"
+
+        run(lab, body())
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_R28_an_unwatch_that_is_not_answered_leaves_the_pipeline_to_its_caller(
+    redis_server: services.RedisServer, proxy: Proxy, colour: str
+) -> None:
+    lab = RedisLab(colour, redis_server.url)
+
+    async def body() -> None:
+        once, other = lab.face(lease=0.2), lab.face()
+        lab.url = through(lab, proxy, redis_server)
+        pipe = lab.pipe(socket_timeout=0.2, retry=None)
+
+        async def second() -> str:
+            return "second"
+
+        async def work() -> None:
+            pipe.incr(lab.name("n"))
+            once._engine().heart.remove(current_run())
+            assert (await wait(other.execute("k1", lab.fn(second), wait=30))).value == "second"
+            unanswered.append(proxy.blackhole(match=lambda request: b"UNWATCH" in request))
+
+        unanswered: list[Any] = []
+        with pytest.raises(LeaseLost):
+            await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        assert unanswered[0].fired.is_set()
+        assert (pipe.watching, pipe.connection) == (False, None)
+        pipe.incr(lab.name("n"))
+        assert await wait(pipe.execute()) == [1]
+
+    run(lab, body())
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])

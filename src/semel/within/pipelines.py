@@ -22,6 +22,7 @@ __all__ = [
     "Queue",
     "Watched",
     "as_told",
+    "give_back",
     "guard",
     "is_shut",
     "lost",
@@ -180,7 +181,7 @@ class Queue:
         """`sender` may be None, where there was none."""
         if sender is None:
             return
-        await waited(sender.reset())
+        await give_back(sender)
         if self._cluster and hasattr(sender, "aclose"):
             await sender.connection_pool.aclose()
 
@@ -309,12 +310,25 @@ async def guard(pipe: Any, key: bytes, *, anew: bool) -> None:
     """WATCH. `anew`: on another connection than the one at hand, which may lead to a server that is no master any more."""
     await waited(pipe.watch(key))
     if anew:
-        # Without UNWATCH, for which redis-py would dial the same server again, whatever a Sentinel says.
-        await waited(pipe.connection.disconnect())
-        pipe.watching = False
-        await waited(pipe.reset())
+        await _leave(pipe)
         await waited(pipe.watch(key))
     _hold_on(pipe)
+
+
+async def give_back(pipe: Any) -> None:
+    """`reset`, though the server does not answer its UNWATCH: a sync pipeline would watch on, and keep its connection."""
+    try:
+        await waited(pipe.reset())
+    except lost():
+        await _leave(pipe)
+
+
+async def _leave(pipe: Any) -> None:
+    """Without UNWATCH, for which redis-py would dial the same server again, whatever a Sentinel says."""
+    if pipe.connection is not None:
+        await waited(pipe.connection.disconnect())
+    pipe.watching = False
+    await waited(pipe.reset())
 
 
 def _hold_on(pipe: Any) -> None:
@@ -333,6 +347,8 @@ def _hold_on(pipe: Any) -> None:
     def reset() -> Any:  # before anybody else has it
         line.health_check_interval, outer.retry = pinged, retry
         del line.connect_check_health, pipe.reset
+        if not line.is_connected:
+            pipe.watching = False  # or redis-py dials the same server again, to tell it so
         return own()
 
     once = copy(retry)

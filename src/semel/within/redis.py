@@ -44,6 +44,7 @@ from semel.within.pipelines import (
     NothingApplied,
     Queue,
     as_told,
+    give_back,
     guard,
     lost,
     moved,
@@ -222,7 +223,7 @@ class PipelineEngine(Engine):
 
         from semel.stores.redis.record import EXEC_BEGIN, EXEC_END, EXEC_SEEN
 
-        await waited(pipe.reset())
+        await give_back(pipe)
         keys = self._raw.settle_keys(ends.done)
         try:
             await guard(pipe, keys[0], anew=ends.again)
