@@ -105,6 +105,36 @@ def test_R28_what_a_new_master_has_applied_is_not_applied_again_for_a_store_that
         run(lab, body())
 
 
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_R28_what_only_a_replaced_master_has_applied_is_not_told_as_done_when_its_answer_was_lost(
+    redis_server: services.RedisServer, left_behind: services.RedisServer, colour: str
+) -> None:
+    """The pipeline has found the new master by then, where the record runs on; the store asks the old one, where it is done."""
+    lab = RedisLab(colour, redis_server.url)
+    promoted = left_behind
+
+    async def body() -> None:
+        once = lab.face(settle_timeout=1, lease=30)
+        lab.url = f"redis://127.0.0.1:{proxy.port}"
+        pipe = lab.pipe(retry=None)
+        await wait(pipe.get("a connection to the old one").execute())
+
+        async def work() -> str:
+            pipe.incr(lab.name("n"))
+            assert redis_server.command("WAIT", 1, 20_000)
+            promoted.command("REPLICAOF", "NO", "ONE")
+            proxy.target = ("127.0.0.1", promoted.port)
+            proxy.swallow_reply(match=lambda request: request.endswith(b"\r\nEXEC\r\n"))
+            return "done"
+
+        with pytest.raises(StoreUnavailable, match=r"do not agree.*Call again"):
+            await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        assert (lab.plain.get(lab.name("n")), promoted.command("GET", lab.name("n"))) == ("1", None)
+
+    with Proxy("127.0.0.1", redis_server.port, framing=RESP) as proxy:
+        run(lab, body())
+
+
 def test_R28_a_pipelines_pool_keeps_its_health_checks(redis_server: services.RedisServer) -> None:
     """A connection is back in its pool, and in the hands of the next run, before a run that was refused has ended."""
 

@@ -228,10 +228,11 @@ class PipelineEngine(Engine):
         try:
             await guard(pipe, keys[0], anew=ends.again)
             there = int(await waited(pipe.eval(EXEC_SEEN.source, 1, keys[0], run.ask.nonce)))
-            if await self._is_applied(run, ends, there=bool(there)):
-                return True
-            if there != 1:  # but by the store it runs: an EXEC of ours, or another owner, was there
+            applied = await self._is_applied(run, ends, there=bool(there))
+            if there != (2 if applied else 1):  # what the store says, this server does not
                 raise Astray
+            if applied:
+                return True
             commands = await self._watched(pipe, queued[0], self._queue.slot(keys[0]))
             pipe.multi()
             note = keys[0] + b":e"
