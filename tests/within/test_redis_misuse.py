@@ -158,6 +158,36 @@ def test_R28_a_claim_by_hand_queues_only_as_a_function_does(lab: RedisLab) -> No
     run(lab, body())
 
 
+def test_R28_what_was_put_on_the_pipeline_itself_stays_there(lab: RedisLab) -> None:
+    """Tracers wrap the methods of a client's pipelines one by one."""
+
+    async def body() -> None:
+        once, pipe = lab.face(), lab.pipe()
+        heard: list[str] = []
+
+        def traced(name: str) -> Any:
+            own = getattr(pipe, name)
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                heard.append(name)
+                return own(*args, **kwargs)
+
+            setattr(pipe, name, call)
+            return call
+
+        put = {name: traced(name) for name in ("watch", "execute", "reset")}
+
+        async def pays() -> str:
+            pipe.incr(lab.name("n"))
+            return "ok"
+
+        assert (await wait(once.within(pipe).execute("k1", lab.fn(pays)))).value == "ok"
+        assert heard.count("execute") == 1
+        assert {name: vars(pipe)[name] for name in put} == put
+
+    run(lab, body())
+
+
 @pytest.mark.parametrize("command", ["DISCARD", b"exec", "MULTI"])
 def test_R28_a_transaction_of_the_functions_own_on_the_pipeline_is_refused(
     lab: RedisLab, command: str | bytes

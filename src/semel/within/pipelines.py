@@ -36,6 +36,7 @@ Commands = list[tuple[Any, Any]]
 _BOUNDS: Final = frozenset({"MULTI", "EXEC", "DISCARD"})
 # The settle that comes after one of them in the EXEC finds no record, or there is no EXEC.
 _PARTINGS: Final = frozenset({"SELECT", "SWAPDB", "FLUSHDB", "FLUSHALL", "RESET", "QUIT"})
+_NOTHING: Final = object()
 
 
 class Queue:
@@ -47,7 +48,7 @@ class Queue:
     def __init__(self, pipe: Any, *, cluster: bool) -> None:
         self._pipe = pipe
         self._cluster = cluster
-        self._refused: list[str] = []
+        self._refused: dict[str, Any] = {}
 
     @property
     def pipe(self) -> Any:
@@ -92,14 +93,12 @@ class Queue:
         self.check()  # again: whoever waited for the key was not alone
         for name in self._not_in_a_run:
             with suppress(AttributeError):
-                setattr(self._pipe, name, _REFUSALS[name])
-                self._refused.append(name)
+                self._refused[name] = _put(self._pipe, name, _REFUSALS[name])
 
     def open(self) -> None:
         """The run has ended: the pipeline has its own methods again."""
         while self._refused:
-            with suppress(AttributeError):
-                delattr(self._pipe, self._refused.pop())
+            _put_back(self._pipe, *self._refused.popitem())
 
     def check_queued(self) -> None:
         """The MULTI around what is queued is semel's, and the record is to be there at its end."""
@@ -245,6 +244,20 @@ def _is_refused(pipe: Any, name: str) -> bool:
     return getattr(pipe, "__dict__", {}).get(name) is _REFUSALS[name]
 
 
+def _put(where: Any, name: str, what: Any) -> Any:
+    """In place of the method of its class; and what was put there before, by a tracer say, for `_put_back`."""
+    before = getattr(where, "__dict__", {}).get(name, _NOTHING)
+    setattr(where, name, what)
+    return before
+
+
+def _put_back(where: Any, name: str, before: Any) -> None:
+    with suppress(AttributeError):
+        delattr(where, name)
+    if before is not _NOTHING:
+        setattr(where, name, before)
+
+
 def _name(args: Sequence[Any]) -> str:
     name = args[0]
     words = (name.decode() if isinstance(name, bytes) else str(name)).split()  # as redis-py does: "SELECT 1"
@@ -346,7 +359,8 @@ def _hold_on(pipe: Any) -> None:
 
     def reset() -> Any:  # before anybody else has it
         line.health_check_interval, outer.retry = pinged, retry
-        del line.connect_check_health, pipe.reset
+        _put_back(line, "connect_check_health", dialled)
+        _put_back(pipe, "reset", put)
         if not line.is_connected:
             pipe.watching = False  # or redis-py dials the same server again, to tell it so
         return own()
@@ -354,7 +368,7 @@ def _hold_on(pipe: Any) -> None:
     once = copy(retry)
     once.update_retries(0)
     line.health_check_interval, outer.retry = 0, once
-    line.connect_check_health, pipe.reset = refused, reset
+    dialled, put = _put(line, "connect_check_health", refused), _put(pipe, "reset", reset)
 
 
 def as_told(error: Exception, slot: int | None) -> Exception:
