@@ -5,13 +5,18 @@ from __future__ import annotations
 import gc
 import sqlite3
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from semel import Semel
+from semel.testing import services
 from tests.ops.strike_lab import strike_each_moment
 
 # A coroutine that was made, and struck before it was awaited, is Python's business.
@@ -60,3 +65,38 @@ def test_R27_an_interrupt_at_any_moment_leaves_the_transaction_of_use_to_its_cal
         ]
         assert strike_each_moment(modules, within, then=again_and_commit) > 40
         connection.rollback()
+
+
+def test_R28_an_interrupt_at_any_moment_leaves_the_pipeline_to_its_caller(
+    redis_server: services.RedisServer,
+) -> None:
+    tenant = uuid.uuid4().hex
+    with (
+        redis.Redis.from_url(
+            redis_server.url, health_check_interval=30, retry=Retry(NoBackoff(), 3)
+        ) as client,
+        Semel(redis_server.url, tenant=tenant, lease=0.05) as once,
+    ):
+        pipe, keys = client.pipeline(), [0]
+        own = set(vars(pipe))
+
+        def within() -> None:
+            once.within(pipe).execute(
+                str(keys[0]), lambda: pipe.incr(f"{tenant}:{keys[0]}") and None, wait=30
+            )
+
+        def again() -> None:
+            assert (set(vars(pipe)), len(pipe), pipe.watching, pipe.connection) == (own, 0, False, None)
+            within()
+            assert client.get(f"{tenant}:{keys[0]}") == b"1"
+            keys[0] += 1
+            for line in client.connection_pool._available_connections:
+                assert (line.health_check_interval, line.retry.get_retries()) == (30, 3)
+                assert "connect_check_health" not in vars(line)
+
+        within()
+        again()
+        modules = [sys.modules[f"semel.within.{name}"] for name in ("redis", "pipelines")]
+        # Between two calls of theirs there is nothing that could be struck but for a moment.
+        spared = ("execute", "_perform", "complete")
+        assert strike_each_moment(modules, within, then=again, spared=spared) > 100

@@ -91,14 +91,20 @@ class Queue:
     def guard(self) -> None:
         """A run has begun: until it ends the pipeline is to queue only (where it lets itself be changed)."""
         self.check()  # again: whoever waited for the key was not alone
-        for name in self._not_in_a_run:
-            with suppress(AttributeError):
-                self._refused[name] = _put(self._pipe, name, _REFUSALS[name])
+        try:
+            for name in self._not_in_a_run:
+                self._refused[name] = _own(self._pipe, name)
+                with suppress(AttributeError):
+                    setattr(self._pipe, name, _REFUSALS[name])
+        except BaseException:  # a signal's handler raised
+            self.open()
+            raise
 
     def open(self) -> None:
         """The run has ended: the pipeline has its own methods again."""
-        while self._refused:
-            _put_back(self._pipe, *self._refused.popitem())
+        for name in tuple(self._refused):
+            _put_back(self._pipe, name, self._refused[name])
+            del self._refused[name]
 
     def check_queued(self) -> None:
         """The MULTI around what is queued is semel's, and the record is to be there at its end."""
@@ -244,11 +250,9 @@ def _is_refused(pipe: Any, name: str) -> bool:
     return getattr(pipe, "__dict__", {}).get(name) is _REFUSALS[name]
 
 
-def _put(where: Any, name: str, what: Any) -> Any:
-    """In place of the method of its class; and what was put there before, by a tracer say, for `_put_back`."""
-    before = getattr(where, "__dict__", {}).get(name, _NOTHING)
-    setattr(where, name, what)
-    return before
+def _own(where: Any, name: str) -> Any:
+    """What somebody, a tracer say, has put there in place of the method of its class."""
+    return getattr(where, "__dict__", {}).get(name, _NOTHING)
 
 
 def _put_back(where: Any, name: str, before: Any) -> None:
@@ -355,20 +359,21 @@ def _hold_on(pipe: Any) -> None:
 
     outer = pipe.connection
     line = getattr(outer, "_conn", outer)  # within one that caches
-    own, pinged, retry = pipe.reset, line.health_check_interval, outer.retry
+    pinged, retry, dials = line.health_check_interval, outer.retry, _own(line, "connect_check_health")
+    own, put = pipe.reset, _own(pipe, "reset")
 
-    def reset() -> Any:  # before anybody else has it
-        line.health_check_interval, outer.retry = pinged, retry
-        _put_back(line, "connect_check_health", dialled)
+    def reset() -> Any:
+        line.health_check_interval, outer.retry = pinged, retry  # before anybody else has it
+        _put_back(line, "connect_check_health", dials)
         _put_back(pipe, "reset", put)
         if not line.is_connected:
             pipe.watching = False  # or redis-py dials the same server again, to tell it so
         return own()
 
+    pipe.reset = reset  # first: a signal's handler may raise here
     once = copy(retry)
     once.update_retries(0)
-    line.health_check_interval, outer.retry = 0, once
-    dialled, put = _put(line, "connect_check_health", refused), _put(pipe, "reset", reset)
+    line.health_check_interval, line.connect_check_health, outer.retry = 0, refused, once
 
 
 def as_told(error: Exception, slot: int | None) -> Exception:

@@ -150,7 +150,7 @@ class PipelineEngine(Engine):
             run.settling = True
             unread = await self.runtime.protect(self._commit_or_fail(run, end))
         finally:
-            self._queue.open()
+            self._queue.take()  # also where a signal's handler raised before it was sent
         if self.emit is not None:
             self.emit(Executed(run.scope, run.attempt, self.runtime.now() - run.won_at))
         if unread is not None:
