@@ -450,3 +450,25 @@ def test_what_the_output_cannot_spell_is_shown_as_its_numbers(tmp_path: Path) ->
     )
     assert r"za\u017c\xf3\u0142\u0107" in shown
     assert json.loads(data)[0]["key"] == "zażółć"
+
+
+def test_the_doctors_json_is_ascii_too(tmp_path: Path) -> None:
+    """What Windows or an old locale writes for a letter would not be JSON."""
+    place = tmp_path / "zażółć 🜚"
+    place.mkdir()
+    url = f"sqlite:///{place / 'semel.db'}"
+
+    def told(code: int) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-m", "semel", "doctor", url, "--json"],
+            env=os.environ | {"PYTHONIOENCODING": "cp1250"},
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == code
+        return json.loads(done.stdout.decode("ascii"))
+
+    assert place.name in told(2)["verdict"]["text"]
+    with Semel(url) as once:
+        once.execute("k", lambda: 1)
+    assert place.name in told(0)["url"]

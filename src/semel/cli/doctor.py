@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from semel.cli.durations import lasting
+from semel.cli.tables import say
 from semel.doctor import Checkup, Requirement, Verdict, examine, judge
 from semel.doctor.page import show
 from semel.errors import ConfigurationError, SemelError
@@ -43,7 +44,7 @@ def doctor(
         raise typer.Exit(2) from error
     verdict = judge(checkup, requirement)
     if json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(_data(checkup, verdict))).decode())
+        say(_data(checkup, verdict), indent=2)
     else:
         show(checkup, verdict)
     raise typer.Exit(verdict.code)
@@ -51,7 +52,7 @@ def doctor(
 
 def _complain(error: SemelError, *, json: bool) -> None:
     if json:
-        typer.echo(msgspec.json.encode({"verdict": {"code": 2, "text": str(error)}}).decode())
+        say({"verdict": {"code": 2, "text": str(error)}})
     else:
         typer.echo(f"semel: {error}", err=True)
 

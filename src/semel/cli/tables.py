@@ -22,10 +22,11 @@ _LEAST: Final = 10  # characters that are left of a text, however narrow the ter
 _NOTHING: Final = "–"
 
 
-def say(data: Any) -> None:
-    """Data for programs, on one line."""
+def say(data: Any, *, indent: int | None = None) -> None:
+    """Data for programs, on one line unless it is indented."""
     # ASCII: whatever the output can spell, a program reads it.
-    typer.echo(json.dumps(msgspec.to_builtins(data), separators=(",", ":")))
+    separators = (",", ":") if indent is None else None
+    typer.echo(json.dumps(msgspec.to_builtins(data), indent=indent, separators=separators))
 
 
 def show(
