@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -612,5 +613,22 @@ def test_R28_a_pipeline_whose_server_is_silent_for_once_tries_again(
         assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "paid"
         assert lost.fired.is_set()
         assert lab.plain.get(lab.name("n")) == "1"
+
+    run(lab, body())
+
+
+def test_R28_who_cannot_reach_the_pipelines_server_is_told_why(lab: RedisLab) -> None:
+    async def body() -> None:
+        once = lab.face(settle_timeout=0.1)
+        with socket.socket() as unused:  # bound, and nobody listens
+            unused.bind(("127.0.0.1", 0))
+            lab.url = f"redis://127.0.0.1:{unused.getsockname()[1]}"
+            pipe = lab.pipe(retry=None)
+
+            async def work() -> None:
+                pipe.set(lab.name("a"), 1)
+
+            with pytest.raises(StoreUnavailable, match=r"not answered the EXEC.*127\.0\.0\.1.*Call again"):
+                await wait(once.within(pipe).execute("k1", lab.fn(work)))
 
     run(lab, body())

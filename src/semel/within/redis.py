@@ -326,7 +326,7 @@ class PipelineEngine(Engine):
                 await self.release(run)
                 raise ConfigurationError(
                     "the pipeline talks to another Redis server or database than the face's store: the record is not there. "
-                    "Make the pipeline from a client of the same server; nothing was applied"
+                    "Make the pipeline from a client of the same server (after a failover: call again); nothing was applied"
                 )
         run.lease_lost = True
         self.debts.lost(run)
@@ -417,8 +417,9 @@ class PipelineEngine(Engine):
         elif isinstance(failure, Elsewhere) and await self._give_back(run, ends):
             error, failure = _unserved(run, self.settle_timeout), failure.error
         else:
+            why = "" if failure is None else f" ({failure})"
             error = StoreUnavailable(
-                f"Redis has not answered the EXEC of {name_of(run.call)} within {self.settle_timeout:g} s: either all of it was "
+                f"Redis has not answered the EXEC of {name_of(run.call)} within {self.settle_timeout:g} s{why}: either all of it was "
                 "applied, and the record says so, or nothing. Call again with the same key"
             )
         error.__cause__ = failure
