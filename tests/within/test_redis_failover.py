@@ -200,6 +200,75 @@ def test_R28_a_pipeline_of_a_sentinels_client_leaves_the_master_that_was_replace
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
+def test_R28_a_pipeline_leaves_a_replaced_master_that_never_heard_of_the_claim(
+    redis_server: services.RedisServer, colour: str
+) -> None:
+    """One whose client knows an address only: behind it there is another server now, and its pool has a connection to the old one."""
+    lab = RedisLab(colour, redis_server.url)
+
+    async def body() -> None:
+        once = lab.face()
+        lab.url = f"redis://127.0.0.1:{proxy.port}"
+        pipe = lab.pipe()
+        await wait(pipe.get("a connection to the old one").execute())
+        proxy.target = ("127.0.0.1", redis_server.port)
+
+        async def work() -> str:
+            pipe.incr(lab.name("n"))
+            return "done"
+
+        assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "done"
+        assert (lab.plain.get(lab.name("n")), old.command("GET", lab.name("n"))) == ("1", None)
+
+    with services.redis() as old, Proxy("127.0.0.1", old.port, framing=RESP) as proxy:
+        run(lab, body())
+
+
+@pytest.mark.parametrize("ahead", ["the store", "the pipeline"])
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_R28_after_a_sentinels_failover_that_one_has_not_heard_of_nothing_is_wrong_with_the_settings(
+    colour: str, ahead: str
+) -> None:
+    """The claim is made where the other one does not look."""
+    with services.redis_sentinel() as guarded:
+        old = guarded.master()
+        lab = RedisLab(colour, old.url)
+        sentinel: Any = (Sentinel if colour == "sync" else AsyncSentinel)(guarded.addresses)
+        client = sentinel.master_for(guarded.service_name)
+
+        async def body() -> None:
+            lab.url = guarded.url if ahead == "the store" else old.url
+            once, pipe = lab.face(settle_timeout=5 if ahead == "the store" else 0.5), client.pipeline()
+            await wait(once.peek("any"))
+            if ahead == "the store":
+                await wait(client.ping())
+            with old.paused():
+                if colour == "sync":
+                    guarded.wait_failed_over(old)
+                else:
+                    await asyncio.to_thread(guarded.wait_failed_over, old)
+                if ahead == "the store":
+                    with suppress(StoreUnavailable):
+                        await wait(once.peek("another"))  # by now the face has left it
+
+            async def work() -> str:
+                pipe.incr("n")
+                return "done"
+
+            if ahead == "the pipeline":
+                with pytest.raises(StoreUnavailable, match=r"do not agree.*Call again"):
+                    await wait(once.within(pipe).execute("k1", lab.fn(work)))
+            else:
+                assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "done"
+            with redis.Redis.from_url(guarded.master().url) as new:
+                assert new.get("n") == (b"1" if ahead == "the store" else None)
+            for each in (client, *sentinel.sentinels):
+                await wait(each.close() if colour == "sync" else each.aclose())
+
+        run(lab, body())
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
 def test_R28_a_pipeline_of_a_sentinels_client_leaves_a_master_that_hangs(colour: str) -> None:
     """Since the WATCH: redis-py would send an UNWATCH to it, and dial it again for that, whatever the Sentinel says."""
     with services.redis_sentinel() as guarded, ExitStack() as until_the_end:

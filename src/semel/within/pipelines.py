@@ -54,6 +54,11 @@ class Queue:
     def pipe(self) -> Any:
         return self._pipe
 
+    @property
+    def moves(self) -> bool:
+        """Whether somebody tells its client of another master, after a failover: a cluster, or a Sentinel."""
+        return self._cluster or hasattr(self._pipe.connection_pool, "sentinel_manager")
+
     def slot(self, key: bytes) -> int | None:
         """Where the transaction is, in a cluster: with the record."""
         if not self._cluster:

@@ -228,7 +228,8 @@ class PipelineEngine(Engine):
         try:
             await guard(pipe, keys[0], anew=ends.again)
             there = int(await waited(pipe.eval(EXEC_SEEN.source, 1, keys[0], run.ask.nonce)))
-            applied = await self._is_applied(run, ends, there=bool(there))
+            excused = not ends.again or self._queue.moves  # a replaced master may have no record, either
+            applied = await self._is_applied(run, ends, there=bool(there) or excused)
             if there != (2 if applied else 1):  # what the store says, this server does not
                 raise Astray
             if applied:
@@ -410,9 +411,9 @@ class PipelineEngine(Engine):
             )
         elif isinstance(failure, Astray):
             error = StoreUnavailable(
-                f"the Redis server that the pipeline of {name_of(run.call)} talks to and the one of the store do not agree about the record: "
-                f"after a failover one of the two is no master any more, and within {self.settle_timeout:g} s both were asked. The record "
-                "of the one that stays says whether it is done. Call again with the same key"
+                f"the Redis server that the pipeline of {name_of(run.call)} talks to and the one of the store do not agree about the record, "
+                f"and both were asked for {self.settle_timeout:g} s: after a failover one of them is no master any more (without one: are "
+                "they of the same Redis?). The record of the one that stays says whether it is done. Call again with the same key"
             )
         elif isinstance(failure, Elsewhere) and await self._give_back(run, ends):
             error, failure = _unserved(run, self.settle_timeout), failure.error
