@@ -250,6 +250,25 @@ def test_R28_a_command_that_takes_the_record_out_of_the_transaction_is_refused(
         run(lab, body())
 
 
+def test_R28_a_WATCH_that_is_spelt_as_any_command_is_refused(lab: RedisLab) -> None:
+    """From it on redis-py sends every command at once: they were applied although the function failed."""
+
+    async def body() -> None:
+        once, pipe = lab.face(), lab.pipe()
+
+        async def pays() -> str:
+            await wait(pipe.execute_command("WATCH", "stock"))
+            await wait(pipe.incr(lab.name("a")))
+            raise ZeroDivisionError
+
+        with pytest.raises(ConfigurationError, match="would not hold"):
+            await wait(once.within(pipe).execute("k1", lab.fn(pays)))
+        assert (await state(once, "k1"), lab.plain.exists(lab.name("a"))) == ("released", 0)
+        await is_the_callers_again(lab, pipe)
+
+    run(lab, body())
+
+
 # -------------------------------------------------------------------------------------------- runs in runs
 INNER = pytest.mark.parametrize("inner", ["execute", "claim"])
 OUTER = pytest.mark.parametrize("outer", ["execute", "claim"])

@@ -42,8 +42,11 @@ _NOTHING: Final = object()
 class Queue:
     """The caller's pipeline while a function queues commands on it."""
 
-    # `initialize` is what `await pipe` and `async with pipe` call in a cluster, and it empties the pipeline as well.
-    _not_in_a_run: ClassVar[tuple[str, ...]] = ("watch", "execute", "reset", "discard", "initialize")
+    # `initialize` is what `await pipe` and `async with pipe` call in a cluster, and it empties the pipeline as well;
+    # `immediate_execute_command` is what a WATCH comes to that is spelt as any other command.
+    _not_in_a_run: ClassVar[tuple[str, ...]] = (
+        "watch", "immediate_execute_command", "execute", "reset", "discard", "initialize",
+    )  # fmt: skip
 
     def __init__(self, pipe: Any, *, cluster: bool) -> None:
         self._pipe = pipe
@@ -417,6 +420,7 @@ def _refused_reset(*_: Any, **__: Any) -> Any:
 
 _REFUSALS: Final = {
     "watch": _refused_watch,
+    "immediate_execute_command": _refused_watch,
     "execute": _refused_execute,
     "reset": _refused_reset,
     "discard": _refused_reset,

@@ -21,14 +21,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from semel import model
 from semel.calls import Call, add_note, failure_of, is_lazy, name_of, not_run
-from semel.errors import ConfigurationError, LeaseLost, OutcomeUnknown, SemelError, StoreUnavailable
+from semel.errors import ConfigurationError, SemelError, StoreUnavailable
 from semel.flow import Engine, done_of
 from semel.hooks import Executed, Unrecorded
 from semel.model import Answer, Ask, Failure, Kind, Policy, Record, Renewal, Settle, State, Verdict
@@ -36,6 +35,8 @@ from semel.points import reach
 from semel.run import Outcome, Run, _current, leave
 from semel.runtime import Interrupt, own
 from semel.store import Store
+from semel.within import execs
+from semel.within.execs import Ends
 from semel.within.pipelines import (
     Astray,
     Capture,
@@ -57,7 +58,6 @@ __all__ = ["PipelineEngine"]
 
 _PAUSE: Final = 0.02
 _PAUSE_IN_A_CLUSTER: Final = 0.1  # where its map was read anew: all who use it do that now
-_UNREAD: Final = "a command inside EXEC was answered with an error, and nobody has read which one"
 
 
 class PipelineEngine(Engine):
@@ -173,7 +173,7 @@ class PipelineEngine(Engine):
             self._queue.check_queued()
         except ConfigurationError as error:
             raise NothingApplied(error) from error
-        ends = _Ends(await self._sealed(end), await self._sealed(_failed(run, end)))
+        ends = Ends(await self._sealed(end), await self._sealed(execs.failed(run, end)))
         queued = self._queue.take()
         key = self._raw.settle_keys(ends.done)[0]
         until = self.runtime.now() + self.settle_timeout
@@ -217,7 +217,7 @@ class PipelineEngine(Engine):
         sealed: Settle = self._capture.end
         return sealed
 
-    async def _try(self, run: Run, ends: _Ends, pipe: Any, queued: tuple[list[Any], set[Any]]) -> bool:
+    async def _try(self, run: Run, ends: Ends, pipe: Any, queued: tuple[list[Any], set[Any]]) -> bool:
         """One guarded EXEC; False when it was aborted and the reason must be looked at."""
         from redis.exceptions import WatchError
 
@@ -238,11 +238,11 @@ class PipelineEngine(Engine):
             pipe.multi()
             note = keys[0] + b":e"
             pipe.command_stack, pipe.scripts = (
-                [_evaluated(EXEC_BEGIN.source, note), *commands],
+                [execs.evaluated(EXEC_BEGIN.source, note), *commands],
                 set(queued[1]),
             )
             args = (*self._raw.settle_args(ends.done), *self._raw.settle_args(ends.failed))
-            pipe.command_stack.append(_evaluated(EXEC_END.source, *keys, note, args=args))
+            pipe.command_stack.append(execs.evaluated(EXEC_END.source, *keys, note, args=args))
             reach("settle.sent")
             replies = await waited(pipe.execute(raise_on_error=False))
         except WatchError:  # so redis-py tells of a connection that broke while it watches, too
@@ -261,7 +261,7 @@ class PipelineEngine(Engine):
         await self._check(run, ends, replies)
         return True
 
-    async def _find_out(self, run: Run, ends: _Ends, error: Exception, slot: int | None) -> None:
+    async def _find_out(self, run: Run, ends: Ends, error: Exception, slot: int | None) -> None:
         """The server refused, or redis-py could not read what it answered: only the record tells whether it was applied. It raises
         if it was not."""
         from redis.exceptions import ResponseError
@@ -273,11 +273,7 @@ class PipelineEngine(Engine):
             raise NothingApplied(said) from error
         if isinstance(error, (ResponseError, SemelError)):
             return  # the refusal of a try after the one that was applied
-        add_note(
-            error,
-            f"the commands queued for {name_of(run.call)} were applied and the key is recorded as done: only their replies could not "
-            "be read. Call again with the same key for its outcome",
-        )
+        add_note(error, execs.unreadable(run))
         ends.unread = error
 
     async def _watched(self, pipe: Any, commands: list[Any], slot: int | None) -> list[Any]:
@@ -288,7 +284,7 @@ class PipelineEngine(Engine):
                 raise
             raise NothingApplied(error) from error
 
-    async def _is_applied_for_good(self, run: Run, ends: _Ends) -> bool:
+    async def _is_applied_for_good(self, run: Run, ends: Ends) -> bool:
         """As `_is_applied`, and no EXEC of ours will be from here on: one that is still on its way, its answer given up, watches the
         record, which the renewal changes. Looked at without it, the record might be made unknown just before it is freed."""
         renewal = Renewal(run.scope, run.ask.nonce, run.ask.lease, run.call.options.retention)
@@ -297,20 +293,15 @@ class PipelineEngine(Engine):
             raise answer
         return await self._is_applied(run, ends, there=True)
 
-    async def _is_applied(self, run: Run, ends: _Ends, *, there: bool) -> bool:
+    async def _is_applied(self, run: Run, ends: Ends, *, there: bool) -> bool:
         """Whether an EXEC of ours went through although nobody has heard its answer."""
         try:
             return await self._is_done(run, there=there)
         except Held:
             if ends.well:  # its answer was heard; what came after it failed
                 return True
-        error = OutcomeUnknown(
-            f"{_UNREAD}, of those that were queued for {name_of(run.call)}; the others were applied: the key is unknown now. "
-            "Look at the data, then call resolve(...)",
-            attempt=run.attempt,
-        )
-        await self._hold(run, ends.done, failure_of(_UNREAD))
-        raise error
+        await self._hold(run, ends.done, failure_of(execs.UNREAD))
+        raise execs.unread(run)
 
     async def _is_done(self, run: Run, *, there: bool) -> bool:
         """Read after WATCH, on a connection of our own: what changes from here on aborts the EXEC."""
@@ -325,18 +316,12 @@ class PipelineEngine(Engine):
                 if there:
                     return False
                 await self.release(run)
-                raise ConfigurationError(
-                    "the pipeline talks to another Redis server or database than the face's store: the record is not there. "
-                    "Make the pipeline from a client of the same server (after a failover: call again); nothing was applied"
-                )
+                raise execs.another_server()
         run.lease_lost = True
         self.debts.lost(run)
-        raise LeaseLost(
-            f"{name_of(run.call)} was taken over by another owner while attempt {run.attempt} ran: none of its commands was "
-            "applied. Read the key to see the outcome that counts"
-        )
+        raise execs.taken_over(run)
 
-    async def _check(self, run: Run, ends: _Ends, replies: Sequence[Any]) -> None:
+    async def _check(self, run: Run, ends: Ends, replies: Sequence[Any]) -> None:
         errors = [reply for reply in replies if isinstance(reply, Exception)]
         held = replies[-1] == 1
         if not errors:
@@ -374,13 +359,13 @@ class PipelineEngine(Engine):
             answer = (await self.store.settle((word,)))[0]
             if answer is Answer.REFUSED:
                 # The settle itself failed inside the EXEC: the run is live, and its owner may say so.
-                own = msgspec.structs.replace(_failed(run, end), error=failure)
+                own = msgspec.structs.replace(execs.failed(run, end), error=failure)
                 answer = (await self.store.settle((own,)))[0]
         except StoreUnavailable as problem:
             return problem
         return answer
 
-    async def _tell(self, run: Run, end: Settle, ends: _Ends) -> None:
+    async def _tell(self, run: Run, end: Settle, ends: Ends) -> None:
         """The same settle through the layers: the store has it already; callers that wait in this process hear of it.
         With acks= it waits for the replicas, which an EXEC cannot do: what too few of them have is not recorded yet."""
         try:
@@ -393,7 +378,7 @@ class PipelineEngine(Engine):
             raise answer
         # Without acks= it is recorded, and waiters look again by themselves.
 
-    async def _make_sure(self, run: Run, ends: _Ends) -> None:
+    async def _make_sure(self, run: Run, ends: Ends) -> None:
         """That it was the store's master that answered, as far as the store can be asked: one that was replaced and has not heard of
         it answers as well, and what it has applied goes with it. Recorded as done by the settle that follows, it would be lost."""
         record, _ = await self.store.peek(run.scope)
@@ -401,32 +386,20 @@ class PipelineEngine(Engine):
             ends.answered, ends.well, ends.unread = False, False, None
             raise Astray
 
-    async def _too_late(self, run: Run, ends: _Ends, failure: Exception | None) -> SemelError:
+    async def _too_late(self, run: Run, ends: Ends, failure: Exception | None) -> SemelError:
         error: SemelError
         if ends.well:
-            error = OutcomeUnknown(
-                f"the commands queued for {name_of(run.call)} were applied, but a script among them has caught an error, and the record "
-                f"could not be made done within {self.settle_timeout:g} s: the key is unknown. Call resolve(...) with its outcome",
-                attempt=run.attempt,
-            )
+            error = execs.unsettled(run, self.settle_timeout)
         elif isinstance(failure, Astray):
-            error = StoreUnavailable(
-                f"the Redis server that the pipeline of {name_of(run.call)} talks to and the one of the store do not agree about the record, "
-                f"and both were asked for {self.settle_timeout:g} s: after a failover one of them is no master any more (without one: are "
-                "they of the same Redis?). The record of the one that stays says whether it is done. Call again with the same key"
-            )
+            error = execs.disagreed(run, self.settle_timeout)
         elif isinstance(failure, Elsewhere) and await self._give_back(run, ends):
-            error, failure = _unserved(run, self.settle_timeout), failure.error
+            error, failure = execs.unserved(run, self.settle_timeout), failure.error
         else:
-            why = "" if failure is None else f" ({failure})"
-            error = StoreUnavailable(
-                f"Redis has not answered the EXEC of {name_of(run.call)} within {self.settle_timeout:g} s{why}: either all of it was "
-                "applied, and the record says so, or nothing. Call again with the same key"
-            )
+            error = execs.unanswered(run, self.settle_timeout, failure)
         error.__cause__ = failure
         return error
 
-    async def _give_back(self, run: Run, ends: _Ends) -> bool:
+    async def _give_back(self, run: Run, ends: Ends) -> bool:
         """Nothing was applied, and the function has not failed: nobody need wait for the lease. False where that is not certain."""
         end = Settle(run.scope, run.ask.nonce, Kind.RELEASED, run.call.options.retention)
         try:
@@ -457,44 +430,3 @@ class _UnguardedEngine(PipelineEngine):
         self.heart.remove(run)
         await self.store.settle((end,))
         return None
-
-
-@dataclass(slots=True)
-class _Ends:
-    """How a run may end, sealed, and what is known of its EXEC so far."""
-
-    done: Settle
-    failed: Settle
-    well: bool = False
-    """The record is unknown, because the server has counted an error; but all replies were seen, and none is one."""
-    unread: Exception | None = None
-    """It is done, and redis-py could not read the replies."""
-    again: bool = False
-    """Not the first try: the connection of the one before may be to a server that is no master any more."""
-    answered: bool = False
-    """By a server; whether that is the store's master is to be seen."""
-
-
-def _failed(run: Run, end: Settle) -> Settle:
-    """The end of a run of whose commands one was answered with an error, as the EXEC itself can tell it."""
-    return Settle(
-        scope=run.scope,
-        nonce=run.ask.nonce,
-        kind=Kind.UNKNOWN,
-        retention=end.retention,
-        error=failure_of(_UNREAD),
-        ref=run.ref,
-        policy=Policy.HOLD,
-    )
-
-
-def _unserved(run: Run, patience: float) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"no node of the cluster has taken the EXEC of {name_of(run.call)} within {patience:g} s: its slot is being moved, or has no "
-        "master. Nothing was applied. Call again with the same key"
-    )
-
-
-def _evaluated(text: str, *keys: bytes, args: Sequence[Any] = ()) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A script as redis-py queues a command. Its text, not its hash: a server that has forgotten it would find that out inside EXEC."""
-    return ("EVAL", text, len(keys), *keys, *args), {}
