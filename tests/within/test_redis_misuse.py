@@ -13,6 +13,7 @@ import redis
 
 from semel import AsyncSemel, ConfigurationError, PreviousFailure, Semel, points
 from semel.hooks import Contended
+from semel.runtime import run_sync
 from semel.testing import services
 from tests.within.lab import wait
 from tests.within.test_redis import RedisLab, _first_node, run
@@ -545,3 +546,47 @@ def test_R28_an_async_clusters_pipeline_that_is_emptied_is_refused(
         await client.aclose()
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("caught", [False, True])
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_R28_a_WATCH_that_is_spelt_as_any_command_is_refused_by_a_clusters_pipeline(
+    redis_cluster: Any, colour: str, *, caught: bool
+) -> None:
+    """There it is not the pipeline that sends it: every command after it was applied at once, although the function failed."""
+    import redis.asyncio.cluster
+    import redis.cluster
+
+    async def body() -> None:
+        sync = colour == "sync"
+        face: Any = Semel if sync else AsyncSemel
+        once = face(redis_cluster.url, tenant=uuid.uuid4().hex, timeout=20)
+        kind: Any = redis.cluster.RedisCluster if sync else redis.asyncio.cluster.RedisCluster
+        client = kind.from_url(_first_node(redis_cluster.url))
+        pipe = client.pipeline(transaction=True)
+        name = f"paid:{once.tag('k1')}"
+
+        async def pays() -> str:
+            try:
+                await wait(pipe.execute_command("WATCH", name))
+            except ConfigurationError:
+                if not caught:
+                    raise
+            pipe.incr(name)
+            return "ok"
+
+        if caught:
+            await wait(once.within(pipe).execute("k1", pays if not sync else lambda: run_sync(pays())))
+        else:
+            with pytest.raises(ConfigurationError, match="would not hold"):
+                await wait(once.within(pipe).execute("k1", pays if not sync else lambda: run_sync(pays())))
+        assert await state(once, "k1") == ("done" if caught else "released")
+        assert await wait(client.get(name)) == (b"1" if caught else None)
+        assert "_validate_watch" not in vars(pipe._execution_strategy)
+        await wait(pipe.watch(name))
+        await wait(pipe.unwatch())
+        await wait(pipe.reset())
+        await wait(once.close())
+        await wait(client.close() if sync else client.aclose())
+
+    (run_sync if colour == "sync" else asyncio.run)(body())

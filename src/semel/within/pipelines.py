@@ -36,6 +36,7 @@ Commands = list[tuple[Any, Any]]
 _BOUNDS: Final = frozenset({"MULTI", "EXEC", "DISCARD"})
 # The settle that comes after one of them in the EXEC finds no record, or there is no EXEC.
 _PARTINGS: Final = frozenset({"SELECT", "SWAPDB", "FLUSHDB", "FLUSHALL", "RESET", "QUIT"})
+_OF_A_STRATEGY: Final = frozenset({"_validate_watch"})
 _NOTHING: Final = object()
 
 
@@ -43,19 +44,24 @@ class Queue:
     """The caller's pipeline while a function queues commands on it."""
 
     # `initialize` is what `await pipe` and `async with pipe` call in a cluster, and it empties the pipeline as well;
-    # `immediate_execute_command` is what a WATCH comes to that is spelt as any other command.
+    # `immediate_execute_command` is what a WATCH comes to that is spelt as any other command, in a cluster `_validate_watch`.
     _not_in_a_run: ClassVar[tuple[str, ...]] = (
-        "watch", "immediate_execute_command", "execute", "reset", "discard", "initialize",
+        "watch", "immediate_execute_command", "_validate_watch", "execute", "reset", "discard", "initialize",
     )  # fmt: skip
 
     def __init__(self, pipe: Any, *, cluster: bool) -> None:
         self._pipe = pipe
         self._cluster = cluster
-        self._refused: dict[str, Any] = {}
+        self._refused: dict[str, tuple[Any, Any]] = {}
 
     @property
     def pipe(self) -> Any:
         return self._pipe
+
+    @property
+    def _strategy(self) -> Any:
+        """What a cluster's pipeline gives its commands to; any other has none."""
+        return getattr(self._pipe, "_execution_strategy", None)
 
     @property
     def moves(self) -> bool:
@@ -90,8 +96,7 @@ class Queue:
         if _is_refused(self._pipe, "watch"):
             raise _under_way()
         # From WATCH on redis-py sends every command at once, outside of the transaction.
-        strategy = getattr(self._pipe, "_execution_strategy", None)  # of a cluster's pipeline
-        if getattr(self._pipe, "watching", False) or getattr(strategy, "_watching", False):
+        if getattr(self._pipe, "watching", False) or getattr(self._strategy, "_watching", False):
             raise _no_watch()
         if len(self._pipe):
             raise _not_empty()
@@ -101,9 +106,10 @@ class Queue:
         self.check()  # again: whoever waited for the key was not alone
         try:
             for name in self._not_in_a_run:
-                self._refused[name] = _own(self._pipe, name)
+                where = self._strategy if name in _OF_A_STRATEGY else self._pipe
+                self._refused[name] = where, _own(where, name)
                 with suppress(AttributeError):
-                    setattr(self._pipe, name, _REFUSALS[name])
+                    setattr(where, name, _REFUSALS[name])
         except BaseException:  # a signal's handler raised
             self.open()
             raise
@@ -111,7 +117,8 @@ class Queue:
     def open(self) -> None:
         """The run has ended: the pipeline has its own methods again."""
         for name in tuple(self._refused):
-            _put_back(self._pipe, name, self._refused[name])
+            where, before = self._refused[name]
+            _put_back(where, name, before)
             del self._refused[name]
 
     def check_queued(self) -> None:
@@ -421,6 +428,7 @@ def _refused_reset(*_: Any, **__: Any) -> Any:
 _REFUSALS: Final = {
     "watch": _refused_watch,
     "immediate_execute_command": _refused_watch,
+    "_validate_watch": _refused_watch,
     "execute": _refused_execute,
     "reset": _refused_reset,
     "discard": _refused_reset,
