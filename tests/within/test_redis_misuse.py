@@ -270,6 +270,50 @@ def test_R28_a_WATCH_that_is_spelt_as_any_command_is_refused(lab: RedisLab) -> N
     run(lab, body())
 
 
+def test_R28_a_run_that_begins_while_another_ones_EXEC_is_on_its_way_is_refused(lab: RedisLab) -> None:
+    """The EXEC emptied the pipeline: what the other one had queued was lost, and its key recorded as done."""
+
+    async def body() -> None:
+        once, pipe = lab.face(), lab.pipe()
+        told: list[str] = []
+
+        async def pays(name: str) -> None:
+            pipe.incr(lab.name(name))
+
+        async def second() -> None:
+            with pytest.raises(ConfigurationError, match="another run of within"):
+                await wait(once.within(pipe).execute("k2", lab.fn(pays), "second"))
+            told.append("refused")
+
+        own = pipe.watch
+
+        def watch(*names: Any) -> Any:
+            # Before the server has answered: redis-py does not know of a WATCH yet.
+            if told:
+                return own(*names)
+            if lab.colour == "sync":
+                run_sync(second())
+                return own(*names)
+
+            async def both() -> Any:
+                await second()
+                return await own(*names)
+
+            return both()
+
+        pipe.watch = watch
+        await wait(once.within(pipe).execute("k1", lab.fn(pays), "first"))
+        assert told == ["refused"]
+        assert (await state(once, "k1"), await state(once, "k2")) == ("done", None)
+        assert [lab.plain.get(lab.name(name)) for name in ("first", "second")] == ["1", None]
+        del pipe.watch
+        await is_the_callers_again(lab, pipe)
+        await wait(once.within(pipe).execute("k2", lab.fn(pays), "second"))
+        assert lab.plain.get(lab.name("second")) == "1"
+
+    run(lab, body())
+
+
 # -------------------------------------------------------------------------------------------- runs in runs
 INNER = pytest.mark.parametrize("inner", ["execute", "claim"])
 OUTER = pytest.mark.parametrize("outer", ["execute", "claim"])

@@ -37,6 +37,7 @@ _BOUNDS: Final = frozenset({"MULTI", "EXEC", "DISCARD"})
 # The settle that comes after one of them in the EXEC finds no record, or there is no EXEC.
 _PARTINGS: Final = frozenset({"SELECT", "SWAPDB", "FLUSHDB", "FLUSHALL", "RESET", "QUIT"})
 _OF_A_STRATEGY: Final = frozenset({"_validate_watch"})
+_SENDING: Final = "_semel_sending"
 _NOTHING: Final = object()
 
 
@@ -93,7 +94,7 @@ class Queue:
 
     def check(self) -> None:
         """Nothing else may be under way on it, or be sent with the run's commands."""
-        if _is_refused(self._pipe, "watch"):
+        if _is_refused(self._pipe, "watch") or _own(self._pipe, _SENDING) is not _NOTHING:
             raise _under_way()
         # From WATCH on redis-py sends every command at once, outside of the transaction.
         if getattr(self._pipe, "watching", False) or getattr(self._strategy, "_watching", False):
@@ -157,6 +158,17 @@ class Queue:
             return commands, set()
         commands, pipe.command_stack = list(pipe.command_stack), []
         return commands, set(pipe.scripts)
+
+    def send(self) -> tuple[list[tuple[Any, Any]], set[Any]]:
+        """As `take`, for the EXEC: until `sent` no other run begins on the pipeline, which would lose what it queues."""
+        with suppress(AttributeError):
+            setattr(self._pipe, _SENDING, True)
+        return self.take()
+
+    def sent(self) -> None:
+        """The run has ended, well or not, and the pipeline is empty."""
+        self.take()
+        _put_back(self._pipe, _SENDING, _NOTHING)
 
     def sender(self, key: bytes) -> Any:
         """The pipeline for the transaction: the caller's own; in a cluster, one on the node that has the record."""

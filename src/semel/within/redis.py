@@ -150,7 +150,10 @@ class PipelineEngine(Engine):
             run.settling = True
             unread = await self.runtime.protect(self._commit_or_fail(run, end))
         finally:
-            self._queue.take()  # also where a signal's handler raised before it was sent
+            try:
+                self._queue.sent()  # also where a signal's handler raised before it was
+            finally:
+                self._queue.sent()  # or in there
         if self.emit is not None:
             self.emit(Executed(run.scope, run.attempt, self.runtime.now() - run.won_at))
         if unread is not None:
@@ -174,7 +177,7 @@ class PipelineEngine(Engine):
         except ConfigurationError as error:
             raise NothingApplied(error) from error
         ends = Ends(await self._sealed(end), await self._sealed(execs.failed(run, end)))
-        queued = self._queue.take()
+        queued = self._queue.send()
         key = self._raw.settle_keys(ends.done)[0]
         until = self.runtime.now() + self.settle_timeout
         failure: Exception | None = None
