@@ -291,7 +291,8 @@ def _put_back(where: Any, name: str, before: Any) -> None:
 
 def _name(args: Sequence[Any]) -> str:
     name = args[0]
-    words = (name.decode() if isinstance(name, bytes) else str(name)).split()  # as redis-py does: "SELECT 1"
+    text = name.decode("latin-1") if isinstance(name, bytes) else str(name)
+    words = text.split()  # as redis-py does: "SELECT 1"
     return words[0].upper() if words else ""
 
 

@@ -27,7 +27,7 @@ import msgspec
 
 from semel import model
 from semel.calls import Call, add_note, failure_of, is_lazy, name_of, not_run
-from semel.errors import ConfigurationError, SemelError, StoreUnavailable
+from semel.errors import SemelError, StoreUnavailable
 from semel.flow import Engine, done_of
 from semel.hooks import Executed, Unrecorded
 from semel.model import Answer, Ask, Failure, Kind, Policy, Record, Renewal, Settle, State, Verdict
@@ -174,9 +174,9 @@ class PipelineEngine(Engine):
         """All is applied and recorded, or it raises; what redis-py made of replies that it could not read is answered."""
         try:
             self._queue.check_queued()
-        except ConfigurationError as error:
+            ends = Ends(await self._sealed(end), await self._sealed(execs.failed(run, end)))
+        except Exception as error:  # a layer of the store's may raise anything
             raise NothingApplied(error) from error
-        ends = Ends(await self._sealed(end), await self._sealed(execs.failed(run, end)))
         queued = self._queue.send()
         key = self._raw.settle_keys(ends.done)[0]
         until = self.runtime.now() + self.settle_timeout
