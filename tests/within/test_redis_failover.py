@@ -18,7 +18,9 @@ from redis.sentinel import Sentinel
 
 from semel import AsyncSemel, LeaseLost, Semel, StoreUnavailable, current_run, points
 from semel.testing import services
+from semel.testing.chaos.replicas import until
 from semel.testing.proxy import RESP, Proxy
+from semel.testing.services.topology import QUICK
 from tests.within.lab import wait
 from tests.within.test_redis import RedisLab, run
 from tests.within.test_redis_moments import at, through
@@ -454,3 +456,29 @@ def test_R28_what_is_sent_on_another_connection_than_the_one_that_watches_is_not
         assert await wait(pipe.execute()) == [2]
 
     run(lab, body())
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_R28_a_replica_that_refuses_what_a_script_writes_has_applied_nothing(colour: str) -> None:
+    """It queues a script and refuses what that writes, inside the EXEC: the key was made unknown, "the others were applied"."""
+    with services.redis() as master, services.redis(config=QUICK) as replica:
+        replica.command("REPLICAOF", master.host, master.port)
+        until(lambda: replica.info("replication").get("master_link_status") == "up")
+        lab, there = RedisLab(colour, master.url), RedisLab(colour, replica.url)
+
+        async def body() -> None:
+            once, pipe, name = lab.face(settle_timeout=5), there.pipe(), lab.name("paid")
+
+            async def pays() -> str:
+                master.command("WAIT", 1, 20_000)
+                pipe.eval("return redis.call('INCR', KEYS[1])", 1, name)
+                return "ok"
+
+            with pytest.raises(redis.exceptions.ReadOnlyError) as told:
+                await wait(once.within(pipe).execute("k1", lab.fn(pays)))
+            assert not getattr(told.value, "__notes__", None)
+            record = await wait(once.peek("k1"))
+            assert (record.state, lab.plain.exists(name)) == ("released", 0)
+            await there.close()
+
+        run(lab, body())

@@ -222,6 +222,7 @@ def test_R28_a_transaction_of_the_functions_own_on_the_pipeline_is_refused(
         ("FLUSHALL", "ASYNC"),
         ("RESET",),
         ("QUIT",),
+        ("replicaof", "no", "one"),
     ],
     ids=lambda command: str(command[0]),
 )

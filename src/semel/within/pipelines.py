@@ -35,7 +35,9 @@ __all__ = [
 Commands = list[tuple[Any, Any]]
 _BOUNDS: Final = frozenset({"MULTI", "EXEC", "DISCARD"})
 # The settle that comes after one of them in the EXEC finds no record, or there is no EXEC.
-_PARTINGS: Final = frozenset({"SELECT", "SWAPDB", "FLUSHDB", "FLUSHALL", "RESET", "QUIT"})
+_PARTINGS: Final = frozenset(
+    {"SELECT", "SWAPDB", "FLUSHDB", "FLUSHALL", "RESET", "QUIT", "REPLICAOF", "SLAVEOF"}
+)
 _OF_A_STRATEGY: Final = frozenset({"_validate_watch"})
 _SENDING: Final = "_semel_sending"
 _NOTHING: Final = object()

@@ -222,7 +222,7 @@ class PipelineEngine(Engine):
 
     async def _try(self, run: Run, ends: Ends, pipe: Any, queued: tuple[list[Any], set[Any]]) -> bool:
         """One guarded EXEC; False when it was aborted and the reason must be looked at."""
-        from redis.exceptions import WatchError
+        from redis.exceptions import ReadOnlyError, WatchError
 
         from semel.stores.redis.record import EXEC_BEGIN, EXEC_END, EXEC_SEEN
 
@@ -257,6 +257,12 @@ class PipelineEngine(Engine):
         except Exception as error:  # noqa: BLE001 - an ACL of the pipeline's user, a reply that is no text, who looks after a command
             refused = error.error if isinstance(error, NothingApplied) else error
             await self._find_out(run, ends, refused, self._queue.slot(keys[0]))
+            return True
+        if isinstance(replies[-1], ReadOnlyError):
+            # A replica: it has refused what other scripts would write, too.
+            if self._queue.moves and self._queue.slot(keys[0]) is None:
+                raise Astray  # its Sentinel knows the master
+            await self._find_out(run, ends, replies[-1], self._queue.slot(keys[0]))
             return True
         reach("settle.stored")
         told(commands)
