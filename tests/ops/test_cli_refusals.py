@@ -226,3 +226,14 @@ def test_an_output_that_cannot_be_written_is_told_in_one_line(url: str, option: 
     assert (ran.returncode, ran.stderr.count("\n")) == (3, 1)
     assert "could not be written" in ran.stderr
     assert "No space left" in ran.stderr
+
+
+def test_an_output_that_cannot_be_written_has_its_code_though_nothing_can_be_told(url: str) -> None:
+    """`> log 2>&1` on a full disk: it was a 1, which some commands say for something else."""
+    with Path("/dev/full").open("w") as full:
+        program = [sys.executable, "-m", "semel", "ls"]
+        codes = [
+            subprocess.run([*program, which], stdout=full, stderr=full, check=False).returncode
+            for which in (url, "nonsense://")
+        ]
+    assert codes == [3, 2]

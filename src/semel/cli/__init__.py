@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import sys
+from contextlib import suppress
 
 from semel.errors import ConfigurationError, InvalidKey, SemelError
 from semel.stores.unfit import NoTables
@@ -43,5 +44,6 @@ def main() -> None:
 
 
 def _fail(said: SemelError | str, code: int) -> int:
-    print(f"semel: {said}", file=sys.stderr)
+    with suppress(OSError):  # on the same full disk, say: the code tells it still
+        print(f"semel: {said}", file=sys.stderr)
     return code
