@@ -139,11 +139,10 @@ def _redialled(stage: Stage) -> None:
     victim = stage.start("victim", cell=msgspec.structs.replace(stage.cell, fault="zombie"))
     stopped = os.WIFSTOPPED(victim.wait(stopped=True))
     stage.send("heir").wait()
-    wire.cut()
+    stage.bit = wire.cut() and stopped
     if stopped:
         victim.wake()
         victim.wait()
-    stage.bit = stopped
     stage.send("judge").wait()
 
 

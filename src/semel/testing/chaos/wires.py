@@ -49,9 +49,10 @@ class Wire:
         """From now on no request is answered, on whichever connection, until `speak()`."""
         self._tell(b"s%d" % _FAULTS.index("stall"))
 
-    def cut(self) -> None:
-        """Every connection that is open is reset, now."""
-        self._tell(b"c0")
+    def cut(self) -> bool:
+        """Every connection that is open is reset, now; whether there was one."""
+        self._line.sendall(b"c0")
+        return self._line.recv(1) == b"1"
 
     def speak(self) -> None:
         """What is asked from now on is answered. What was not stays so."""
@@ -112,9 +113,10 @@ def _serve(line: socket.socket, targets: Sequence[tuple[str, int]], framing: Fra
                     rules = [proxy.rule(action) for proxy in proxies for _ in range(times)]
                     line.sendall(b"k")
                 case b"c":
+                    were_open = any(proxy.open_connections for proxy in proxies)
                     for proxy in proxies:
                         proxy.cut()
-                    line.sendall(b"k")
+                    line.sendall(b"%d" % were_open)
                 case b"e":
                     line.sendall(b"k")
                 case _:
