@@ -271,6 +271,32 @@ def test_a_listener_that_nobody_waits_for_gives_up_and_one_that_is_closed_never_
     assert not source.asked.is_set()
 
 
+def test_a_listener_that_is_closed_while_it_tells_what_it_heard_hears_no_more(
+    asyncpg_lab: Lab, postgres_server: services.PostgresServer
+) -> None:
+    async def work() -> None:
+        source, watchers, key = source_of(asyncpg_lab, asyncpg_lab.url), Watchers(), b"k" * 32
+        listening = Listening(source, ThreadWorld(), "x", watchers, 5)
+        told = []
+
+        def wake() -> None:
+            told.append(1)
+            listening._closed = len(told) == 2  # the first word is that it listens
+
+        watchers.add(key, wake)
+        ear = await source.listen("x", 5)
+        assert ear is not None
+        link = await source.open(5)
+        await link.connection.execute(f"NOTIFY x, '{key.hex()}'")
+        async with asyncio.timeout(20):
+            assert await listening._hear(ear) is False
+        assert len(told) == 2
+        await ear.quit()
+        await link.quit()
+
+    asyncpg_lab.run(work())
+
+
 def test_a_pool_of_one_connection_gives_none_away_to_listen(postgres_server: services.PostgresServer) -> None:
     async def main() -> None:
         engine = create_async_engine(postgres_server.database(driver="asyncpg"), poolclass=StaticPool)
