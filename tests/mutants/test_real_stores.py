@@ -81,7 +81,10 @@ UNHEARD = [
 ASTRAY = {
     "redis-pipeline-of-any-master": ("split@pipeline.behind", "expected exactly once, found lost"),
     "redis-pipeline-asks-the-store-only": ("split@store.overtaken", "expected exactly once, found doubled"),
-    "redis-pipeline-is-pinged": ("redialled@settle.sent", "expected exactly once, found doubled"),
+    "redis-pipeline-lets-its-connection-go": (
+        "redialled@settle.sent",
+        "expected exactly once, found doubled",
+    ),
 }
 GIVES_UP = "heart-stops-after-an-error"
 NEEDS = {"redis": "redis", "cluster": "redis", "postgres": "postgres", "mariadb": "mariadb"}

@@ -26,6 +26,11 @@ from tests.within.test_redis import RedisLab, run
 from tests.within.test_redis_moments import at, through
 
 
+async def part_with(client: Any, sentinel: Any) -> None:
+    for each in (client, *sentinel.sentinels):
+        await wait(each.aclose() if hasattr(each, "aclose") else each.close())
+
+
 @pytest.fixture
 def left_behind(redis_server: services.RedisServer) -> Iterator[services.RedisServer]:
     """Knows what the master knows, and takes writes that nobody else will hear of: so does a master that was replaced."""
@@ -195,8 +200,7 @@ def test_R28_a_pipeline_of_a_sentinels_client_leaves_the_master_that_was_replace
             with redis.Redis.from_url(guarded.master().url) as new:
                 assert new.get("n") == b"1"
             assert len(ran) == 1
-            for each in (client, *sentinel.sentinels):
-                await wait(each.close() if colour == "sync" else each.aclose())
+            await part_with(client, sentinel)
 
         run(lab, body())
 
@@ -264,8 +268,7 @@ def test_R28_after_a_sentinels_failover_that_one_has_not_heard_of_nothing_is_wro
                 assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "done"
             with redis.Redis.from_url(guarded.master().url) as new:
                 assert new.get("n") == (b"1" if ahead == "the store" else None)
-            for each in (client, *sentinel.sentinels):
-                await wait(each.close() if colour == "sync" else each.aclose())
+            await part_with(client, sentinel)
 
         run(lab, body())
 
@@ -298,8 +301,7 @@ def test_R28_a_pipeline_of_a_sentinels_client_leaves_a_master_that_hangs(colour:
             with redis.Redis.from_url(guarded.master().url) as new:
                 assert new.get("n") == b"1"
             assert (pipe.watching, pipe.connection) == (False, None)
-            for each in (client, *sentinel.sentinels):
-                await wait(each.close() if colour == "sync" else each.aclose())
+            await part_with(client, sentinel)
 
         run(lab, body())
 

@@ -225,8 +225,8 @@ def _unasked() -> Sequence[Patch]:
     return [(PipelineEngine, "_try", attempt)]
 
 
-def _pinging() -> Sequence[Patch]:
-    """redis-py may replace the connection of a pipeline that watches: its health checks go on."""
+def _letting_go() -> Sequence[Patch]:
+    """redis-py may replace the connection of a pipeline that watches: it pings, retries and dials anew as ever."""
     from semel.within import pipelines
 
     vars(pipelines)["_hold_on"]  # or it has another name by now
@@ -282,7 +282,7 @@ _OWN: Final[dict[str, Callable[[], Sequence[Patch]]]] = {
     "cluster-pipeline-of-anybody": _unlooked,
     "redis-pipeline-of-any-master": _unsure,
     "redis-pipeline-asks-the-store-only": _unasked,
-    "redis-pipeline-is-pinged": _pinging,
+    "redis-pipeline-lets-its-connection-go": _letting_go,
     "redis-everysec-is-always": _strong,
     "redis-asks-for-no-acks": _unconfirmed,
     "sql-primary-waits-for-nobody": _alone,
