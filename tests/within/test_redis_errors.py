@@ -15,7 +15,7 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
-from semel import OutcomeUnknown, Semel, StoreUnavailable, points
+from semel import LeaseLost, OutcomeUnknown, Semel, StoreUnavailable, points
 from semel.hooks import Executed, Failed, Unrecorded
 from semel.messaging import Message, Outbox
 from semel.stores.redis.record import EXEC_BEGIN
@@ -226,8 +226,9 @@ def test_R28_a_server_whose_memory_is_full_can_note_its_errors() -> None:
         client.config_set("maxmemory", 1)
         with pytest.raises(redis.exceptions.OutOfMemoryError):
             client.set("a", 1)
-        client.eval(begin, 1, "note")
-        assert client.get("note") == str(client.info("stats")["total_error_replies"]).encode()
+        client.eval(begin, 1, "note", "0123456789abcdef")
+        count = client.info("stats")["total_error_replies"]
+        assert client.get("note") == f"0123456789abcdef{count}".encode()
         assert client.ttl("note") > 0
 
 
@@ -353,24 +354,84 @@ def user(request: pytest.FixtureRequest, redis_server: Any) -> Iterator[dict[str
 
 
 @pytest.mark.parametrize("user", ["-get", "-set"], indirect=True)
-def test_R28_a_settle_that_fails_inside_exec_is_made_unknown_and_nothing_runs_again(
+def test_R28_a_user_who_may_not_settle_is_refused_before_anything_is_applied(
     lab: RedisLab, user: dict[str, str]
 ) -> None:
     async def body() -> None:
-        once, pipe = lab.face(lease=0.5), lab.pipe(**user)
+        once, pipe = lab.face(), lab.pipe(**user)
 
         async def work() -> str:
             pipe.rpush(lab.name("list"), 1)
             return "paid"
 
-        with pytest.raises(ResponseError) as caught:
+        with pytest.raises(ResponseError, match="can't run this command") as caught:
             await wait(once.within(pipe).execute("k1", lab.fn(work)))
-        assert "the key is unknown now" in "".join(caught.value.__notes__)
+        assert "nothing was applied" in "".join(caught.value.__notes__)
+        assert lab.plain.llen(lab.name("list")) == 0
+        pipe = lab.pipe()
+        assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "paid"
+        assert lab.plain.llen(lab.name("list")) == 1
+
+    run(lab, body())
+
+
+@pytest.mark.parametrize("user", ["-hincrby"], indirect=True)
+@pytest.mark.parametrize("heard", [True, False])
+def test_R28_a_settle_that_fails_inside_exec_is_made_unknown_and_nothing_runs_again(
+    lab: RedisLab, proxy: Proxy, redis_server: Any, user: dict[str, str], *, heard: bool
+) -> None:
+    async def body() -> None:
+        once, direct = lab.face(lease=0.5), lab.url
+        lab.url = through(lab, proxy, redis_server)
+        pipe = lab.pipe(retry=None, **user)
+        lab.url = direct
+        lost = proxy.swallow_reply(match=lambda request: not heard and request.endswith(b"\r\nEXEC\r\n"))
+
+        async def work() -> str:
+            pipe.rpush(lab.name("list"), 1)
+            return "paid"
+
+        with pytest.raises(ResponseError if heard else OutcomeUnknown) as caught:
+            await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        told = "".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+        assert "the key is unknown now" in told
+        assert lost.fired.is_set() is not heard
         time.sleep(0.7)  # longer than its lease
         assert (await wait(once.peek("k1"))).state == "unknown"
         with pytest.raises(OutcomeUnknown):
             await wait(once.within(lab.pipe(**user)).execute("k1", lab.fn(work)))
         assert lab.plain.llen(lab.name("list")) == 1
+        await wait(once.forget("k1"))
+        pipe = lab.pipe()
+        assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "paid", (
+            "the note is of another run"
+        )
+
+    run(lab, body())
+
+
+def test_R28_scripts_alone_wait_for_a_server_that_refuses_writes(lab: RedisLab, redis_server: Any) -> None:
+    """It lacks its replicas: a command would be refused while it is queued, a script not before the EXEC."""
+
+    def set_needed(count: int) -> None:
+        redis_server.command("CONFIG", "SET", "min-replicas-to-write", str(count))
+
+    async def body() -> None:
+        once, pipe = lab.face(), lab.pipe()
+        later = threading.Timer(0.5, set_needed, (0,))
+
+        async def work() -> str:
+            pipe.eval("return redis.call('INCR', KEYS[1])", 1, lab.name("n"))
+            set_needed(1)
+            later.start()
+            return "paid"
+
+        try:
+            assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "paid"
+        finally:
+            later.join()
+        assert lab.plain.get(lab.name("n")) == "1"
+        assert (await wait(once.peek("k1"))).state == "done"
 
     run(lab, body())
 
@@ -612,6 +673,39 @@ def test_R28_a_pipeline_whose_server_is_silent_for_once_tries_again(
 
         assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "paid"
         assert lost.fired.is_set()
+        assert lab.plain.get(lab.name("n")) == "1"
+
+    run(lab, body())
+
+
+def test_R28_a_key_that_is_forgotten_before_a_lost_answer_is_looked_for(
+    lab: RedisLab, proxy: Proxy, redis_server: Any
+) -> None:
+    """It was applied: nobody may be told that it was not."""
+
+    async def body() -> None:
+        once = lab.face()
+        direct, lab.url = lab.url, through(lab, proxy, redis_server)
+        pipe = lab.pipe(retry=None, socket_timeout=1)
+        lab.url = direct
+        lost = proxy.stall(match=lambda request: request.endswith(b"\r\nEXEC\r\n"))
+
+        async def work() -> str:
+            pipe.incr(lab.name("n"))
+            return "paid"
+
+        def forget() -> None:
+            lost.fired.wait(10)
+            while not lab.plain.exists(lab.name("n")):
+                time.sleep(0.01)
+            with Semel(lab.url, tenant=lab.tenant) as outside:
+                outside.forget("k1")
+
+        impatient = threading.Thread(target=forget)
+        impatient.start()
+        with pytest.raises(LeaseLost, match="applied only if the key was done and forgotten since"):
+            await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        impatient.join()
         assert lab.plain.get(lab.name("n")) == "1"
 
     run(lab, body())

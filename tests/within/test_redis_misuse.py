@@ -677,3 +677,50 @@ def test_R28_a_WATCH_that_is_spelt_as_any_command_is_refused_by_a_clusters_pipel
         await wait(client.close() if sync else client.aclose())
 
     (run_sync if colour == "sync" else asyncio.run)(body())
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("clustered", [True, False])
+def test_R28_a_function_that_calls_multi_leaves_nothing_behind(
+    request: pytest.FixtureRequest, colour: str, *, clustered: bool
+) -> None:
+    """redis-py refuses a second one as nested."""
+    import redis.asyncio.cluster
+    import redis.cluster
+
+    url = request.getfixturevalue("redis_cluster" if clustered else "redis_server").url
+
+    async def body() -> None:
+        sync = colour == "sync"
+        face: Any = Semel if sync else AsyncSemel
+        once = face(url, tenant=uuid.uuid4().hex, timeout=20)
+        where: Any = redis if sync else redis.asyncio
+        client = (
+            where.cluster.RedisCluster.from_url(_first_node(url)) if clustered else where.Redis.from_url(url)
+        )
+        pipe = client.pipeline(transaction=True)
+        name = f"paid:{once.tag('k1')}"
+
+        async def pays() -> None:
+            pipe.multi()
+            pipe.incr(name)
+
+        async def fails() -> None:
+            await pays()
+            raise ZeroDivisionError
+
+        def called(fn: Any) -> Any:
+            return (lambda: run_sync(fn())) if sync else fn
+
+        with pytest.raises(ZeroDivisionError):
+            await wait(once.within(pipe).execute("k1", called(fails)))
+        for _ in range(2):
+            await wait(once.within(pipe).execute("k1", called(pays)))
+        assert await wait(client.get(name)) == b"1"
+        pipe.multi()
+        pipe.get(name)
+        assert await wait(pipe.execute()) == [b"1"]
+        await wait(once.close())
+        await wait(client.close() if sync else client.aclose())
+
+    (run_sync if colour == "sync" else asyncio.run)(body())

@@ -13,6 +13,7 @@ from semel.run import Run
 
 __all__ = [
     "UNREAD",
+    "UNWRITABLE",
     "Ends",
     "another_server",
     "disagreed",
@@ -27,6 +28,10 @@ __all__ = [
 ]
 
 UNREAD: Final = "a command inside EXEC was answered with an error, and nobody has read which one"
+UNWRITABLE: Final = (
+    "the server refuses what it takes to record the outcome, to the pipeline's user or to everybody: nothing was applied. Give that "
+    "user the rules that the store's has, or look at the server"
+)
 
 
 @dataclass(slots=True)
@@ -41,6 +46,8 @@ class Ends:
     """It is done, and redis-py could not read the replies."""
     again: bool = False
     """Not the first try: the connection of the one before may be to a server that is no master any more."""
+    sent: bool = False
+    """An EXEC was sent, though it may never have arrived."""
     answered: bool = False
     """By a server; whether that is the store's master is to be seen."""
 
@@ -94,10 +101,15 @@ def another_server() -> ConfigurationError:
     )
 
 
-def taken_over(run: Run) -> LeaseLost:
+def taken_over(run: Run, *, sent: bool) -> LeaseLost:
+    applied = (
+        "its EXEC was not answered, and was applied only if the key was done and forgotten since"
+        if sent
+        else "none of its commands was applied"
+    )
     return LeaseLost(
-        f"{name_of(run.call)} was taken over by another owner while attempt {run.attempt} ran: none of its commands was "
-        "applied. Read the key to see the outcome that counts"
+        f"{name_of(run.call)} was taken over by another owner while attempt {run.attempt} ran: {applied}. "
+        "Read the key to see the outcome that counts"
     )
 
 

@@ -157,8 +157,9 @@ class Queue:
             ]
             queue.clear()
             getattr(strategy, "_pipeline_slots", set()).clear()  # or it could be used in the same slot only
+            strategy._explicit_transaction = False  # noqa: SLF001 - where the function called `multi`
             return commands, set()
-        commands, pipe.command_stack = list(pipe.command_stack), []
+        commands, pipe.command_stack, pipe.explicit_transaction = list(pipe.command_stack), [], False
         return commands, set(pipe.scripts)
 
     def send(self) -> tuple[list[tuple[Any, Any]], set[Any]]:

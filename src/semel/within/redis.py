@@ -58,6 +58,7 @@ __all__ = ["PipelineEngine"]
 
 _PAUSE: Final = 0.02
 _PAUSE_IN_A_CLUSTER: Final = 0.1  # where its map was read anew: all who use it do that now
+_OURS, _ELSE, _UNSETTLED = 1, 2, 3  # the replies of exec_seen.lua
 
 
 class PipelineEngine(Engine):
@@ -224,28 +225,31 @@ class PipelineEngine(Engine):
         """One guarded EXEC; False when it was aborted and the reason must be looked at."""
         from redis.exceptions import ReadOnlyError, WatchError
 
-        from semel.stores.redis.record import EXEC_BEGIN, EXEC_END, EXEC_SEEN
+        from semel.stores.redis.record import EXEC_BEGIN, EXEC_END
 
         await give_back(pipe)
         keys = self._raw.settle_keys(ends.done)
+        note, slot = keys[0] + b":e", self._queue.slot(keys[0])
         try:
             await guard(pipe, keys[0], anew=ends.again)
-            there = int(await waited(pipe.eval(EXEC_SEEN.source, 1, keys[0], run.ask.nonce)))
+            there = await _seen(pipe, keys[0], note, run.ask.nonce)
             excused = not ends.again or self._queue.moves  # a replaced master may have no record, either
             applied = await self._is_applied(run, ends, there=bool(there) or excused)
-            if there != (2 if applied else 1):  # what the store says, this server does not
+            if there == _UNSETTLED and not applied:
+                raise await self._held(run, ends)
+            if there != (_ELSE if applied else _OURS):  # what the store says, this server does not
                 raise Astray
             if applied:
                 return True
-            commands = await self._watched(pipe, queued[0], self._queue.slot(keys[0]))
+            commands = await self._watched(pipe, queued[0], slot)
             pipe.multi()
-            note = keys[0] + b":e"
             pipe.command_stack, pipe.scripts = (
-                [execs.evaluated(EXEC_BEGIN.source, note), *commands],
+                [execs.evaluated(EXEC_BEGIN.source, note, args=(run.ask.nonce,)), *commands],
                 set(queued[1]),
             )
             args = (*self._raw.settle_args(ends.done), *self._raw.settle_args(ends.failed))
             pipe.command_stack.append(execs.evaluated(EXEC_END.source, *keys, note, args=args))
+            ends.sent = True
             reach("settle.sent")
             replies = await waited(pipe.execute(raise_on_error=False))
         except WatchError:  # so redis-py tells of a connection that broke while it watches, too
@@ -256,13 +260,12 @@ class PipelineEngine(Engine):
             raise
         except Exception as error:  # noqa: BLE001 - an ACL of the pipeline's user, a reply that is no text, who looks after a command
             refused = error.error if isinstance(error, NothingApplied) else error
-            await self._find_out(run, ends, refused, self._queue.slot(keys[0]))
+            await self._find_out(run, ends, refused, slot)
             return True
-        if isinstance(replies[-1], ReadOnlyError):
-            # A replica: it has refused what other scripts would write, too.
-            if self._queue.moves and self._queue.slot(keys[0]) is None:
-                raise Astray  # its Sentinel knows the master
-            await self._find_out(run, ends, replies[-1], self._queue.slot(keys[0]))
+        if isinstance(
+            replies[-1], ReadOnlyError
+        ):  # a replica: it has refused what other scripts would write, too
+            await self._find_out(run, ends, replies[-1], slot)
             return True
         reach("settle.stored")
         told(commands)
@@ -273,8 +276,10 @@ class PipelineEngine(Engine):
     async def _find_out(self, run: Run, ends: Ends, error: Exception, slot: int | None) -> None:
         """The server refused, or redis-py could not read what it answered: only the record tells whether it was applied. It raises
         if it was not."""
-        from redis.exceptions import ResponseError
+        from redis.exceptions import ReadOnlyError, ResponseError
 
+        if isinstance(error, ReadOnlyError) and self._queue.moves and slot is None:
+            raise Astray  # its Sentinel knows the master
         if not await self._is_applied_for_good(run, ends):
             said = as_told(error, slot)
             if slot is not None and isinstance(said, moved()):
@@ -305,14 +310,18 @@ class PipelineEngine(Engine):
     async def _is_applied(self, run: Run, ends: Ends, *, there: bool) -> bool:
         """Whether an EXEC of ours went through although nobody has heard its answer."""
         try:
-            return await self._is_done(run, there=there)
+            return await self._is_done(run, ends, there=there)
         except Held:
             if ends.well:  # its answer was heard; what came after it failed
                 return True
-        await self._hold(run, ends.done, failure_of(execs.UNREAD))
-        raise execs.unread(run)
+        raise await self._held(run, ends)
 
-    async def _is_done(self, run: Run, *, there: bool) -> bool:
+    async def _held(self, run: Run, ends: Ends) -> SemelError:
+        """An EXEC of ours was applied, an error in it, and nobody has heard the answer."""
+        await self._hold(run, ends.done, failure_of(execs.UNREAD))
+        return execs.unread(run)
+
+    async def _is_done(self, run: Run, ends: Ends, *, there: bool) -> bool:
         """Read after WATCH, on a connection of our own: what changes from here on aborts the EXEC."""
         record, now = await self.store.peek(run.scope)
         seen = model.view(record, now)
@@ -328,7 +337,7 @@ class PipelineEngine(Engine):
                 raise execs.another_server()
         run.lease_lost = True
         self.debts.lost(run)
-        raise execs.taken_over(run)
+        raise execs.taken_over(run, sent=ends.sent)
 
     async def _check(self, run: Run, ends: Ends, replies: Sequence[Any]) -> None:
         errors = [reply for reply in replies if isinstance(reply, Exception)]
@@ -420,6 +429,19 @@ class PipelineEngine(Engine):
             await self.store.settle((end,))
             self.debts.ended(run.ask, end)
         return True
+
+
+async def _seen(pipe: Any, record: bytes, note: bytes, nonce: bytes) -> int:
+    """What the server says that gets the EXEC, and that it would take the settle."""
+    from redis.exceptions import ResponseError
+
+    from semel.stores.redis.record import EXEC_SEEN
+
+    try:
+        return int(await waited(pipe.eval(EXEC_SEEN.source, 2, record, note, nonce)))
+    except ResponseError as error:
+        add_note(error, execs.UNWRITABLE)
+        raise
 
 
 class _UnguardedEngine(PipelineEngine):

@@ -7,12 +7,10 @@
 -- An EXEC tells nobody inside of it how its other commands were answered, but the server counts its error replies, and from the
 -- first command to this one it answers nobody else. It also counts what a script among the commands has caught (pcall): such
 -- an EXEC is settled as if it had failed, and its sender, who sees the replies, puts that right.
-redis.set_repl(redis.REPL_NONE)
-local noted, failed = redis.pcall('GETDEL', KEYS[6]), false
-redis.set_repl(redis.REPL_ALL)
-if type(noted) == 'string' then
+local noted, failed = redis.pcall('GET', KEYS[6]), false
+if type(noted) == 'string' and #noted > 16 then
 --@include errors
-  failed = count ~= noted
+  failed = count ~= string.sub(noted, 17)
 end
 local ARGV = failed and {ARGV[3], ARGV[4]} or ARGV
 local function settle()
@@ -22,4 +20,6 @@ end
 -- The reply of settle.lua has a nonce and a hash; a client with decode_responses=True could not read it.
 local reply = settle()
 if type(reply) == 'table' then return reply end
+redis.set_repl(redis.REPL_NONE)
+redis.pcall('DEL', KEYS[6])
 return failed and 1 or 0

@@ -1,11 +1,20 @@
 -- Before the EXEC of within(), on the connection that watches the record: what is there, where the EXEC will be applied.
 --
--- KEYS  1 the record
+-- KEYS  1 the record   2 the note of exec_begin.lua
 -- ARGV  1 the nonce of the run
--- reply 0 nothing   1 it runs under this nonce, or only the settle can say   2 anything else
+-- reply 0 nothing   1 it runs under this nonce   2 anything else   3 as 1, but an EXEC of this run was applied: only its settle failed;
+--       an error: this user, or this server now, refuses what the settle needs
 --
--- Layout: see record.lua (the state is the third byte; the nonce of a run comes after its wide block). GET and EVAL are what the settle
--- needs as well; a user who may not is told by that.
+-- Layout: see record.lua (the state is the third byte; the nonce of a run comes after its wide block). An EXEC does not roll back: who
+-- may not write must hear of it before the commands are applied, so a note is written, and taken away.
 local text = redis.pcall('GET', KEYS[1])
-if type(text) == 'table' then return 1 end
-return not text and 0 or string.byte(text, 3) == 1 and string.sub(text, 100, 115) == ARGV[1] and 1 or 2
+if type(text) == 'table' then return text end
+if not text then return 0 end
+if string.byte(text, 3) ~= 1 or string.sub(text, 100, 115) ~= ARGV[1] then return 2 end
+local noted = redis.pcall('GET', KEYS[2])
+if type(noted) == 'string' and string.sub(noted, 1, 16) == ARGV[1] then return 3 end
+redis.set_repl(redis.REPL_NONE)
+redis.pcall('DEL', KEYS[2]) -- see exec_begin.lua
+local written = redis.pcall('SET', KEYS[2], '', 'PX', 60000)
+redis.pcall('DEL', KEYS[2])
+return written.err and written or 1

@@ -191,8 +191,8 @@ def _unlooked() -> Sequence[Patch]:
     def in_a_cluster(self: Any, run: Any) -> bool:
         return self._queue.slot(run.scope.hash) is not None
 
-    async def is_done(self: Any, run: Any, *, there: bool) -> bool:
-        return False if in_a_cluster(self, run) else bool(await real(self, run, there=there))
+    async def is_done(self: Any, run: Any, ends: Any, *, there: bool) -> bool:
+        return False if in_a_cluster(self, run) else bool(await real(self, run, ends, there=there))
 
     async def attempt(self: Any, run: Any, end: Any, pipe: Any, queued: Any) -> Any:
         if in_a_cluster(self, run):
