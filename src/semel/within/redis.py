@@ -236,7 +236,7 @@ class PipelineEngine(Engine):
             excused = not ends.again or self._queue.moves  # a replaced master may have no record, either
             applied = await self._is_applied(run, ends, there=bool(there) or excused)
             if there == _UNSETTLED and not applied:
-                raise await self._held(run, ends)
+                raise await self._unrecorded(run, ends)
             if there != (_ELSE if applied else _OURS):  # what the store says, this server does not
                 raise Astray
             if applied:
@@ -320,6 +320,16 @@ class PipelineEngine(Engine):
         """An EXEC of ours was applied, an error in it, and nobody has heard the answer."""
         await self._hold(run, ends.done, failure_of(execs.UNREAD))
         return execs.unread(run)
+
+    async def _unrecorded(self, run: Run, ends: Ends) -> SemelError:
+        """The note tells of an EXEC whose settle failed: of ours, or of an attempt before this one, whose sender may be dead."""
+        answer = await self._hold(run, ends.done, failure_of(execs.UNRECORDED))
+        if isinstance(answer, StoreUnavailable):
+            return answer  # look again; the note stays until it is known
+        error = execs.unrecorded(run, None if answer is Answer.OK else answer)
+        if answer is not Answer.OK and self.emit is not None:
+            self.emit(Unrecorded(run.scope, run.attempt, error))
+        return error
 
     async def _is_done(self, run: Run, ends: Ends, *, there: bool) -> bool:
         """Read after WATCH, on a connection of our own: what changes from here on aborts the EXEC."""

@@ -17,9 +17,16 @@ local function settle()
 --@include record
 --@include settle
 end
--- The reply of settle.lua has a nonce and a hash; a client with decode_responses=True could not read it.
-local reply = settle()
-if type(reply) == 'table' then return reply end
+local well, reply = pcall(settle)
+if not well or type(reply) == 'table' then
+  -- The commands are applied on the replicas and in the log: so is the note, or they would be applied again after a failover.
+  redis.set_repl(redis.REPL_ALL)
+  if type(noted) == 'string' then redis.pcall('SET', KEYS[6], noted, 'PX', 604800000) end
+  if type(reply) == 'table' then return reply end
+  return redis.error_reply(string.find(reply, '^%u+ ') and reply or 'ERR ' .. reply) -- what was raised is text, with its code
+end
 redis.set_repl(redis.REPL_NONE)
-redis.pcall('DEL', KEYS[6])
+-- Who may not delete may write: one that stayed would be taken for that of a settle that failed.
+if type(redis.pcall('DEL', KEYS[6])) == 'table' then redis.pcall('SET', KEYS[6], '', 'PX', 1) end
+-- The reply of settle.lua has a nonce and a hash; a client with decode_responses=True could not read it.
 return failed and 1 or 0
