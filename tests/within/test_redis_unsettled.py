@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 import redis
+from redis.exceptions import ResponseError
 
 from semel import OutcomeUnknown, Semel, points
+from semel.hooks import Unrecorded
 from semel.testing import services
+from semel.testing.proxy import Proxy
 from tests.within.lab import wait
 from tests.within.test_redis import RedisLab, run
+from tests.within.test_redis_moments import through
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -71,6 +75,47 @@ def test_R28_whoever_takes_over_from_a_dead_sender_does_not_apply_it_again(
         assert (await wait(once.peek("k1"))).state == "unknown"
         await wait(once.resolve("k1", actor="me", reason="never happened", release=True))
         assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "paid"
+
+    run(lab, body())
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_R28_what_cannot_be_made_unknown_is_not_said_to_be(
+    lab: RedisLab, proxy: Proxy, redis_server: Any, *, heard: bool
+) -> None:
+    """Something else lies under the name of the counters: no settle works, for nobody."""
+    events: list[Any] = []
+    taken: list[bytes] = []
+
+    async def body() -> None:
+        once, direct = lab.face(lease=0.5, hooks=[events.append]), lab.url
+        lab.url = through(lab, proxy, redis_server)
+        pipe = lab.pipe(retry=None)
+        lab.url = direct
+        proxy.swallow_reply(match=lambda request: not heard and request.endswith(b"\r\nEXEC\r\n"))
+
+        async def work() -> str:
+            pipe.rpush(lab.name("list"), 1)
+            if not taken:
+                with redis.Redis.from_url(lab.url) as plain:
+                    taken.append(once.tag("k1").encode() + b":c")
+                    plain.delete(taken[0])
+                    plain.set(taken[0], "another program's")
+            return "paid"
+
+        try:
+            with pytest.raises(ResponseError if heard else OutcomeUnknown) as caught:
+                await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        finally:
+            lab.plain.delete(*taken)
+        told = "".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+        assert "could not be made unknown" in told
+        assert "holds another program's data" in told
+        assert [type(event) for event in events if isinstance(event, Unrecorded)] == [Unrecorded]
+        time.sleep(0.7)
+        with pytest.raises(OutcomeUnknown, match="could not be recorded: the key is unknown now"):
+            await wait(once.within(pipe).execute("k1", lab.fn(work)))
+        assert lab.plain.llen(lab.name("list")) == 1
 
     run(lab, body())
 

@@ -389,7 +389,7 @@ class PipelineEngine(Engine):
                 # The settle itself failed inside the EXEC: the run is live, and its owner may say so.
                 own = msgspec.structs.replace(execs.failed(run, end), error=failure)
                 answer = (await self.store.settle((own,)))[0]
-        except StoreUnavailable as problem:
+        except SemelError as problem:  # also what is under one of the store's names, and is none of its own
             return problem
         return answer
 
