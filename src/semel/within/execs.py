@@ -25,6 +25,7 @@ __all__ = [
     "unread",
     "unreadable",
     "unrecorded",
+    "unsent",
     "unserved",
     "unsettled",
 ]
@@ -145,6 +146,13 @@ def unanswered(run: Run, patience: float, failure: Exception | None) -> StoreUna
     return StoreUnavailable(
         f"Redis has not answered the EXEC of {name_of(run.call)} within {patience:g} s{why}: either all of it was "
         "applied, and the record says so, or nothing. Call again with the same key"
+    )
+
+
+def unsent(run: Run, patience: float, failure: Exception) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"the EXEC of {name_of(run.call)} could not be sent within {patience:g} s ({failure}): nothing was applied. "
+        "Call again with the same key"
     )
 
 

@@ -422,6 +422,10 @@ class PipelineEngine(Engine):
             error = execs.disagreed(run, self.settle_timeout)
         elif isinstance(failure, Elsewhere) and await self._give_back(run, ends):
             error, failure = execs.unserved(run, self.settle_timeout), failure.error
+        elif failure is not None and not ends.sent:
+            error = execs.unsent(run, self.settle_timeout, failure)
+            if isinstance(failure, lost()):  # else the store is away as well
+                await self._give_back(run, ends)
         else:
             error = execs.unanswered(run, self.settle_timeout, failure)
         error.__cause__ = failure
