@@ -226,9 +226,8 @@ def test_R28_a_server_whose_memory_is_full_can_note_its_errors() -> None:
         client.config_set("maxmemory", 1)
         with pytest.raises(redis.exceptions.OutOfMemoryError):
             client.set("a", 1)
-        client.eval(begin, 1, "note", "0123456789abcdef")
-        count = client.info("stats")["total_error_replies"]
-        assert client.get("note") == f"0123456789abcdef{count}".encode()
+        client.eval(begin, 1, "note")
+        assert client.get("note") == str(client.info("stats")["total_error_replies"]).encode()
         assert client.ttl("note") > 0
 
 
@@ -353,7 +352,7 @@ def user(request: pytest.FixtureRequest, redis_server: Any) -> Iterator[dict[str
     redis_server.command("ACL", "DELUSER", "barred")
 
 
-@pytest.mark.parametrize("user", ["-get", "-set"], indirect=True)
+@pytest.mark.parametrize("user", ["-get", "-set", "-time"], indirect=True)
 def test_R28_a_user_who_may_not_settle_is_refused_before_anything_is_applied(
     lab: RedisLab, user: dict[str, str]
 ) -> None:
@@ -401,11 +400,6 @@ def test_R28_a_settle_that_fails_inside_exec_is_made_unknown_and_nothing_runs_ag
         with pytest.raises(OutcomeUnknown):
             await wait(once.within(lab.pipe(**user)).execute("k1", lab.fn(work)))
         assert lab.plain.llen(lab.name("list")) == 1
-        await wait(once.forget("k1"))
-        pipe = lab.pipe()
-        assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "paid", (
-            "the note is of another run"
-        )
 
     run(lab, body())
 

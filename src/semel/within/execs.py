@@ -12,8 +12,8 @@ from semel.model import Kind, Policy, Settle
 from semel.run import Run
 
 __all__ = [
+    "MADE_UNKNOWN",
     "UNREAD",
-    "UNRECORDED",
     "UNWRITABLE",
     "Ends",
     "another_server",
@@ -24,16 +24,13 @@ __all__ = [
     "unanswered",
     "unread",
     "unreadable",
-    "unrecorded",
     "unsent",
     "unserved",
     "unsettled",
 ]
 
+MADE_UNKNOWN: Final = "(the record is unknown now)"  # exec_end.lua says so
 UNREAD: Final = "a command inside EXEC was answered with an error, and nobody has read which one"
-UNRECORDED: Final = (
-    "an EXEC of this key was applied, and the settle inside of it failed: its outcome could not be recorded"
-)
 UNWRITABLE: Final = (
     "the server refuses what it takes to record the outcome, to the pipeline's user or to everybody: nothing was applied. Give that "
     "user the rules that the store's has, or look at the server"
@@ -88,20 +85,6 @@ def unread(run: Run) -> OutcomeUnknown:
     return OutcomeUnknown(
         f"{UNREAD}, of those that were queued for {name_of(run.call)}; the others were applied: the key is unknown now. "
         "Look at the data, then call resolve(...)",
-        attempt=run.attempt,
-    )
-
-
-def unrecorded(run: Run, problem: object) -> OutcomeUnknown:
-    """`problem` keeps the record from being made unknown."""
-    now = (
-        f"it could not be made unknown, either ({problem})"
-        if problem is not None
-        else "the key is unknown now"
-    )
-    return OutcomeUnknown(
-        f"commands queued for {name_of(run.call)}, by attempt {run.attempt} or one before it, were applied, and their outcome could "
-        f"not be recorded: {now}. Look at the data, then call resolve(...)",
         attempt=run.attempt,
     )
 

@@ -56,9 +56,10 @@ from semel.within.pipelines import (
 
 __all__ = ["PipelineEngine"]
 
+_ABORTED: Final = "Watched variable changed."  # what redis-py says where the server has answered that EXEC
 _PAUSE: Final = 0.02
 _PAUSE_IN_A_CLUSTER: Final = 0.1  # where its map was read anew: all who use it do that now
-_OURS, _ELSE, _UNSETTLED = 1, 2, 3  # the replies of exec_seen.lua
+_OURS, _ELSE = 1, 2  # the replies of exec_seen.lua, and 0: nothing is there
 
 
 class PipelineEngine(Engine):
@@ -230,13 +231,12 @@ class PipelineEngine(Engine):
         await give_back(pipe)
         keys = self._raw.settle_keys(ends.done)
         note, slot = keys[0] + b":e", self._queue.slot(keys[0])
+        sent_before = ends.sent
         try:
             await guard(pipe, keys[0], anew=ends.again)
             there = await _seen(pipe, keys[0], note, run.ask.nonce)
             excused = not ends.again or self._queue.moves  # a replaced master may have no record, either
             applied = await self._is_applied(run, ends, there=bool(there) or excused)
-            if there == _UNSETTLED and not applied:
-                raise await self._unrecorded(run, ends)
             if there != (_ELSE if applied else _OURS):  # what the store says, this server does not
                 raise Astray
             if applied:
@@ -244,7 +244,7 @@ class PipelineEngine(Engine):
             commands = await self._watched(pipe, queued[0], slot)
             pipe.multi()
             pipe.command_stack, pipe.scripts = (
-                [execs.evaluated(EXEC_BEGIN.source, note, args=(run.ask.nonce,)), *commands],
+                [execs.evaluated(EXEC_BEGIN.source, note), *commands],
                 set(queued[1]),
             )
             args = (*self._raw.settle_args(ends.done), *self._raw.settle_args(ends.failed))
@@ -252,7 +252,9 @@ class PipelineEngine(Engine):
             ends.sent = True
             reach("settle.sent")
             replies = await waited(pipe.execute(raise_on_error=False))
-        except WatchError:  # so redis-py tells of a connection that broke while it watches, too
+        except WatchError as aborted:  # so redis-py tells of a connection that broke while it watches, too
+            if str(aborted) == _ABORTED:
+                ends.sent = sent_before
             return False
         except lost():
             raise
@@ -321,16 +323,6 @@ class PipelineEngine(Engine):
         await self._hold(run, ends.done, failure_of(execs.UNREAD))
         return execs.unread(run)
 
-    async def _unrecorded(self, run: Run, ends: Ends) -> SemelError:
-        """The note tells of an EXEC whose settle failed: of ours, or of an attempt before this one, whose sender may be dead."""
-        answer = await self._hold(run, ends.done, failure_of(execs.UNRECORDED))
-        if isinstance(answer, StoreUnavailable):
-            return answer  # look again; the note stays until it is known
-        error = execs.unrecorded(run, None if answer is Answer.OK else answer)
-        if answer is not Answer.OK and self.emit is not None:
-            self.emit(Unrecorded(run.scope, run.attempt, error))
-        return error
-
     async def _is_done(self, run: Run, ends: Ends, *, there: bool) -> bool:
         """Read after WATCH, on a connection of our own: what changes from here on aborts the EXEC."""
         record, now = await self.store.peek(run.scope)
@@ -351,7 +343,7 @@ class PipelineEngine(Engine):
 
     async def _check(self, run: Run, ends: Ends, replies: Sequence[Any]) -> None:
         errors = [reply for reply in replies if isinstance(reply, Exception)]
-        held = replies[-1] == 1
+        held = replies[-1] == 1 or execs.MADE_UNKNOWN in str(replies[-1])
         if not errors:
             ends.well = held  # a script has caught an error: see exec_end.lua
             return

@@ -206,8 +206,6 @@ else
   if (state == FAILED or damaged) and kind ~= FAILED then redis.call('ZREM', KEYS[4], hash) end
 end
 
--- An EXEC of within() whose settle failed (exec_seen.lua): now it is known as unknown, or somebody has decided.
-if kind == UNKNOWN or kind == FORGOTTEN or new_nonce then redis.pcall('DEL', KEYS[1] .. ':e') end
 -- Waiters also look by themselves: a server that forbids this user to publish must not undo a stored outcome.
 redis.pcall('SPUBLISH', KEYS[1], '')
 return echo .. 'O'
