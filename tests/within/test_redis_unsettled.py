@@ -19,6 +19,7 @@ from semel.testing import services
 from semel.testing.proxy import RESP, Proxy
 from tests.within.lab import wait
 from tests.within.test_redis import RedisLab, run
+from tests.within.test_redis_errors import Witness
 from tests.within.test_redis_moments import at, through
 
 
@@ -145,6 +146,8 @@ def test_R28_a_record_that_was_written_before_its_settle_failed_is_done(
             outcome = await wait(once.within(pipe).execute("k1", lab.fn(work)))
             assert (outcome.value, outcome.replayed) == ("paid", replayed)
         assert lab.plain.llen(lab.name("list")) == 1
+        once = lab.face(retention=0)  # it ends at once
+        assert (await wait(once.within(pipe).execute("k2", lab.fn(work)))).value == "paid"
 
     try:
         run(lab, body())
@@ -212,13 +215,19 @@ def test_R28_replies_that_nobody_can_read_hide_no_settle_that_failed(
 
 
 @pytest.mark.parametrize("server", ["redis", "valkey"])
-def test_R28_a_server_that_is_full_takes_a_settle_with_commands_that_need_no_memory(server: str) -> None:
+@pytest.mark.parametrize("barred", [False, True])
+def test_R28_a_server_that_is_full_takes_a_settle_with_commands_that_need_no_memory(
+    server: str, *, barred: bool
+) -> None:
+    """Not of one who may not delete: his outcome cannot be recorded there, and that is what is said."""
     with getattr(services, server)() as full:
-        lab = RedisLab("sync", full.url)
+        full.command("ACL", "SETUSER", "barred", "on", ">pw", "~*", "&*", "+@all", "-del")
+        user = {"username": "barred", "password": "pw"} if barred else {}
+        lab, events = RedisLab("sync", full.url), list[Any]()
         lab.plain.rpush("list", *range(5))
 
         async def body() -> None:
-            once, direct = lab.face(settle_timeout=1), lab.url
+            once, direct = lab.face(settle_timeout=1, hooks=[events.append]), lab.url
 
             def fill(request: bytes) -> bool:
                 if request.endswith(b"\r\nEXEC\r\n"):
@@ -234,10 +243,20 @@ def test_R28_a_server_that_is_full_takes_a_settle_with_commands_that_need_no_mem
             with Proxy("127.0.0.1", full.port, framing=RESP) as proxy:
                 proxy.stall(match=fill)
                 lab.url = through(lab, proxy, full)
-                pipe, lab.url = lab.pipe(retry=None), direct
-                assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "paid"
-            assert (lab.plain.llen("list"), (await wait(once.peek("k1"))).state) == (4, "done")
-            assert notes(lab, once) == []
+                pipe, lab.url = lab.pipe(retry=None, **user), direct
+                if barred:
+                    with pytest.raises(redis.exceptions.OutOfMemoryError) as caught:
+                        await wait(once.within(pipe).execute("k1", lab.fn(work)))
+                    told = str(caught.value) + "".join(caught.value.__notes__)
+                    assert "were applied, and their outcome could not be recorded inside the EXEC" in told
+                    assert "could not be made unknown" in told
+                    assert "unknown now" not in told
+                else:
+                    assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "paid"
+            assert lab.plain.llen("list") == 4
+            assert (await wait(once.peek("k1"))).state == ("running" if barred else "done")
+            assert any(isinstance(event, Unrecorded) for event in events) is barred
+            lab.plain.config_set("maxmemory", 0)
 
         run(lab, body())
 
@@ -288,10 +307,11 @@ def test_R28_the_record_of_a_settle_that_failed_is_in_the_log() -> None:
             assert client.llen("list") == 1
 
 
-def test_R28_a_note_that_may_not_be_deleted_is_nothing_to_whoever_comes_next(
-    lab: RedisLab, redis_server: Any
+@pytest.mark.parametrize("forbidden", ["-del", "-getdel"])
+def test_R28_who_may_not_delete_has_his_errors_counted_all_the_same(
+    lab: RedisLab, redis_server: Any, forbidden: str
 ) -> None:
-    redis_server.command("ACL", "SETUSER", "keeps", "on", ">pw", "~*", "&*", "+@all", "-del", "-getdel")
+    redis_server.command("ACL", "SETUSER", "keeps", "on", ">pw", "~*", "&*", "+@all", forbidden)
 
     async def body() -> None:
         once, pipe = lab.face(retention=0.2), lab.pipe(username="keeps", password="pw")
@@ -304,7 +324,17 @@ def test_R28_a_note_that_may_not_be_deleted_is_nothing_to_whoever_comes_next(
             assert (await wait(once.within(pipe).execute("k1", lab.fn(work)))).value == "paid"
             time.sleep(0.3)
         assert lab.plain.llen(lab.name("list")) == 2
-        lab.plain.delete(*notes(lab, once))
+        assert notes(lab, once) == []
+
+        async def fails() -> None:
+            pipe.rpush(lab.name("list"), 1)
+            pipe.hset(lab.name("list"), "a", 1)
+
+        witness = Witness(lab, "k2")
+        with pytest.raises(ResponseError, match="WRONGTYPE") as caught:
+            await wait(once.within(pipe).execute("k2", lab.fn(fails)))
+        assert witness.states == ["unknown"]
+        assert "1 of the commands" in "".join(caught.value.__notes__)
 
     try:
         run(lab, body())

@@ -17,6 +17,7 @@ __all__ = [
     "UNWRITABLE",
     "Ends",
     "another_server",
+    "applied_but",
     "disagreed",
     "evaluated",
     "failed",
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 MADE_UNKNOWN: Final = "(the record is unknown now)"  # exec_end.lua says so
-UNREAD: Final = "a command inside EXEC was answered with an error, and nobody has read which one"
+UNREAD: Final = "a command inside EXEC, or the settle of its record, was answered with an error, and nobody has read which one"
 UNWRITABLE: Final = (
     "the server refuses what it takes to record the outcome, to the pipeline's user or to everybody: nothing was applied. Give that "
     "user the rules that the store's has, or look at the server"
@@ -81,9 +82,18 @@ def unreadable(run: Run) -> str:
     )
 
 
+def applied_but(failed: int, run: Run) -> str:
+    """The settle is none of the commands that were queued."""
+    if not failed:
+        return f"the commands queued for {name_of(run.call)} were applied, and their outcome could not be recorded inside the EXEC"
+    return (
+        f"{failed} of the commands queued for {name_of(run.call)} failed inside EXEC, the others were applied"
+    )
+
+
 def unread(run: Run) -> OutcomeUnknown:
     return OutcomeUnknown(
-        f"{UNREAD}, of those that were queued for {name_of(run.call)}; the others were applied: the key is unknown now. "
+        f"{UNREAD}: all else that was queued for {name_of(run.call)} was applied, and the key is unknown now. "
         "Look at the data, then call resolve(...)",
         attempt=run.attempt,
     )

@@ -26,7 +26,7 @@ from typing import Any, Final
 import msgspec
 
 from semel import model
-from semel.calls import Call, add_note, failure_of, is_lazy, name_of, not_run
+from semel.calls import Call, add_note, failure_of, is_lazy, not_run
 from semel.errors import SemelError, StoreUnavailable
 from semel.flow import Engine, done_of
 from semel.hooks import Executed, Unrecorded
@@ -57,6 +57,7 @@ from semel.within.pipelines import (
 __all__ = ["PipelineEngine"]
 
 _ABORTED: Final = "Watched variable changed."  # what redis-py says where the server has answered that EXEC
+_PASSING: Final = ("NOREPLICAS", "MISCONF")  # from everybody, and not for ever
 _PAUSE: Final = 0.02
 _PAUSE_IN_A_CLUSTER: Final = 0.1  # where its map was read anew: all who use it do that now
 _OURS, _ELSE = 1, 2  # the replies of exec_seen.lua, and 0: nothing is there
@@ -355,11 +356,9 @@ class PipelineEngine(Engine):
             now = f"the record could not be made unknown ({answer}): it may read as done, or be run again"
         else:
             now = "the key is unknown now"
-        add_note(
-            error,
-            f"{len(errors)} of the commands queued for {name_of(run.call)} failed inside EXEC, the others were applied: "
-            f"{now}. Look at the data, then call resolve(...)",
-        )
+        failed = sum(isinstance(reply, Exception) for reply in replies[1:-1])
+        applied = execs.applied_but(failed, run)
+        add_note(error, f"{applied}: {now}. Look at the data, then call resolve(...)")
         raise error
 
     async def _hold(self, run: Run, end: Settle, failure: Failure) -> Answer | Exception:
@@ -446,6 +445,8 @@ async def _seen(pipe: Any, record: bytes, note: bytes, nonce: bytes) -> int:
     try:
         return int(await waited(pipe.eval(EXEC_SEEN.source, 2, record, note, nonce)))
     except ResponseError as error:
+        if str(error).startswith(_PASSING):
+            raise StoreUnavailable(str(error)) from error
         add_note(error, execs.UNWRITABLE)
         raise
 
