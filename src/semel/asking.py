@@ -30,6 +30,7 @@ class Asker:
         self._expected = heart.expected
         self._door = door
         self._debts = debts
+        self._unwritten = debts.unwritten
         self._poster = poster
         self._losses = losses_of(store)
 
@@ -39,6 +40,8 @@ class Asker:
 
     async def brief(self, ask: Ask, *, whole: bool = False) -> Verdict | Brief:
         """As `claim`, but of a plain replay only what its caller needs, unless the `whole` record is wanted."""
+        if self._unwritten and (busy := await self._debts.write(ask.scope)) is not None:
+            return busy
         reach("claim.sent")
         nonce, expected = ask.nonce, self._expected
         expected[nonce] = None  # before the look at the door: whoever closes it waits for this one

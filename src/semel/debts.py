@@ -20,8 +20,9 @@ from semel.calls import name_of
 from semel.errors import LeaseLost, StoreUnavailable
 from semel.heart import Heart
 from semel.hooks import Emit, LeaseGone
+from semel.keys import Scope
 from semel.losses import is_unsent, losses_of
-from semel.model import Answer, Ask, Expired, Kind, Policy, Renewal, Replay, Settle, Verdict, Won
+from semel.model import Answer, Ask, Busy, Expired, Kind, Policy, Renewal, Replay, Settle, Verdict, Won
 from semel.records import GIVEN_BACK
 from semel.run import Run
 from semel.runtime import Parker, Runtime
@@ -36,6 +37,7 @@ _FIRST, _LONGEST = 0.02, 1.0
 _STRAGGLER = (
     30.0  # how late a claim may still arrive: under hold or probe its grant would be unknown for ever
 )
+_TRIES = 3  # of one outcome for a call that wants its key: taken, or claimed again first, or told without a result it refuses
 _STRIKES = 3  # so often a large result may fail while the store answers its renewals: then its size is why
 
 
@@ -50,6 +52,10 @@ class _Debt(msgspec.Struct):
     pause: float = _FIRST
     strikes: int = 0
     """How often in a row it was too large to arrive."""
+    paid: bool = False
+    """The store has decided on it: answers to other copies of it tell nothing."""
+    lost: LeaseLost | None = None
+    """What it was paid with, if that was a refusal."""
 
     @property
     def large(self) -> bool:
@@ -84,6 +90,8 @@ class Debts:
         """Runs whose records do not have the steps and ids that their owners know: they were lost and claimed again, or a step
         was made whose note had no answer."""
         self._owed: dict[bytes, _Debt] = {}
+        self.unwritten: dict[bytes, _Debt] = {}
+        """Outcomes that the store did not take at once, by the hash of their scope: nobody here claims such a key (`write`)."""
         self.strays: dict[bytes, None] = {}
         """Nonces of calls under way of which a copy may still reach the store, the oldest first (see `semel.losses`)."""
         self._until = float("inf")
@@ -95,15 +103,42 @@ class Debts:
         """Whether something is still to be offered; may be asked from any thread."""
         return bool(self._owed)
 
-    def owe(self, run: Run, end: Settle) -> bool:
+    def hold(self, run: Run, end: Settle) -> _Debt:
+        """An outcome that the store did not take at once. Whoever has it offers it, and so does whoever wants the key."""
+        debt = self.unwritten[run.scope.hash] = _Debt(end, run, float("inf"))
+        return debt
+
+    def owe(self, debt: _Debt) -> bool:
         """An outcome that the store did not take in time: it is offered until the store decides on it.
 
         False after `close`: then nobody is left to offer it.
         """
         if self._closed:
             return False
-        self._add(_Debt(end, run, float("inf")))
+        if not debt.paid:
+            self._add(debt)
         return True
+
+    async def write(self, scope: Scope) -> Busy | None:
+        """Before a claim: an outcome of this key that is not written yet is offered now. None: the store has decided on it.
+
+        A claim would take the key over, were the lease over, and run again what has happened (R16). So without a decision the key
+        is busy as long as the store renews its lease, and StoreUnavailable is raised otherwise.
+        """
+        tries = _TRIES
+        while not self._closed and (debt := self.unwritten.get(scope.hash)) and debt.run is not None:
+            tries, end = tries - 1, debt.end
+            (answer,) = await self._pay_batch([debt])
+            problem = answer if isinstance(answer, Exception) else None
+            if not debt.paid and (not tries or (problem is not None and debt.end is end)):
+                if await self._renewed(debt.run) is Answer.OK:
+                    return Busy(debt.run.ask.lease, debt.run.attempt)
+                said = "the record was gone" if problem is None else str(problem)
+                raise StoreUnavailable(
+                    f"{name_of(debt.run.call)} has ended here, and the store has not taken its outcome yet ({said}): nothing is run "
+                    "before that is written. Call again"
+                ) from problem
+        return None
 
     def abandon(self, ask: Ask) -> None:
         """A claim whose answer was lost: nobody will run it, so it is released, if it was granted at all.
@@ -225,11 +260,13 @@ class Debts:
             await self._pay_batch(batch)
         return min((debt.due for debt in list(self._owed.values())), default=None)
 
-    async def _pay_batch(self, batch: Sequence[_Debt]) -> None:
+    async def _pay_batch(self, batch: Sequence[_Debt]) -> Sequence[Answer | Exception]:
         start = self._runtime.now()
         answers = await self._offer_all([debt.end for debt in batch])
         now = self._runtime.now()
         for debt, answer in zip(batch, answers, strict=True):
+            if debt.paid:
+                continue  # another copy was quicker, and its answer counts: freed since, the key may be anybody's
             if isinstance(answer, Answer):
                 paid = await self._is_paid(debt, answer)
             else:
@@ -237,8 +274,25 @@ class Debts:
                 await self._weigh(debt, answer, silent=now - start >= self._timeout * 0.9)
             if not paid and now < debt.until:  # the last offer is made when time is over, not before
                 debt.put_off(now, answer)
-            elif self._owed.get(debt.end.nonce) is debt:  # else its run has left another: copies of its claim
-                self._owed.pop(debt.end.nonce, None)
+            else:
+                self._strike_out(debt)
+        return answers
+
+    async def decided(self, debt: _Debt, answer: Answer | Exception | None) -> bool:
+        """Whether the store has decided on it: by this answer, or by one to whoever wanted the key. Raises LeaseLost if it refused."""
+        if not debt.paid and isinstance(answer, Answer) and await self._is_paid(debt, answer):
+            self._strike_out(debt)
+        if debt.lost is not None:
+            raise debt.lost
+        return debt.paid
+
+    def _strike_out(self, debt: _Debt) -> None:
+        """It is offered no more."""
+        debt.paid = True
+        if self._owed.get(debt.end.nonce) is debt:  # else its run has left another: copies of its claim
+            self._owed.pop(debt.end.nonce, None)
+        if debt.run is not None and self.unwritten.get(debt.end.scope.hash) is debt:
+            self.unwritten.pop(debt.end.scope.hash, None)
 
     async def _weigh(self, debt: _Debt, problem: Exception, *, silent: bool) -> None:
         """It was not taken: tell less of it, if that is because of what it holds.
@@ -249,20 +303,21 @@ class Debts:
         """
         if refuses_the_value(problem) and (debt.end.result or debt.end.steps or debt.end.ref):
             debt.shrink()
-        elif debt.run is not None and debt.large and silent and await self._answers(debt.run):
+        elif debt.run is not None and debt.large and silent and await self._renewed(debt.run) is not None:
             debt.strikes += 1
             if debt.strikes >= _STRIKES or self._until < float("inf"):
                 debt.shrink()
         else:
             debt.strikes = 0
 
-    async def _answers(self, run: Run) -> bool:
-        """Whether the store takes a renewal of this run now."""
+    async def _renewed(self, run: Run) -> Answer | None:
+        """What the store says to a renewal of this run now, if it answers."""
         renewal = Renewal(run.scope, run.ask.nonce, run.ask.lease, run.call.options.retention)
         try:
-            return isinstance((await self._store.renew((renewal,)))[0], Answer)
-        except Exception:  # noqa: BLE001 - whatever its trouble is, it is not the size
-            return False
+            answer = (await self._store.renew((renewal,)))[0]
+        except Exception:  # noqa: BLE001 - whatever its trouble is, it is none of the outcome's
+            return None
+        return answer if isinstance(answer, Answer) else None
 
     async def pay_now(self) -> int:
         """Offer everything at once, whenever its next offer is due; how many outcomes the store has taken."""
@@ -277,7 +332,8 @@ class Debts:
             return answer is Answer.OK and not debt.lasting
         try:
             paid = await self.accepted(debt.run, answer)
-        except LeaseLost:
+        except LeaseLost as lost:
+            debt.lost = lost
             return True
         if paid:
             self.ended(debt.run.ask, debt.end)

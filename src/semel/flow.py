@@ -422,7 +422,7 @@ class Engine:
         lost = run.interrupt.fired
         if run.threads and not lost and run.detached:
             # The loop ends under a thread that runs on: never free a key under it, let its lease decide.
-            self.heart.remove(run)
+            self.heart.leave(run, error)
             return
         if lost:
             run.interrupt.absorb()

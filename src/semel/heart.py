@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 from weakref import ref
 
+from semel.calls import name_of
 from semel.errors import StoreUnavailable
-from semel.hooks import AtRisk, Emit, LeaseGone
-from semel.model import Answer, Renewal
+from semel.hooks import AtRisk, Emit, Failed, LeaseGone
+from semel.model import Answer, Policy, Renewal
 from semel.points import reach
 from semel.run import Run
 from semel.runtime import Runtime
@@ -15,6 +17,7 @@ from semel.store import Store
 
 __all__ = ["Heart"]
 
+_log = logging.getLogger("semel")
 _BATCH = 128
 _LOOK: Final = 10.0  # seconds: so often it looks whether any run is left, or a forgotten face would stay for a third of its lease
 
@@ -42,6 +45,20 @@ class Heart:
 
     def remove(self, run: Run) -> None:
         self._runs.pop(run.ask.nonce, None)
+
+    def leave(self, run: Run, error: BaseException) -> None:
+        """Nobody will record what its thread gives, and its caller has gone: said aloud, for nobody gets an error."""
+        self.remove(run)
+        if self._emit is not None:
+            self._emit(Failed(run.scope, run.attempt, "lost", error))
+        _log.warning(
+            "the event loop of %s ended while attempt %d still ran in a thread: its outcome cannot be recorded, and when its lease is "
+            "over the key is %s. Keep the loop until the thread has ended (`async with`, or `await once.aclose()`); what must not "
+            'happen twice needs on_unknown="hold", a step or run.downstream_key(...)',
+            name_of(run.call),
+            run.attempt,
+            "free, and is run again" if run.policy is Policy.RETRY else "unknown",
+        )
 
     def give_up(self, nonce: bytes) -> bool:
         """From now on nobody waits for it. True: it was granted, or may have been, and its function was not reached."""

@@ -19,7 +19,7 @@ from semel.points import reach
 from semel.posting import Poster
 from semel.run import Run
 from semel.runtime import Runtime, in_spite_of
-from semel.shrinking import refuses_the_value, shrunk
+from semel.shrinking import refuses_the_value
 from semel.store import Store
 from semel.turns import quiet
 
@@ -113,7 +113,8 @@ class Recorder:
         except (LeaseLost, NotRecorded):
             raise
         except BaseException:
-            self._debts.owe(run, end)  # struck, perhaps before it began; once more is no harm
+            # Struck, perhaps before it began; once more is no harm.
+            self._debts.owe(self._debts.hold(run, end))
             raise
 
     async def _record_when_quiet(self, run: Run, end: Settle, left_out: AbstractSet[str]) -> None:
@@ -129,23 +130,22 @@ class Recorder:
         """Offer the outcome until the store has decided on it, or `settle_timeout` is over."""
         pause = 0.02
         said: Exception = StoreUnavailable("the store did not answer in time")
+        debt = self._debts.hold(run, end)
         try:
             while True:
                 if answer is None:
-                    answer = await self._offered(end, until)
+                    answer = await self._offered(debt.end, until)
+                if await self._debts.decided(debt, answer):
+                    return
                 if isinstance(answer, Answer):
-                    if await self._debts.accepted(run, answer):
-                        self._debts.ended(run.ask, end)
-                        return
                     said = StoreUnavailable("the record was gone; it was claimed again")
-                    end = self._debts.whole(run, end)
                 elif answer is not None:
                     if refuses_the_value(answer) and type(answer) is type(said):
-                        end = shrunk(end)  # too big for a packet, say; a signal's error comes but once
+                        debt.shrink()  # too big for a packet, say; a signal's error comes but once
                     said = answer  # and silence after it tells nothing more
                 if self._runtime.now() >= until:
-                    goes_on = self._debts.owe(run, end)
-                    raise self._not_recorded(run, end, value, said, goes_on=goes_on)
+                    goes_on = self._debts.owe(debt)
+                    raise self._not_recorded(run, debt.end, value, said, goes_on=goes_on)
                 await self._runtime.sleep(min(pause, max(0.0, until - self._runtime.now())))
                 pause = min(pause * 2, 0.5)
                 answer = None
@@ -153,7 +153,7 @@ class Recorder:
             raise
         except BaseException:
             # A signal's handler raised: a thread cannot be protected from it, so it is offered in the background from here on.
-            self._debts.owe(run, end)
+            self._debts.owe(debt)
             raise
 
     async def _offered(self, end: Settle, until: float) -> Answer | Exception | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from semel import AsyncSemel, ConfigurationError, Semel, StoreUnavailable, current_run
+from semel.hooks import Failed
 from semel.layers import Layer
 from semel.loop import LoopRuntime
 from semel.model import State
@@ -52,6 +54,56 @@ def test_a_loop_that_ends_under_a_thread_does_not_free_its_key() -> None:
     (record,) = store._records.values()
     finish.set()
     assert record.state is State.RUNNING
+
+
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+@pytest.mark.parametrize(
+    ("policy", "closes", "said"),
+    [("retry", False, "is free, and is run again"), ("hold", False, "is unknown"), ("retry", True, "")],
+)
+def test_R10_an_outcome_that_is_lost_with_its_loop_is_told(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    store: str,
+    policy: str,
+    closes: bool,
+    said: str,
+) -> None:
+    url = url_of(request, store, "async", tmp_path)
+    started, finish, heard = threading.Event(), threading.Event(), list[object]()
+    key = f"customer-{uuid.uuid4().hex}"
+
+    def work() -> None:
+        started.set()
+        finish.wait(10)
+
+    def failures() -> list[str]:
+        return [event.decision for event in heard if isinstance(event, Failed)]
+
+    async def main() -> None:
+        once = AsyncSemel(url, operation="pay", on_unknown=policy, hooks=[heard.append])
+        task = asyncio.create_task(once.execute(key, work))
+        await asyncio.to_thread(started.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert [*caplog.records, *failures()] == []  # the claim is renewed as long as its loop runs
+        if closes:
+            finish.set()
+            await once.aclose()
+
+    with caplog.at_level(logging.WARNING, "semel"):
+        asyncio.run(main())
+    finish.set()
+    told = [record.getMessage() for record in caplog.records if record.name == "semel"]
+    assert failures() == ["lost"] * len(told)
+    assert len(told) == (0 if closes else 1)
+    for text in told:
+        assert "of default/pay ended while attempt 1 still ran in a thread" in text
+        assert said in text
+        assert "aclose()" in text
+        assert key not in text
 
 
 @pytest.mark.timeout(60)

@@ -62,6 +62,8 @@ def _held(engine: Engine, owed: Mapping[bytes, _Debt]) -> Iterator[str]:
     debts, heart = engine.debts, engine.heart
     if over := debts._owed.keys() - owed.keys():
         yield f"{len(over)} debts that are paid, or nobody's any more"
+    if unwritten := debts.unwritten.keys() - {debt.end.scope.hash for debt in debts._owed.values()}:
+        yield f"{len(unwritten)} keys that wait for an outcome to be written that is not owed"
     if strays := debts.strays.keys() - owed.keys():
         yield f"{len(strays)} claims that were sent again"
     if heart.expected:
