@@ -144,9 +144,9 @@ def _cancelled_settle_is_dropped() -> Sequence[Patch]:
 def _release_when_not_recorded() -> Sequence[Patch]:
     """A settle that the store did not take in time becomes a release."""
 
-    def owe(self: Debts, run: Run, end: Settle) -> None:
-        freed = Settle(end.scope, end.nonce, Kind.RELEASED, end.retention)
-        real(self, run, freed)
+    def owe(self: Debts, debt: Any) -> bool:
+        debt.end = Settle(debt.end.scope, debt.end.nonce, Kind.RELEASED, debt.end.retention)
+        return real(self, debt)
 
     real = Debts.owe
     return [(Debts, "owe", owe)]
