@@ -11,7 +11,9 @@ these may be two, one of them no master any more: what only one of them knows co
 EXEC does not roll back. So the guard comes first (WATCH: who lost the key applies nothing), the settle last. An error
 reply inside EXEC leaves the other commands applied: the record is then settled as `unknown`, in the same EXEC, and the error
 is raised. (Rejected: `done` in the EXEC and `unknown` by a second call, because whoever waits, or comes after a crash in
-between, is told that it went well; and the other way round, because a crash would make every good pipeline unknown.) Only
+between, is told that it went well; and the other way round, because a crash would make every good pipeline unknown.) The
+same if the settle itself fails there: exec_end.lua makes the record unknown with what else it can write. (Rejected: a note
+beside the record, for whoever comes next. It outlives the record, or not, and an EXEC that comes late does not see it.) Only
 absolute, idempotent commands (SET, HSET, ZADD …) are exactly once across a torn log: a server that loses the end of its
 log may keep the commands and lose the settle.
 """
