@@ -32,6 +32,7 @@ __all__ = [
     "columns",
     "end_args",
     "is_plain",
+    "new_words",
     "record_of",
     "renewal_args",
     "schema_sql",
@@ -180,6 +181,13 @@ def claim_words(ask: Ask, skew: float) -> Words:
     if not skew and (args := _plain_ask_args(ask)) is not None:
         return "claim_plain", args
     return "claim_one", (skew, *ask_args(ask))
+
+
+def new_words(ask: Ask, skew: float) -> Words | None:
+    """The statement for one ask whose key is most likely new; None for one that needs claim_one."""
+    if skew or (args := _plain_ask_args(ask)) is None:
+        return None
+    return "claim_new", args
 
 
 def claims_words(asks: Sequence[Ask], skew: float) -> Words:

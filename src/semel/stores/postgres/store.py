@@ -35,6 +35,7 @@ from semel.store import Capabilities, Colour, Facts, Page, Query, Settings, Unwa
 from semel.stores.postgres import url as postgres_url
 from semel.stores.postgres.errors import Locked, Lost, Trouble
 from semel.stores.postgres.facts import facts_of
+from semel.stores.postgres.hunch import Hunch
 from semel.stores.postgres.link import Row, Source
 from semel.stores.postgres.poster import PostgresPoster
 from semel.stores.postgres.sql import (
@@ -45,6 +46,7 @@ from semel.stores.postgres.sql import (
     claims_words,
     columns,
     is_plain,
+    new_words,
     record_of,
     renewal_args,
     schema_sql,
@@ -115,6 +117,7 @@ class PostgresStore:
         self._talk = Talk(source, settings, size=pool, listens=listens)
         self._where = source.where
         self._skew = 0.0
+        self._hunch = Hunch()
         self.losses = self._talk.losses
 
     @property
@@ -142,7 +145,7 @@ class PostgresStore:
             # One key, one statement, as few steps as can be; what that does not decide is decided below.
             ask = asks[0]
             try:
-                row = (await self._talk.run(*claim_words(ask, self._skew), deadline))[0]
+                row = await self._first_row(ask, deadline)
                 verdict = model.claim(None, ask, row[0])[0] if row[1] else self.judged(row, ask)
             except Locked:
                 return [self.LOCKED]
@@ -151,6 +154,18 @@ class PostgresStore:
             if verdict is not None:
                 return [verdict]
         return await in_turns(asks, self._claim, deadline, self._where)
+
+    async def _first_row(self, ask: Ask, deadline: float) -> Row:
+        """Of claim_one, or of claim_new where that is enough."""
+        if self._hunch.new and (words := new_words(ask, self._skew)) is not None:
+            try:
+                if rows := await self._talk.run(*words, deadline):
+                    return rows[0]
+            except Locked:
+                pass  # perhaps it is only being changed, which a look at it does not wait for
+        row = (await self._talk.run(*claim_words(ask, self._skew), deadline))[0]
+        self._hunch.learn(new=bool(row[1]))
+        return row
 
     def judged(self, row: Row, ask: Ask) -> Verdict | None:
         """The verdict by a row of claim_one that was there, where nothing is to be written; None: not decided."""

@@ -20,7 +20,7 @@
 -- {print}  the version of fingerprints
 --
 -- Every parameter costs the client and the server a microsecond, every expression the server about half of one. So the
--- claim and the settle that nearly all calls are have statements of their own (claim_plain, settle_done and their batches),
+-- claim and the settle that nearly all calls are have statements of their own (claim_plain, claim_new, settle_done, batches),
 -- which take what differs from call to call, and no shift of the clock. A claim's time is read after its snapshot was taken
 -- (`clock_timestamp`): the time of its arrival may lie before the end of a run that it sees.
 
@@ -51,6 +51,22 @@ select date_part('epoch', clock.now),
        end,
        r.xmin::text, r.waited, {row:r}
 from (select clock_timestamp() as now) clock left join {records} r on r.scope = $1::bytea
+
+-- name: claim_new
+-- The insertion of claim_plain and nothing else, for a key that is most likely new (see hunch.py): a call of {begin} and a
+-- search for what is not there cost a new key as much as two indexes. One row if it is ours: now, inserted. None: it is
+-- there, ask claim_plain; nothing was written. Who changes a row that is there is waited for by an insertion, and not by
+-- a read: so not for long.
+-- $1-$8 of claim_plain.
+insert into {records} (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
+                       fingerprint_version, created, updated, lease_until, expires)
+select $1::bytea, $2::text, $3::text, $4::text, 'running', $5::bytea, 1,
+       floor(date_part('epoch', now) * 1000000)::bigint, 'retry', $6::bytea, {print}, now, now,
+       now + make_interval(secs => $7::float8), now + make_interval(secs => $8::float8)
+from (select clock_timestamp() as now) clock
+where set_config('lock_timeout', '1ms', true) is not null
+on conflict (scope) do nothing
+returning date_part('epoch', created), true
 
 -- name: claim_many
 -- As claim_one, with arrays for $2-$13, sorted by scope, each scope once. One row per scope that is there or was
