@@ -19,6 +19,7 @@ from benches.core_parts.measure import (
     Term,
     closed_loop,
     compare_crowds,
+    on_cores,
     time_latencies,
     typical,
     work,
@@ -86,12 +87,16 @@ def ours(once: AsyncSemel, suffix: str = "") -> tuple[Contestant, Contestant]:
 
 def bench(effort: Effort) -> list[Figure]:
     """Latencies on several servers, one after the other: where the memory of one happens to lie moves them by some percent."""
-    taken: Samples = {}
-    for _ in range(0 if effort.quick else SERVERS - 1):
+    apart: Samples = {}
+    shared: Samples = {}
+    for _ in range(1 if effort.quick else SERVERS):
         with durable_server() as server:
-            asyncio.run(_timed(server, effort, taken))
+            for on_one_core, taken in ((False, apart), (True, shared)):
+                with on_cores(server.pid, shared=on_one_core):
+                    asyncio.run(_timed(server, effort, taken))
     with durable_server() as server:
-        return asyncio.run(_bench(server, effort, taken))
+        counts, *crowds = asyncio.run(_counted(server)), *asyncio.run(_batches(server, effort))
+    return [*_latencies(typical(apart)), *_on_one_core(typical(shared)), *counts, *crowds]
 
 
 @contextlib.asynccontextmanager
@@ -116,15 +121,9 @@ async def _timed(server: services.PostgresServer, effort: Effort, taken: Samples
         await _time(once, connection, effort, taken)
 
 
-async def _bench(server: services.PostgresServer, effort: Effort, taken: Samples) -> list[Figure]:
-    async with _opened(server) as (once, connection, url):
-        await _time(once, connection, effort, taken)
-        return [
-            *_latencies(typical(taken)),
-            await _wal(once, connection),
-            await _commits(connection, _within(once, connection)),
-            *await _batches(once, url, effort),
-        ]
+async def _counted(server: services.PostgresServer) -> list[Figure]:
+    async with _opened(server) as (once, connection, _):
+        return [await _wal(once, connection), await _commits(connection, _within(once, connection))]
 
 
 async def _time(once: AsyncSemel, connection: Any, effort: Effort, taken: Samples) -> None:
@@ -210,6 +209,23 @@ def _latencies(p50: dict[str, float]) -> list[Figure]:
     ]
 
 
+def _on_one_core(p50: dict[str, float]) -> list[Figure]:
+    """The same where nobody has to be woken on another core: what is left is the work of both sides, and the disk."""
+
+    def figure(what: str, ours: str, theirs: str) -> Figure:
+        return Figure(
+            f"{what}, client and server on one core: p50",
+            Term(ours, p50[ours], "µs"),
+            Term(theirs, p50[theirs], "µs"),
+        )
+
+    return [
+        figure("1 caller, replay", "replay", "select"),
+        figure("1 caller, first execution", "first", "insert"),
+        figure("within", "within", "alone"),
+    ]
+
+
 async def _wal(once: AsyncSemel, connection: Any) -> Figure:
     """What 200 replays add to the log. The server's own writes (a running-transactions record) may fall into a window."""
     replay = ours(once)[1]
@@ -237,9 +253,9 @@ async def _commits(connection: Any, call: Any) -> Figure:
     return Figure("within: commits per call", Term("commits per call", counted / count, ""), None, "=", 1)
 
 
-async def _batches(once: AsyncSemel, url: str, effort: Effort) -> list[Figure]:
+async def _batches(server: services.PostgresServer, effort: Effort) -> list[Figure]:
     figures = []
-    async with unbatched(f"{url}?pool=16") as plain:
+    async with _opened(server) as (once, _, url), unbatched(f"{url}?pool=16") as plain:
         for mine, bare, goal in zip(ours(once), ours(plain), (4.0, 0.0), strict=True):
             contest = [
                 Contestant("batched", mine.prepare, mine.call),

@@ -11,11 +11,11 @@ import psycopg
 import pytest
 
 from semel import AsyncSemel
-from semel.model import Answer, Busy, Kind, Replay, State, Won
+from semel.model import Answer, Ask, Busy, Kind, Replay, State, Won
 from semel.store import Settings
 from semel.stores.postgres import PostgresStore
 from semel.stores.postgres.hunch import Hunch
-from semel.stores.postgres.sql import new_words, statements
+from semel.stores.postgres.sql import new_words, news_words, statements
 from semel.stores.postgres.talk import Talk
 from semel.stores.rows import COLUMNS
 from semel.testing import services
@@ -60,6 +60,10 @@ def plain(url: str) -> str:
     return url.replace("+asyncpg", "").replace("+psycopg", "")
 
 
+def batch_of(*keys: str, **options: Any) -> list[Ask]:
+    return [ask_for(key, **options) for key in keys]
+
+
 def test_four_new_keys_in_a_row_make_a_hunch_and_one_that_is_known_ends_it() -> None:
     hunch = Hunch()
     for _ in range(4):
@@ -68,6 +72,10 @@ def test_four_new_keys_in_a_row_make_a_hunch_and_one_that_is_known_ends_it() -> 
     assert hunch.new
     hunch.learn(new=False)
     assert not hunch.new
+    hunch.learn(new=3)
+    assert not hunch.new
+    hunch.learn(new=3)
+    assert hunch.new
 
 
 def test_a_store_inserts_without_a_look_after_four_new_keys(here: Lab, sent: list[str]) -> None:
@@ -277,3 +285,132 @@ def test_a_key_that_a_stranger_inserts_is_busy_in_spite_of_a_hunch(here: Lab) ->
         session.rollback()
     (verdict,) = here.claim(sure(store), ask)
     assert isinstance(verdict, Won)
+
+
+# ---------------------------------------------------------------------------------------------------- batches
+def test_a_batch_is_inserted_without_a_look_after_four_new_keys(here: Lab, sent: list[str]) -> None:
+    store = here.open()
+    for number in range(3):
+        verdicts = here.claim(store, *batch_of(*(f"{number}-{at}" for at in range(5))))
+        assert all(isinstance(verdict, Won) for verdict in verdicts)
+    assert sent == ["claim_plain_many", "claim_new_many", "claim_new_many"]
+    sent.clear()
+    for _ in range(2):
+        known = here.claim(store, *batch_of("0-0", "new", "1-1"))
+        assert [type(verdict) for verdict in known] == [Busy, Won if not sent[3:] else Busy, Busy]
+        sent.append("|")
+    assert sent == ["claim_new_many", "claim_plain_many", "|", "claim_plain_many", "|"]
+
+
+def test_a_hunch_leaves_the_rows_of_a_batch_that_a_look_leaves(
+    here: Lab, postgres_server: services.PostgresServer
+) -> None:
+    store = here.open()
+    exact = [name for name in COLUMNS if name not in ("scope", "key", "nonce", "token", "created", "updated")]
+    spans = ", ".join(f"{name} - created" if name in ("lease_until", "expires") else name for name in exact)
+
+    def claimed(*keys: str) -> Any:
+        asks = batch_of(*keys, fingerprint=b"f" * 32, lease=7.0, retention=50.0)
+        asks[-1] = ask_for(keys[-1], retention=1e12)
+        verdicts = here.claim(store, *asks)
+        for ask, verdict in zip(asks, verdicts, strict=True):
+            assert isinstance(verdict, Won)
+            record, _ = here.run(store.peek(ask.scope))
+            assert record is not None
+            assert (record.nonce, record.token) == (ask.nonce, verdict.record.token)
+            assert verdict.record.lease_until == pytest.approx(record.lease_until, abs=2e-6)
+        found = dict(rows(postgres_server, here.url, f"select key, ({spans})::text from semel"))
+        return [found[key] for key in keys]
+
+    looked = claimed("a", "b", "c")
+    sure(store)
+    assert claimed("d", "e", "f") == looked
+
+
+def test_a_wrong_hunch_about_a_batch_changes_no_verdict(here: Lab) -> None:
+    store = here.open()
+    here.finish(store, "done", result=b"r")
+    here.settle(store, end_of(here.begin(store, "failed"), Kind.FAILED))
+    here.begin(store, "running")
+    here.begin(store, "lapsed", lease=0.001)
+    keys = ("new", "done", "failed", "running", "lapsed", "newer")
+    new, done, failed, running, lapsed, newer = here.claim(sure(store), *batch_of(*keys))
+    assert isinstance(new, Won)
+    assert isinstance(newer, Won)
+    assert isinstance(done, Replay)
+    assert done.record.result == b"r"
+    assert isinstance(failed, Replay)
+    assert failed.record.state is State.FAILED
+    assert isinstance(running, Busy)
+    assert isinstance(lapsed, Won)
+    assert lapsed.record.attempts == 2
+
+
+def test_a_batch_that_is_sent_twice_is_won_by_the_same_askers(here: Lab) -> None:
+    store = here.open()
+    asks = batch_of("a", "b", "c")
+    for _ in range(2):  # as after an answer that was lost
+        for verdict in here.claim(sure(store), *asks):
+            assert isinstance(verdict, Won)
+            assert verdict.record.attempts == 1
+    assert all(isinstance(verdict, Busy) for verdict in here.claim(sure(store), *batch_of("a", "b", "c")))
+
+
+@pytest.mark.parametrize("fault", ["reset_before", "swallow_reply"])
+def test_a_lost_request_or_reply_of_a_batch_is_not_seen(
+    here: Lab, postgres_server: services.PostgresServer, fault: str, sent: list[str]
+) -> None:
+    with Proxy("127.0.0.1", postgres_server.port) as proxy:
+        url = here.url.replace(f":{postgres_server.port}/", f":{proxy.port}/")
+        store = sure(here.open(Settings(timeout=30), url=url))
+        here.claim(store, *batch_of("one", "two"))
+        here.claim(store, *batch_of("three", "four"))  # the statement is prepared by now
+        sent.clear()
+        rule = getattr(proxy, fault)(at=1)
+        asks = batch_of("a", "b", "c")
+        verdicts = here.claim(store, *asks)
+        assert rule.fired.is_set()
+        known = ["claim_plain_many"] if fault == "swallow_reply" else []  # they are there, under these nonces
+        assert sent[:2] == ["claim_new_many", *known]
+        assert all(isinstance(verdict, Won) and verdict.record.attempts == 1 for verdict in verdicts)
+        assert here.settle(store, *map(end_of, asks)) == [Answer.OK] * 3
+
+
+def test_a_wrong_hunch_about_a_batch_writes_nothing(here: Lab) -> None:
+    store = here.open()
+    for key in ("a", "b"):
+        here.finish(store, key, result=b"r")
+    words = news_words(sorted(batch_of("a", "b"), key=lambda ask: ask.scope.hash), 0.0)
+    assert words is not None
+    sql = statements("semel")[words[0]]
+    with psycopg.connect(plain(here.url)) as session:
+        cursor = psycopg.RawCursor(session)
+        explain = b"explain (analyze, wal, format json) " + sql.encode()
+        plan = cursor.execute(explain, words[1]).fetchall()[0][0][0]["Plan"]
+        assert (plan["WAL Records"], plan["WAL Bytes"]) == (0, 0)
+        assert cursor.execute("select pg_current_xact_id_if_assigned()").fetchone() == (None,)
+
+
+def test_a_batch_with_a_key_that_is_being_changed_is_answered_in_spite_of_a_hunch(
+    here: Lab, sent: list[str]
+) -> None:
+    store = here.open()
+    done = here.finish(store, "k", result=b"r")
+    with psycopg.connect(plain(here.url)) as session:
+        session.execute("update semel set updated = now() where scope = %s", (done.scope.hash,))
+        sent.clear()
+        replay, won = here.claim(sure(store), *batch_of("k", "new"))
+        assert isinstance(replay, Replay)
+        assert isinstance(won, Won)
+        assert sent == ["claim_new_many", "claim_plain_many"]
+        session.rollback()
+
+
+def test_a_batch_with_an_ask_that_is_not_plain_is_looked_at(here: Lab, sent: list[str]) -> None:
+    store = here.open()
+    verdicts = here.claim(sure(store), ask_for("a"), ask_for("b", labels={"scene": "x"}))
+    assert all(isinstance(verdict, Won) for verdict in verdicts)
+    assert sent == ["claim_many"]
+    sent.clear()
+    assert all(isinstance(verdict, Won) for verdict in here.claim(store, *batch_of("c", "d")))
+    assert sent == ["claim_new_many"]

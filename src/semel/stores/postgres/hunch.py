@@ -22,6 +22,7 @@ class Hunch:
         self.new = False
         self._in_a_row = 0
 
-    def learn(self, *, new: bool) -> None:
-        self._in_a_row = self._in_a_row + 1 if new else 0
+    def learn(self, *, new: int) -> None:
+        """So many new keys came together; 0: not all of them were."""
+        self._in_a_row = self._in_a_row + new if new else 0
         self.new = self._in_a_row >= _ENOUGH

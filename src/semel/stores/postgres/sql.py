@@ -33,6 +33,7 @@ __all__ = [
     "end_args",
     "is_plain",
     "new_words",
+    "news_words",
     "record_of",
     "renewal_args",
     "schema_sql",
@@ -192,11 +193,21 @@ def new_words(ask: Ask, skew: float) -> Words | None:
 
 def claims_words(asks: Sequence[Ask], skew: float) -> Words:
     """The statement for several asks, sorted by scope."""
-    if not skew:
-        plain = [args for args in map(_plain_ask_args, asks) if args is not None]
-        if len(plain) == len(asks):
-            return "claim_plain_many", columns(plain)
+    if (plain := _plain_asks_args(asks, skew)) is not None:
+        return "claim_plain_many", plain
     return "claim_many", (skew, *columns(map(ask_args, asks)))
+
+
+def news_words(asks: Sequence[Ask], skew: float) -> Words | None:
+    """As `new_words`, for several asks, sorted by scope."""
+    plain = _plain_asks_args(asks, skew)
+    return None if plain is None else ("claim_new_many", plain)
+
+
+def _plain_asks_args(asks: Sequence[Ask], skew: float) -> list[list[Any] | None] | None:
+    """$1-$8 of claim_plain_many; None if one of the asks needs claim_many."""
+    plain = [] if skew else [args for args in map(_plain_ask_args, asks) if args is not None]
+    return columns(plain) if len(plain) == len(asks) else None
 
 
 def is_plain(end: Settle) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 from semel import model
@@ -31,8 +32,7 @@ from semel.model import (
     Unknown,
     Verdict,
 )  # fmt: skip
-from semel.store import Capabilities, Colour, Facts, Page, Query, Settings, Unwatch
-from semel.stores.postgres import url as postgres_url
+from semel.store import Capabilities, Facts, Page, Query, Settings, Unwatch
 from semel.stores.postgres.errors import Locked, Lost, Trouble
 from semel.stores.postgres.facts import facts_of
 from semel.stores.postgres.hunch import Hunch
@@ -47,9 +47,9 @@ from semel.stores.postgres.sql import (
     columns,
     is_plain,
     new_words,
+    news_words,
     record_of,
     renewal_args,
-    schema_sql,
     settle_words,
     settles_words,
     span,
@@ -58,50 +58,12 @@ from semel.stores.postgres.talk import Talk
 from semel.stores.postgres.turns import in_turns, settled
 from semel.stores.queries import page_start, states_of
 
-__all__ = ["PostgresStore", "adopt", "open_url", "schema_sql"]
+__all__ = ["PostgresStore"]
 
 _BULK: Final = 1 << 16  # a result this large travels alone: nothing small waits behind it
 _PURGE: Final = 1000  # rows a purge statement removes at most
 _NOTHING: Final[Row] = (0.0, None, None, None)  # neither inserted nor there: somebody was faster
 _OUTCOMES: Final = frozenset({State.DONE, State.EXPIRED})
-
-
-def open_url(url: str, settings: Settings, colour: Colour) -> PostgresStore:
-    """Open by URL: `postgresql+asyncpg://`, `postgresql+psycopg://`, or plain, which takes the driver by colour.
-
-    Options of ours: `pool` (connections per loop or process), `pgbouncer=1` (a transaction pooler is in between; it
-    is also noticed by itself), `prepared=0` (no prepared statements).
-    """
-    address = postgres_url.parse(url, colour)
-    source = postgres_url.source(address, colour)
-    return PostgresStore(source, settings, pool=address.pool, listens=not address.pgbouncer)
-
-
-def adopt(client: object, settings: Settings, colour: Colour) -> PostgresStore:
-    """Use an asyncpg.Pool or a pool of psycopg_pool that the caller owns: its settings stay, it is never closed."""
-    return PostgresStore(_borrow(client, colour), settings, pool=1000)
-
-
-def _borrow(client: Any, colour: Colour) -> Source:
-    kind = f"{type(client).__module__}.{type(client).__qualname__}"
-    if kind.startswith("asyncpg.pool."):
-        from semel.stores.postgres.asyncpg import AsyncpgLoans, AsyncpgPool
-
-        source: Source = AsyncpgLoans(AsyncpgPool(client))
-    elif kind.startswith("psycopg_pool.") and hasattr(client, "getconn"):
-        from semel.stores.postgres.psycopg import PsycopgLoans, PsycopgPool
-
-        own: Literal["sync", "async"] = "async" if "Async" in kind else "sync"
-        source = PsycopgLoans(PsycopgPool(client, colour=own), colour=own)
-    else:
-        raise ConfigurationError(
-            f"semel cannot use a {kind} as a store: pass an asyncpg.Pool, a psycopg_pool.ConnectionPool or "
-            "AsyncConnectionPool, an SQLAlchemy engine, or a URL; one connection serves `within` only"
-        )
-    if colour != source.colour:
-        face = "AsyncSemel" if source.colour == "async" else "Semel"
-        raise ConfigurationError(f"a {kind} works with {face} only")
-    return source
 
 
 class PostgresStore:
@@ -158,11 +120,9 @@ class PostgresStore:
     async def _first_row(self, ask: Ask, deadline: float) -> Row:
         """Of claim_one, or of claim_new where that is enough."""
         if self._hunch.new and (words := new_words(ask, self._skew)) is not None:
-            try:
+            with suppress(Locked):  # perhaps it is only being changed, which a look at it does not wait for
                 if rows := await self._talk.run(*words, deadline):
                     return rows[0]
-            except Locked:
-                pass  # perhaps it is only being changed, which a look at it does not wait for
         row = (await self._talk.run(*claim_words(ask, self._skew), deadline))[0]
         self._hunch.learn(new=bool(row[1]))
         return row
@@ -208,13 +168,25 @@ class PostgresStore:
     async def _read_or_insert(self, asks: list[Ask], deadline: float) -> Sequence[Row]:
         if len(asks) == 1:
             return await self._talk.run(*claim_words(asks[0], self._skew), deadline)
-        found: dict[bytes, Row] = {}
-        for row in await self._talk.run(*claims_words(asks, self._skew), deadline):
-            if row[4] is not None:
-                found[bytes(row[4])] = row
-            elif row[1]:  # of claim_plain_many: all that were inserted
-                found.update(dict.fromkeys(map(bytes, row[1]), (row[0], True, None, None)))
+        found = await self._inserted(asks, deadline)
+        if rest := [ask for ask in asks if ask.scope.hash not in found]:
+            new = 0
+            for row in await self._talk.run(*claims_words(rest, self._skew), deadline):
+                if row[4] is None:  # of claim_plain_many: all that were inserted
+                    found |= (granted := _granted(row))
+                    new += len(granted)
+                else:
+                    found[bytes(row[4])] = row
+                    new += bool(row[1])
+            self._hunch.learn(new=new if new == len(rest) else 0)
         return [found.get(ask.scope.hash, _NOTHING) for ask in asks]
+
+    async def _inserted(self, asks: list[Ask], deadline: float) -> dict[bytes, Row]:
+        """Those that claim_new_many inserted, where the keys are most likely new."""
+        if self._hunch.new and (words := news_words(asks, self._skew)) is not None:
+            with suppress(Locked):  # as in `_first_row`
+                return _granted((await self._talk.run(*words, deadline))[0])
+        return {}
 
     async def _decide_claims(
         self,
@@ -479,6 +451,11 @@ class PostgresStore:
         await self._talk.aclose()
 
     leave = aclose  # what other loops opened is theirs, and ends with them
+
+
+def _granted(row: Row) -> dict[bytes, Row]:
+    """Scopes that were inserted together, of the row that names them."""
+    return dict.fromkeys(map(bytes, row[1] or ()), (row[0], True, None, None))
 
 
 def _judge(row: Row, ask: Ask, now: float) -> tuple[Verdict, Record | None]:

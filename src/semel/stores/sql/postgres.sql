@@ -134,6 +134,25 @@ union all
 select date_part('epoch', (select now from clock)), array_agg(fresh.scope), null, null, null, {nulls}
 from fresh
 
+-- name: claim_new_many
+-- As claim_new, with arrays, as claim_plain_many. One row: now, and all scopes that are ours (NULL: none). The others are
+-- there, ask claim_plain_many; nothing was written for them.
+with clock as materialized (
+    select clock_timestamp() as now, set_config('lock_timeout', '1ms', true)
+), fresh as (
+    insert into {records} (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
+                           fingerprint_version, created, updated, lease_until, expires)
+    select a.scope, a.tenant, a.operation, a.key, 'running', a.nonce, 1,
+           floor(date_part('epoch', now) * 1000000)::bigint, 'retry', a.fingerprint, {print}, now, now,
+           now + make_interval(secs => a.lease), now + make_interval(secs => a.life)
+    from clock, unnest($1::bytea[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::bytea[], $7::float8[],
+                       $8::float8[]) as a(scope, tenant, operation, key, nonce, fingerprint, lease, life)
+    order by a.scope
+    on conflict (scope) do nothing
+    returning scope
+)
+select date_part('epoch', (select now from clock)), array_agg(fresh.scope) from fresh
+
 -- name: settle_one
 -- The owner's settle of a run that is still its own: the common case, by conditions alone. Everything else (somebody
 -- else's nonce, not running, an actor, a release that keeps steps) matches no row here and is decided by the model.
