@@ -321,20 +321,7 @@ class Lab:
         import asyncpg
 
         pool = await asyncpg.create_pool(self.place, min_size=1, max_size=1)
-        tx = AsyncpgTx(await pool.acquire(), pool)
-        await self._use_twice(tx)
-        return tx
-
-    async def _use_twice(self, tx: AsyncpgTx) -> None:
-        """The session keeps the statement of a claim from now on, if there is a table to claim in."""
-        ((table,),) = await tx.target.fetch("SELECT to_regclass('semel')")
-        if table is None:
-            return
-        async with AsyncSemel(self.url) as once:
-            for key in ("used", "used twice"):
-                await tx.begin()
-                await once.within(tx.target).execute(key, wait, None)
-                await tx.rollback()
+        return AsyncpgTx(await pool.acquire(), pool)
 
     def mysql_place(self) -> dict[str, Any]:
         parts = urlsplit(self.place)

@@ -27,9 +27,7 @@ from semel.within.failures import (
     is_missing_table,
     is_outside_transaction,
     is_retryable,
-    is_unprepared,
 )
-from semel.within.kept import SESSIONS, Way
 from semel.within.mysql import mysql_words
 from semel.within.places import Place
 from semel.within.ports import Port, Scripts, SqlSavepoint, not_open
@@ -152,24 +150,13 @@ class Bound:
         own = SqlSavepoint(scripts, f"semel_{ask.nonce[:8].hex()}")
         place, now = Place(own, False, connection, (ask.scope.hash, self.table)), time.time()
         words = self._words = postgres_words(self.table)
-        session = scripts.session
-        way = SESSIONS.choose(session, words.kept)
         try:
-            inserted = await scripts.script(words.opening(own.name, ask, now, self.patience, way))
-        except BaseException as error:  # noqa: BLE001 - raised again, unless it says what to do
-            if way is Way.TEXT or not is_unprepared(error):
-                return await self._refused(place, error)
-            if way is Way.NAME:
-                SESSIONS.distrust()
-            await self._runtime.protect(self._leave(place))
-            return await self._claim_by_script(scripts, ask, connection)  # as text
-        if way is Way.PREPARE:
-            SESSIONS.keeps(session, words.kept)
-        if inserted == 1:
-            self._won(place, ask.nonce)
-            return model.claim(None, ask, now)[0]
-        look = words.look(self.port, ask.scope, way)
-        return await self._decide(place, ask, records.claim(words, self.port, ask, self.patience, look))
+            if await scripts.script(words.opening(own.name, ask, now, self.patience)) == 1:
+                self._won(place, ask.nonce)
+                return model.claim(None, ask, now)[0]
+        except BaseException as error:  # noqa: BLE001 - raised again, unless it says that the key is locked
+            return await self._refused(place, error)
+        return await self._decide(place, ask, records.claim(words, self.port, ask, self.patience, look=True))
 
     def _won(self, place: Place, nonce: bytes) -> None:
         self._places[nonce] = place

@@ -169,8 +169,6 @@ class PsycopgPort(_DriverPort):
     async def prepare(self) -> None:
         _check_psycopg(self.connection, inside=self.inside)
 
-    session = None  # psycopg says DEALLOCATE ALL after a rollback
-
     @property
     def scripts(self) -> Scripts | None:
         return self if self.inside else None  # before it is begun see `_WholeTransaction`
@@ -220,8 +218,6 @@ class PsycopgAsyncPort(_DriverPort):
     async def prepare(self) -> None:
         _check_psycopg(self.connection, inside=self.inside)
 
-    session = None  # psycopg says DEALLOCATE ALL after a rollback
-
     @property
     def scripts(self) -> Scripts | None:
         return self if self.inside else None  # before it is begun see `_WholeTransaction`
@@ -265,12 +261,6 @@ class AsyncpgPort(_DriverPort):
     @property
     def scripts(self) -> Scripts | None:
         return self
-
-    @property
-    def session(self) -> object | None:
-        """The connection itself, not what a pool lends. With `statement_cache_size=0` it says that a pooler is in between."""
-        connection = getattr(self.connection, "_con", self.connection)
-        return connection if getattr(connection, "_stmt_cache_enabled", False) else None
 
     async def script(self, sql: str) -> int:
         status: str = await self.connection.execute(sql)

@@ -14,7 +14,6 @@ __all__ = [
     "is_missing_table",
     "is_outside_transaction",
     "is_retryable",
-    "is_unprepared",
 ]
 
 _SQLITE_BUSY: Final = 5
@@ -91,8 +90,3 @@ def is_outside_transaction(error: BaseException, dialect: Dialect) -> bool:
 def is_failed_transaction(error: BaseException, dialect: Dialect) -> bool:
     """An error before this statement: PostgreSQL takes nothing but a rollback."""
     return dialect == "postgresql" and _code(error, dialect) == "25P02"
-
-
-def is_unprepared(error: BaseException) -> bool:
-    """PostgreSQL: there is no statement of this name in the session, or there is one already."""
-    return _code(error, "postgresql") in ("26000", "42P05")

@@ -121,11 +121,6 @@ class SqlPort(Protocol):
 
 
 class Scripts(SqlPort, Protocol):
-    @property
-    def session(self) -> object | None:
-        """What stays the same as long as a session keeps what is prepared in it; None: nothing may be prepared in it."""
-        ...
-
     async def script(self, sql: str) -> int:
         """Several statements without parameters in one message; how many rows the last one gave or changed."""
         ...

@@ -3,9 +3,6 @@
 The claim of a key that is not there is the function {enter} of the schema. Where the connection can be sent several
 statements in one message, SAVEPOINT and claim travel together, as text: a round trip costs as much as the claim itself.
 
-Where the session keeps statements (see `kept`) they go by name the next time: no call of a function, and nothing to
-analyse; SAVEPOINT and EXECUTE still travel in one message.
-
 `lock_timeout` is set and restored inside each statement that may wait: the first part of it reads the old value and
 sets ours, the last one, which runs after the wait, sets the old one again. An error undoes both with the savepoint.
 """
@@ -15,7 +12,6 @@ from __future__ import annotations
 import re
 import time
 from functools import cache, lru_cache
-from hashlib import blake2b
 from math import inf
 from typing import Any, Final
 
@@ -25,7 +21,6 @@ from semel.errors import ConfigurationError
 from semel.keys import Scope
 from semel.model import Ask, Policy, Record, Settle
 from semel.stores import rows
-from semel.within.kept import Way
 from semel.within.ports import Port, Row
 from semel.within.records import Entry, identifier, query, record_of
 
@@ -54,24 +49,6 @@ _ENTER: Final = (
 # How many rows come back is all that a driver tells of the last of several statements: one if the key is ours.
 _OPEN: Final = "SELECT WHERE {enter}("
 
-# The function's statement under a name of its own. What lock_timeout was is remembered in a setting of ours, because RETURNING
-# sees the new row only; where there is none (the key is there), `_LOOK_BACK` restores it. `semel.before` is as local as they are.
-_KEPT: Final = """
-insert into {table} (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
-                     fingerprint_version, created, updated, lease_until, labels, secret_id)
-select $1, $2, $3, $4, 'running', $5, 1, $6, 'hold', $7, $8, now, now, now + make_interval(secs => $9), $10, $11
-from (
-    select clock_timestamp() as now, set_config('semel.before', current_setting('lock_timeout'), true) as before,
-           set_config('lock_timeout', $12, true) as limited
-) clock
-on conflict (scope) do nothing
-returning {restored}
-"""
-_KEPT_TYPES: Final = (
-    "bytea, text, text, text, bytea, bigint, bytea, integer, float8, text, text, text"  # as those of {enter}
-)
-_RESTORED: Final = "set_config('lock_timeout', current_setting('semel.before'), true)"
-
 _LOCK: Final = (
     _CLOCK
     + """, held as materialized (
@@ -83,7 +60,7 @@ from clock left join held on true
 )
 
 _LOOK: Final = """
-select date_part('epoch', clock.now), {first}, held.*
+select date_part('epoch', clock.now), null, held.*
 from (select clock_timestamp() as now) clock
 left join (select {row} from {table} where scope = $1::bytea) held on true
 """
@@ -155,7 +132,6 @@ class PostgresWords:
             "{name}": table.rpartition(".")[2],
             "{row}": _row(""),
             "{row:r}": _row("r."),
-            "{restored}": _RESTORED,
         }
         changes = ", ".join(_assignment(name, at) for at, name in enumerate(rows.COLUMNS, 1) if at > 1)
         # `waited` of an earlier run would make the settle notify, which a transaction that is prepared (two-phase) must not.
@@ -167,19 +143,12 @@ class PostgresWords:
             return text
 
         self._open, self._enter = made(_OPEN), made(_ENTER)
-        self._lock, self._look = made(_LOCK), made(_LOOK.replace("{first}", "null"))
-        self._look_back = made(_LOOK.replace("{first}", _RESTORED))
-        kept = made(_KEPT)
-        self.kept = f"semel_{blake2b(kept.encode(), digest_size=8).hexdigest()}"
-        self._keep = f"PREPARE {self.kept} ({_KEPT_TYPES}) AS {kept};"
+        self._lock, self._look = made(_LOCK), made(_LOOK)
         self._finish, self._finish_plain, self._write = made(_FINISH), made(_FINISH_PLAIN), made(write)
 
-    def opening(self, name: str, ask: Ask, now: float, patience: float, way: Way) -> str:
+    def opening(self, name: str, ask: Ask, now: float, patience: float) -> str:
         """A savepoint, and `enter` in it, in one message: one row if the key is ours now. What is there is not read."""
-        if way is Way.TEXT:
-            return f"SAVEPOINT {name};{self._open}{_literals(ask, now, patience)})"
-        keep = self._keep if way is Way.PREPARE else ""
-        return f"SAVEPOINT {name};{keep}EXECUTE {self.kept}({_literals(ask, now, patience)})"
+        return f"SAVEPOINT {name};{self._open}{_literals(ask, now, patience)})"
 
     async def enter(self, port: Port, ask: Ask, patience: float) -> Entry:
         now = time.time()
@@ -189,10 +158,8 @@ class PostgresWords:
     async def lock(self, port: Port, scope: Scope, patience: float) -> Entry:
         return _entry((await query(port, self._lock, (_limit(patience), scope.hash)))[0], locked=True)
 
-    async def look(self, port: Port, scope: Scope, way: Way = Way.TEXT) -> Entry:
-        """`way`: of the `opening` just before, which leaves lock_timeout to this unless it is TEXT."""
-        sql = self._look if way is Way.TEXT else self._look_back
-        return _entry((await query(port, sql, (scope.hash,)))[0], locked=False)
+    async def look(self, port: Port, scope: Scope) -> Entry:
+        return _entry((await query(port, self._look, (scope.hash,)))[0], locked=False)
 
     async def write(self, port: Port, record: Record) -> None:
         await query(port, self._write, rows.to_row(_within_reach(record)))

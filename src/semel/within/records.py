@@ -77,14 +77,12 @@ class Words(Protocol):
     async def look(self, port: Port, scope: Scope) -> Entry: ...
 
 
-async def claim(
-    words: Words, port: Port, ask: Ask, patience: float, look: Awaitable[Entry] | None = None
-) -> Verdict:
+async def claim(words: Words, port: Port, ask: Ask, patience: float, *, look: bool = False) -> Verdict:
     """Decide by `model.claim`. Anything but `Won` has written nothing. `look`: the insertion was tried just now."""
     try:
         while True:
-            found = await (words.enter(port, ask, patience) if look is None else look)
-            look = None
+            found = await (words.look(port, ask.scope) if look else words.enter(port, ask, patience))
+            look = False
             if found.inserted:
                 return model.claim(None, ask, found.now)[0]
             if found.record is None:
