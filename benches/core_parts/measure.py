@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -187,8 +187,8 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def on_cores(server: int, *, shared: bool) -> Iterator[None]:
-    """For the block this process has the first core, and the server with its children (those to come, too) the others, or,
-    if it is `shared`, the same one.
+    """For the block this process has the first core. The server and its children (those to come, too) get the others, or, if it is
+    `shared`, the same one, and keep them.
 
     Left to the scheduler, one connection is answered on the client's own core and the next one is not, for minutes: a select
     then takes 30 µs or 110, and says nothing about what it is compared with.
@@ -199,13 +199,12 @@ def on_cores(server: int, *, shared: bool) -> Iterator[None]:
     theirs = set(cores[:1] if shared else cores[1:] or cores)
     os.sched_setaffinity(0, cores[:1])
     for pid in everybody:
-        os.sched_setaffinity(pid, theirs)
+        with suppress(ProcessLookupError):  # some come and go
+            os.sched_setaffinity(pid, theirs)
     try:
         yield
     finally:
         os.sched_setaffinity(0, cores)
-        for pid in everybody:
-            os.sched_setaffinity(pid, cores)
 
 
 def _turns(contestants: Sequence[Contestant], number: int) -> Sequence[Contestant]:

@@ -17,7 +17,18 @@ from typing import Any, Final
 from semel.errors import CodecError, ConfigurationError, StoreUnavailable
 from semel.losses import NotConnected
 
-__all__ = ["Clash", "Late", "Locked", "Lost", "NotReplicated", "Trouble", "Unfit", "refused", "unreachable"]
+__all__ = [
+    "Clash",
+    "Late",
+    "Locked",
+    "Lost",
+    "NotReplicated",
+    "ReadOnly",
+    "Trouble",
+    "Unfit",
+    "refused",
+    "unreachable",
+]
 
 
 class Trouble(Exception):
@@ -57,6 +68,10 @@ class Locked(Trouble):
 
 class Clash(Trouble):
     """A serialization failure or a deadlock: PostgreSQL chose this transaction to be repeated."""
+
+
+class ReadOnly(StoreUnavailable):
+    """Nothing can be written for now; what is there can be read."""
 
 
 class Unfit(Trouble):
@@ -128,9 +143,8 @@ def _final(error: BaseException, state: str, text: str, where: str) -> Exception
     if state in _CONFIGURATION:
         return _chain(ConfigurationError(_unusable(state, text, where)), error)
     if remedy := _UNAVAILABLE.get(state) or _UNAVAILABLE.get(state[:2]):
-        return _chain(
-            StoreUnavailable(f"PostgreSQL at {where} is not available: {remedy.format(text)}"), error
-        )
+        kind = ReadOnly if state == "25006" else StoreUnavailable
+        return _chain(kind(f"PostgreSQL at {where} is not available: {remedy.format(text)}"), error)
     return _chain(RuntimeError(f"PostgreSQL at {where} refused a statement of semel ({state} {text})"), error)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from semel import model
@@ -18,7 +17,7 @@ from semel.model import Answer, Ask, Settle, Verdict
 from semel.posting import Brief
 from semel.stores.postgres.errors import Locked, Trouble
 from semel.stores.postgres.link import Row
-from semel.stores.postgres.sql import Words, brief_of, claim_words, new_words, settle_words
+from semel.stores.postgres.sql import brief_of, claim_words, new_words, settle_words
 
 if TYPE_CHECKING:
     from semel.stores.postgres.store import PostgresStore
@@ -43,29 +42,18 @@ class PostgresPoster:
         del now
         try:
             if self._hunch.new and (new := new_words(ask, self._store._skew)) is not None:
-                return self._claim_new(new, ask)
+                sent = self._talk.post(*new)
+                return None if sent is None else self._hunch.follow(sent)
             words = claim_words(ask, self._store._skew)
         except (CodecError, ValueError):
             return None
         return self._talk.post(*words)
 
-    def _claim_new(self, words: Words, ask: Ask) -> Coroutine[Any, Any, Sequence[Row]] | None:
-        sent = self._talk.post(*words)
-        return None if sent is None else self._new_or_read(sent, ask)
-
-    async def _new_or_read(self, sent: Coroutine[Any, Any, Sequence[Row]], ask: Ask) -> Sequence[Row]:
-        """The row of claim_new, or if there is none that of claim_plain; none at all where no link is idle now."""
-        with suppress(Locked):  # as in `PostgresStore._first_row`
-            if rows := await sent:
-                return rows
-        again = self._talk.post(*claim_words(ask, self._store._skew))
-        return () if again is None else await again
-
     def claimed(self, ask: Ask, reply: Any, *, whole: bool = True) -> Verdict | Brief | None:
         if isinstance(reply, Exception):
             return self._store.LOCKED if isinstance(reply, Locked) else None
         if not reply:
-            return None
+            return None  # of a wrong hunch
         row = reply[0]
         if row[1]:
             self._hunch.learn(new=True)

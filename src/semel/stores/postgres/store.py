@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import Any, Final, Literal
 
 from semel import model
@@ -33,7 +32,7 @@ from semel.model import (
     Verdict,
 )  # fmt: skip
 from semel.store import Capabilities, Facts, Page, Query, Settings, Unwatch
-from semel.stores.postgres.errors import Locked, Lost, Trouble
+from semel.stores.postgres.errors import Locked, Lost, ReadOnly, Trouble
 from semel.stores.postgres.facts import facts_of
 from semel.stores.postgres.hunch import Hunch
 from semel.stores.postgres.link import Row, Source
@@ -120,9 +119,8 @@ class PostgresStore:
     async def _first_row(self, ask: Ask, deadline: float) -> Row:
         """Of claim_one, or of claim_new where that is enough."""
         if self._hunch.new and (words := new_words(ask, self._skew)) is not None:
-            with suppress(Locked):  # perhaps it is only being changed, which a look at it does not wait for
-                if rows := await self._talk.run(*words, deadline):
-                    return rows[0]
+            for row in await self._hunch.follow(self._talk.run(*words, deadline)):
+                return row
         row = (await self._talk.run(*claim_words(ask, self._skew), deadline))[0]
         self._hunch.learn(new=bool(row[1]))
         return row
@@ -154,6 +152,10 @@ class PostgresStore:
                 if len(asks) > 1:
                     raise
                 return verdicts
+            except ReadOnly as error:
+                if len(asks) > 1:
+                    raise Trouble("each alone is looked at before it is inserted") from error
+                raise
             except (SemelError, Trouble):
                 if len(asks) > 1:
                     self.losses.tell()  # of those that a statement before has granted
@@ -184,8 +186,8 @@ class PostgresStore:
     async def _inserted(self, asks: list[Ask], deadline: float) -> dict[bytes, Row]:
         """Those that claim_new_many inserted, where the keys are most likely new."""
         if self._hunch.new and (words := news_words(asks, self._skew)) is not None:
-            with suppress(Locked):  # as in `_first_row`
-                return _granted((await self._talk.run(*words, deadline))[0])
+            for row in await self._hunch.follow(self._talk.run(*words, deadline)):
+                return _granted(row)
         return {}
 
     async def _decide_claims(

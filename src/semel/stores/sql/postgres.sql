@@ -53,20 +53,14 @@ select date_part('epoch', clock.now),
 from (select clock_timestamp() as now) clock left join {records} r on r.scope = $1::bytea
 
 -- name: claim_new
--- The insertion of claim_plain and nothing else, for a key that is most likely new (see hunch.py): a call of {begin} and a
--- search for what is not there cost a new key as much as two indexes. One row if it is ours: now, inserted. None: it is
--- there, ask claim_plain; nothing was written. Who changes a row that is there is waited for by an insertion, and not by
--- a read: so not for long.
+-- claim_plain without the look, for a key that is most likely new (see hunch.py). One row: now, and whether it was inserted;
+-- if not it is there, ask claim_plain: nothing was written. Not the INSERT itself, which would lock the table before any part
+-- of it can set lock_timeout, and wait without end for an index that is being made.
 -- $1-$8 of claim_plain.
-insert into {records} (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
-                       fingerprint_version, created, updated, lease_until, expires)
-select $1::bytea, $2::text, $3::text, $4::text, 'running', $5::bytea, 1,
-       floor(date_part('epoch', now) * 1000000)::bigint, 'retry', $6::bytea, {print}, now, now,
-       now + make_interval(secs => $7::float8), now + make_interval(secs => $8::float8)
+select date_part('epoch', clock.now),
+       {begin}($1::bytea, $2::text, $3::text, $4::text, $5::bytea, 'retry', $6::bytea, {print}, $7::float8, $8::float8, null,
+               null, clock.now)
 from (select clock_timestamp() as now) clock
-where set_config('lock_timeout', '1ms', true) is not null
-on conflict (scope) do nothing
-returning date_part('epoch', created), true
 
 -- name: claim_many
 -- As claim_one, with arrays for $2-$13, sorted by scope, each scope once. One row per scope that is there or was
@@ -138,7 +132,7 @@ from fresh
 -- As claim_new, with arrays, as claim_plain_many. One row: now, and all scopes that are ours (NULL: none). The others are
 -- there, ask claim_plain_many; nothing was written for them.
 with clock as materialized (
-    select clock_timestamp() as now, set_config('lock_timeout', '1ms', true)
+    select clock_timestamp() as now, set_config('lock_timeout', '50ms', true)
 ), fresh as (
     insert into {records} (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
                            fingerprint_version, created, updated, lease_until, expires)
