@@ -56,6 +56,8 @@ class _Debt(msgspec.Struct):
     """The store has decided on it: answers to other copies of it tell nothing."""
     lost: LeaseLost | None = None
     """What it was paid with, if that was a refusal."""
+    before: _Debt | None = None
+    """Of the same key: one of the two owners has been overtaken, and the store knows which."""
 
     @property
     def large(self) -> bool:
@@ -105,7 +107,10 @@ class Debts:
 
     def hold(self, run: Run, end: Settle) -> _Debt:
         """An outcome that the store did not take at once. Whoever has it offers it, and so does whoever wants the key."""
-        debt = self.unwritten[run.scope.hash] = _Debt(end, run, float("inf"))
+        before = self.unwritten.get(run.scope.hash)
+        if before is not None and before.end.nonce == end.nonce:
+            before = before.before
+        debt = self.unwritten[run.scope.hash] = _Debt(end, run, float("inf"), before=before)
         return debt
 
     def owe(self, debt: _Debt) -> bool:
@@ -120,24 +125,33 @@ class Debts:
         return True
 
     async def write(self, scope: Scope) -> Busy | None:
-        """Before a claim: an outcome of this key that is not written yet is offered now. None: the store has decided on it.
+        """Before a claim: outcomes of this key that are not written yet are offered now. None: the store has decided on them.
 
         A claim would take the key over, were the lease over, and run again what has happened (R16). So without a decision the key
         is busy as long as the store renews its lease, and StoreUnavailable is raised otherwise.
         """
-        tries = _TRIES
         while not self._closed and (debt := self.unwritten.get(scope.hash)) and debt.run is not None:
-            tries, end = tries - 1, debt.end
+            if (busy := await self._write(debt, debt.run)) is not None:
+                return busy
+        return None
+
+    async def _write(self, debt: _Debt, run: Run) -> Busy | None:
+        for left in reversed(range(_TRIES)):
+            start, end = self._runtime.now(), debt.end
             (answer,) = await self._pay_batch([debt])
+            if debt.paid or self._closed:
+                break
             problem = answer if isinstance(answer, Exception) else None
-            if not debt.paid and (not tries or (problem is not None and debt.end is end)):
-                if await self._renewed(debt.run) is Answer.OK:
-                    return Busy(debt.run.ask.lease, debt.run.attempt)
-                said = "the record was gone" if problem is None else str(problem)
-                raise StoreUnavailable(
-                    f"{name_of(debt.run.call)} has ended here, and the store has not taken its outcome yet ({said}): nothing is run "
-                    "before that is written. Call again"
-                ) from problem
+            if left and (problem is None or debt.end is not end):
+                continue
+            silent = self._runtime.now() - start >= self._timeout * 0.9
+            if not silent and await self._renewed(run) is Answer.OK:
+                return Busy(run.ask.lease, run.attempt)
+            said = "the record was gone" if problem is None else str(problem)
+            raise StoreUnavailable(
+                f"{name_of(run.call)} has ended here, and the store has not taken its outcome yet ({said}): nothing is run "
+                "before that is written. Call again"
+            ) from problem
         return None
 
     def abandon(self, ask: Ask) -> None:
@@ -292,7 +306,13 @@ class Debts:
         if self._owed.get(debt.end.nonce) is debt:  # else its run has left another: copies of its claim
             self._owed.pop(debt.end.nonce, None)
         if debt.run is not None and self.unwritten.get(debt.end.scope.hash) is debt:
-            self.unwritten.pop(debt.end.scope.hash, None)
+            before = debt.before
+            while before is not None and before.paid:
+                before = before.before
+            if before is None:
+                self.unwritten.pop(debt.end.scope.hash, None)
+            else:
+                self.unwritten[debt.end.scope.hash] = before
 
     async def _weigh(self, debt: _Debt, problem: Exception, *, silent: bool) -> None:
         """It was not taken: tell less of it, if that is because of what it holds.

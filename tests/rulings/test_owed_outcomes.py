@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -263,3 +264,39 @@ async def test_R17_what_is_held_here_of_a_key_that_another_one_has_taken_over_is
     with pytest.raises(LeaseLost, match="was taken over by another owner"):
         await owner()
     assert len([event for event in heard if isinstance(event, LeaseGone)]) == 1
+
+
+@pytest.mark.parametrize("last", ["owner", "zombie"])
+async def test_R16_the_owner_counts_of_two_whose_outcomes_of_one_key_are_held_here(
+    light_lab: Lab, last: str
+) -> None:
+    """The one that was overtaken, and the one that has overtaken it."""
+    store, ends = Away(), {"zombie": threading.Event(), "owner": threading.Event()}
+    once = _face(light_lab, store, settle_timeout=0.05)
+    _stand_still(once)
+
+    def running(name: str) -> Any:
+        async def work() -> str:
+            light_lab.effects.append(name)
+            await until(light_lab, ends[name].is_set)
+            return name
+
+        fn = work if light_lab.colour == "async" else lambda: run_sync(work())
+        return meanwhile(light_lab, 0, lambda: once.execute("k", fn))
+
+    zombie = running("zombie")
+    await until(light_lab, lambda: light_lab.effects == ["zombie"])
+    let_pass(once, 5)
+    await pause(light_lab, 1.1)  # who runs a key here is believed by this process's own clock
+    runs = {"zombie": zombie, "owner": running("owner")}
+    await until(light_lab, lambda: light_lab.effects == ["zombie", "owner"])
+    store.away = True
+    for name in sorted(runs, key=lambda name: name == last):
+        ends[name].set()
+        with pytest.raises(NotRecorded):
+            await runs[name]()
+    let_pass(once, 5)
+    store.away = False
+    assert await _execute(light_lab, once) == "owner"
+    assert light_lab.effects == ["zombie", "owner"]
+    assert not once._engine().debts.unwritten

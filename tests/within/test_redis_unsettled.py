@@ -340,3 +340,20 @@ def test_R28_who_may_not_delete_has_his_errors_counted_all_the_same(
         run(lab, body())
     finally:
         redis_server.command("ACL", "DELUSER", "keeps")
+
+
+@pytest.mark.parametrize("forbidden", ["-info", "-del", "-info -del"])
+def test_R28_an_exec_without_an_error_is_done_whoever_may_neither_delete_nor_count(
+    lab: RedisLab, redis_server: Any, forbidden: str
+) -> None:
+    """Its sender died right after it: nobody has looked at the answers."""
+    redis_server.command("ACL", "SETUSER", "barred", "on", ">pw", "~*", "&*", "+@all", *forbidden.split())
+    try:
+        die(lab, lab.name("list"))
+    finally:
+        redis_server.command("ACL", "DELUSER", "barred")
+
+    async def body() -> None:
+        assert (await wait(lab.face().peek("k1"))).state == "done"
+
+    run(lab, body())

@@ -182,7 +182,7 @@ class TxEngine(Engine):
         self._until = self.runtime.now() + patience
         self._looks = dialect != "postgresql"
         ask = self._ask(call)
-        if OWED and (verdict := await self._foretold(ask)) is not None:
+        if (OWED or self.debts.unwritten) and (verdict := await self._told_here(ask)) is not None:
             return ask, verdict
         if not self.outer.knows_tables and not self._looks:
             await self._know_tables(ask)
@@ -237,7 +237,7 @@ class TxEngine(Engine):
 
     async def claim(self, ask: Ask) -> Verdict:
         reach("claim.sent")
-        verdict: Verdict | Exception | None = await self._foretold(ask) if OWED else None
+        verdict: Verdict | Exception | None = await self._told_here(ask)
         if self._looks and verdict is None:
             verdict = await self._look(ask)
         if verdict is None:
@@ -253,6 +253,12 @@ class TxEngine(Engine):
         if isinstance(verdict, Won) and verdict.record.steps:
             return await self._checked(ask, verdict)
         return verdict
+
+    async def _told_here(self, ask: Ask) -> Verdict | None:
+        """What this process knows of the key, and the database does not."""
+        if self.debts.unwritten and (busy := await self.debts.write(ask.scope)) is not None:
+            return busy
+        return await self._foretold(ask) if OWED else None
 
     async def _foretold(self, ask: Ask) -> Verdict | None:
         """A failure of this process that is not written yet (SQLite: the caller's transaction has the lock): do not run again."""

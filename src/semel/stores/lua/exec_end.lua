@@ -9,7 +9,7 @@
 -- an EXEC is settled as if it had failed, and its sender, who sees the replies, puts that right.
 redis.set_repl(redis.REPL_NONE)
 local noted, failed = redis.pcall('GET', KEYS[6]), false
-if type(noted) == 'string' then
+if type(noted) == 'string' and noted ~= '' then -- what exec_seen.lua wrote is no count
 --@include errors
   failed = count ~= noted
 end
