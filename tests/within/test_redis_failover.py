@@ -142,6 +142,32 @@ def test_R28_what_only_a_replaced_master_has_applied_is_not_told_as_done_when_it
         run(lab, body())
 
 
+@pytest.mark.parametrize("on_unknown", ["retry", "hold"])
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_R28_a_pipeline_of_another_sentinels_group_has_applied_nothing_and_keeps_no_key(
+    redis_server: services.RedisServer, redis_sentinel: services.RedisSentinel, colour: str, on_unknown: str
+) -> None:
+    lab = RedisLab(colour, redis_server.url)
+    sentinel: Any = (Sentinel if colour == "sync" else AsyncSentinel)(redis_sentinel.addresses)
+    client = sentinel.master_for(redis_sentinel.service_name)
+
+    async def body() -> None:
+        once, pipe = lab.face(settle_timeout=0.5, lease=3600), client.pipeline()
+
+        async def work() -> str:
+            pipe.incr("n")
+            return "done"
+
+        with pytest.raises(StoreUnavailable, match=r"do not agree.*Nothing was applied. Call again"):
+            await wait(once.within(pipe).execute("k1", lab.fn(work), on_unknown=on_unknown))
+        assert (await wait(once.peek("k1"))).state == "released"
+        with redis.Redis.from_url(redis_sentinel.master().url) as other:
+            assert other.get("n") is None
+        await part_with(client, sentinel)
+
+    run(lab, body())
+
+
 def test_R28_a_pipelines_pool_keeps_its_health_checks(redis_server: services.RedisServer) -> None:
     """A connection is back in its pool, and in the hands of the next run, before a run that was refused has ended."""
 

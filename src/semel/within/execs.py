@@ -126,11 +126,12 @@ def taken_over(run: Run, *, sent: bool) -> LeaseLost:
     )
 
 
-def disagreed(run: Run, patience: float) -> StoreUnavailable:
+def disagreed(run: Run, patience: float, *, sent: bool) -> StoreUnavailable:
+    applied = "The record of the one that stays says whether it is done" if sent else "Nothing was applied"
     return StoreUnavailable(
         f"the Redis server that the pipeline of {name_of(run.call)} talks to and the one of the store do not agree about the record, "
         f"and both were asked for {patience:g} s: after a failover one of them is no master any more (without one: are "
-        "they of the same Redis?). The record of the one that stays says whether it is done. Call again with the same key"
+        f"they of the same Redis?). {applied}. Call again with the same key"
     )
 
 

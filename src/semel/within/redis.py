@@ -412,7 +412,9 @@ class PipelineEngine(Engine):
         if ends.well:
             error = execs.unsettled(run, self.settle_timeout)
         elif isinstance(failure, Astray):
-            error = execs.disagreed(run, self.settle_timeout)
+            error = execs.disagreed(run, self.settle_timeout, sent=ends.sent)
+            if not ends.sent:
+                await self._give_back(run, ends)
         elif isinstance(failure, Elsewhere) and await self._give_back(run, ends):
             error, failure = execs.unserved(run, self.settle_timeout), failure.error
         elif failure is not None and not ends.sent:
