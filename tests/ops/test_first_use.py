@@ -78,6 +78,15 @@ def test_a_redis_replica_is_refused_at_the_first_call(colour: str, read_only: st
         assert first_call(replica.url, colour) == 1, "once it is a master, it is used"
 
 
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_url_that_leads_to_a_sentinel_is_told_how_to_name_its_master(
+    redis_sentinel: services.RedisSentinel, colour: str
+) -> None:
+    host, port = redis_sentinel.addresses[0]
+    with pytest.raises(ConfigurationError, match=r"is a Redis Sentinel.*redis\+sentinel://"):
+        first_call(f"redis://{host}:{port}", colour)
+
+
 def test_a_replica_that_a_failover_makes_the_master_is_used_by_the_next_call() -> None:
     with replicated(1) as (_, replica), Semel(replica.url) as once:
         with pytest.raises(StoreUnavailable, match="this server is a replica"):

@@ -559,8 +559,8 @@ class Told(Exception):
         ("53100", StoreUnavailable, "resource"),
         ("57014", StoreUnavailable, "statement_timeout"),
         ("XX001", StoreUnavailable, "log"),
-        ("26000", ConfigurationError, "pgbouncer=1"),
-        ("42P05", ConfigurationError, "pgbouncer=1"),
+        ("26000", ConfigurationError, "statement_cache_size=0, psycopg: prepare_threshold=None"),
+        ("42P05", ConfigurationError, "statement_cache_size=0, psycopg: prepare_threshold=None"),
         ("42601", RuntimeError, "42601"),
     ],
 )

@@ -501,6 +501,24 @@ def test_R28_a_cluster_needs_the_records_tag_in_every_key(redis_cluster: Any) ->
     client.close()
 
 
+def test_R28_a_pipeline_of_one_node_is_told_that_the_record_is_on_another(redis_cluster: Any) -> None:
+    from redis.exceptions import MovedError
+
+    said = []
+    with Semel(redis_cluster.url, tenant=uuid.uuid4().hex, timeout=20) as once:
+        for host, port in redis_cluster.addresses[:3]:
+            with redis.Redis(host=host, port=port) as client:
+                pipe = client.pipeline()
+                try:
+                    once.within(pipe).execute(
+                        "k1", lambda pipe: bool(pipe.set(f"{once.tag('k1')}:n", 1)), pipe
+                    )
+                except MovedError as error:
+                    said += error.__notes__
+    assert said
+    assert {note for note in said if "from a RedisCluster client" not in note} == set()
+
+
 def test_R28_an_async_cluster(redis_cluster: Any) -> None:
     from redis.asyncio.cluster import RedisCluster
 

@@ -13,6 +13,7 @@ from semel.run import Run
 
 __all__ = [
     "MADE_UNKNOWN",
+    "SHARDED",
     "UNREAD",
     "UNWRITABLE",
     "Ends",
@@ -36,6 +37,7 @@ UNWRITABLE: Final = (
     "the server refuses what it takes to record the outcome, to the pipeline's user or to everybody: nothing was applied. Give that "
     "user the rules that the store's has, or look at the server"
 )
+SHARDED: Final = "the record is on another node of this cluster: nothing was applied. Make the pipeline from a RedisCluster client"
 
 
 @dataclass(slots=True)

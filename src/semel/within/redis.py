@@ -227,7 +227,7 @@ class PipelineEngine(Engine):
 
     async def _try(self, run: Run, ends: Ends, pipe: Any, queued: tuple[list[Any], set[Any]]) -> bool:
         """One guarded EXEC; False when it was aborted and the reason must be looked at."""
-        from redis.exceptions import ReadOnlyError, WatchError
+        from redis.exceptions import MovedError, ReadOnlyError, WatchError
 
         from semel.stores.redis.record import EXEC_BEGIN, EXEC_END
 
@@ -265,6 +265,8 @@ class PipelineEngine(Engine):
             raise
         except Exception as error:  # noqa: BLE001 - an ACL of the pipeline's user, a reply that is no text, who looks after a command
             refused = error.error if isinstance(error, NothingApplied) else error
+            if isinstance(refused, MovedError) and slot is None:
+                add_note(refused, execs.SHARDED)
             await self._find_out(run, ends, refused, slot)
             return True
         if isinstance(

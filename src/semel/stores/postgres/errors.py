@@ -90,6 +90,11 @@ def _chain(error: Exception, cause: BaseException | None) -> Exception:
 
 _SCHEMA: Final = "run the output of `semel schema sql URL` as a role that may create tables"
 
+_POOLED: Final = (
+    "a pooler sits in between; add ?pgbouncer=1 to the URL, or keep a pool or engine of your own from preparing (asyncpg: "
+    "statement_cache_size=0, psycopg: prepare_threshold=None)"
+)
+
 # SQLSTATEs after which somebody must change something. {} is PostgreSQL's own text.
 _CONFIGURATION: Final = {
     "28P01": "the password is wrong ({}): correct the URL",
@@ -102,10 +107,8 @@ _CONFIGURATION: Final = {
     "the output of `semel schema sql URL`",
     "no TLS": "it does not speak TLS ({}), which the URL asks for: set TLS up on the server (ssl = on), or leave sslmode= out of the "
     "URL where nobody can listen",
-    "26000": "a prepared statement vanished ({}): a pooler sits in between; add ?pgbouncer=1 to the URL, or give a pool or engine "
-    "of your own statement_cache_size=0",
-    "42P05": "a prepared statement was there already ({}): a pooler sits in between; add ?pgbouncer=1 to the URL, or give a pool or engine "
-    "of your own statement_cache_size=0",
+    "26000": f"a prepared statement vanished ({{}}): {_POOLED}",
+    "42P05": f"a prepared statement was there already ({{}}): {_POOLED}",
 }
 # SQLSTATEs (or classes of them) that time or an operator may cure.
 _UNAVAILABLE: Final = {

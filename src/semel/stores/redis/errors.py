@@ -70,7 +70,7 @@ class NotSent(Exception):
 
 
 _PLAIN = " (if it speaks TLS on this port, write rediss:// instead of redis://)"
-_TLS = " Does it speak TLS on this port? Write redis:// instead of rediss:// if it does not"
+_TLS = " Does it speak TLS on this port? If it does not, write the URL's rediss with one s"
 
 
 class Lost(NotSent):

@@ -46,6 +46,11 @@ async def check(link: Link, *, accept_eviction: bool) -> str:
 
 def _judge(link: Link, where: str, accept_eviction: bool, reply: bytes) -> None:
     info = _read_info(reply)
+    if info.get("redis_mode") == "sentinel":
+        raise ConfigurationError(
+            f"{where} is a Redis Sentinel, which keeps no data: write redis+sentinel://host:port/SERVICE, with the name that it has for "
+            "the master (SENTINEL MASTERS tells)"
+        )
     version = _version(info)
     if version and int(version.partition(".")[0]) < _OLDEST:
         raise ConfigurationError(
