@@ -67,7 +67,10 @@ def statements(table: str) -> Mapping[str, str]:
         )
     schema, name = found["schema"], found["name"]
     home = f'"{schema}".' if schema else ""
-    words = {
+    parts = dict(_parts(_text()))
+    # First what is in other statements, and names may be in: `filter` uses `viewed`.
+    common = ("filter", "viewed", "buriable", "readable", "running", "moment", "entering")
+    words = {f"{{{part}}}": parts[part] for part in common} | {
         "{records}": f'{home}"{name}"',
         "{audit}": f'{home}"{name}_audit"',
         "{schema}": f'{home}"{name}_schema"',
@@ -81,16 +84,6 @@ def statements(table: str) -> Mapping[str, str]:
         "{nulls}": ", ".join(["null"] * (WIDTH - 1)),
         "{print}": str(FINGERPRINT_VERSION),
     }
-    parts = dict(_parts(_text()))
-    for part in (
-        "filter",
-        "viewed",
-        "buriable",
-        "readable",
-        "running",
-        "moment",
-    ):  # the first uses the second
-        words[f"{{{part}}}"] = parts[part]
     # Last: `readable` uses it, as E'…', where backslashes mean the same whatever standard_conforming_strings says.
     words["{labels}"] = rows.LABELS.replace("\\", "\\\\")
     return {title: _filled(body, words) for title, body in parts.items()}

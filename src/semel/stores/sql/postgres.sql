@@ -16,7 +16,7 @@
 -- {name}  the plain table name, also the NOTIFY channel
 -- {row} {row:r}  all columns of a record, times as seconds    {names:held}  their names
 -- {nulls}  NULL for each of them but the scope
--- {filter} {viewed} {buriable} {readable} {running} {moment}  the parts of these names    {labels}  a regular expression
+-- {filter} {viewed} {buriable} {readable} {running} {moment} {entering}  the parts of these names    {labels}  a regular expression
 -- {print}  the version of fingerprints
 --
 -- Every parameter costs the client and the server a microsecond, every expression the server about half of one. So the
@@ -110,13 +110,7 @@ with clock as materialized (
         select r.xmin::text as version, r.waited, {row:r} from {records} r where r.scope = asked.scope offset 0
     ) r
 ), fresh as (
-    insert into {records} (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
-                           fingerprint_version, created, updated, lease_until, expires)
-    select a.scope, a.tenant, a.operation, a.key, 'running', a.nonce, 1,
-           floor(date_part('epoch', now) * 1000000)::bigint, 'retry', a.fingerprint, {print}, now, now,
-           now + make_interval(secs => a.lease), now + make_interval(secs => a.life)
-    from clock, unnest($1::bytea[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::bytea[], $7::float8[],
-                       $8::float8[]) as a(scope, tenant, operation, key, nonce, fingerprint, lease, life)
+    {entering}
     where not exists (select from held where held.scope = a.scope)
     order by a.scope
     on conflict (scope) do nothing
@@ -134,13 +128,7 @@ from fresh
 with clock as materialized (
     select clock_timestamp() as now, set_config('lock_timeout', '50ms', true)
 ), fresh as (
-    insert into {records} (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
-                           fingerprint_version, created, updated, lease_until, expires)
-    select a.scope, a.tenant, a.operation, a.key, 'running', a.nonce, 1,
-           floor(date_part('epoch', now) * 1000000)::bigint, 'retry', a.fingerprint, {print}, now, now,
-           now + make_interval(secs => a.lease), now + make_interval(secs => a.life)
-    from clock, unnest($1::bytea[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::bytea[], $7::float8[],
-                       $8::float8[]) as a(scope, tenant, operation, key, nonce, fingerprint, lease, life)
+    {entering}
     order by a.scope
     on conflict (scope) do nothing
     returning scope
@@ -240,6 +228,16 @@ set state = 'done', updated = now, settled = now, lease_until = now, expires = n
 from clock, e
 where r.ctid = e.place
 returning e.position, case when r.waited then pg_notify('{name}', encode(r.scope, 'hex')) is not null end
+
+-- name: entering
+-- Part of the claims of many plain asks: what they insert.
+insert into {records} (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
+                       fingerprint_version, created, updated, lease_until, expires)
+select a.scope, a.tenant, a.operation, a.key, 'running', a.nonce, 1,
+       floor(date_part('epoch', now) * 1000000)::bigint, 'retry', a.fingerprint, {print}, now, now,
+       now + make_interval(secs => a.lease), now + make_interval(secs => a.life)
+from clock, unnest($1::bytea[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::bytea[], $7::float8[],
+                   $8::float8[]) as a(scope, tenant, operation, key, nonce, fingerprint, lease, life)
 
 -- name: running
 -- Part of the statements that find one run by its scope. Not `state = 'running'`: that would let the planner walk the
