@@ -97,8 +97,9 @@ _NULL: Final = fingerprint(None)
 _PLACED: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def decorate(face: Semel | AsyncSemel, misplaced: tuple[object, ...], options: dict[str, Any]) -> Any:
+def decorate(face: Semel | AsyncSemel, misplaced: tuple[object, ...], given: Mapping[str, object]) -> Any:
     """The decorator itself. Bad options are refused here, not at the first call."""
+    options: dict[str, Any] = dict(given)
     if misplaced:
         raise ConfigurationError(
             "write @once(...) with parentheses, and its options by name: @once(key='cmd.id')"

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
 from inspect import iscoroutine
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, Unpack, cast
 
 import msgspec
 
@@ -51,6 +51,7 @@ from semel.settings import (
 )
 from semel.store import Colour, Settings, Store, adopt, open_store
 from semel.stores.memory import MemoryStore
+from semel.typed import CallOptions, Conduct, Readable, Recovering
 
 __all__ = ["FORGETS", "PLACE", "RESOLVES", "Face"]
 
@@ -102,7 +103,7 @@ class Face:
         threads: int = 64,
         acks: int = 0,
         table: str = "semel",
-        readable: str = "full",
+        readable: Readable = "full",
         enabled: bool = True,
         create: bool = True,
         hooks: Iterable[Callable[[object], object]] = (),
@@ -113,7 +114,7 @@ class Face:
         index: Iterable[str] = (),
         capacity: int = 10_000,
         purge_every: Duration | None = None,
-        **options: Any,
+        **options: Unpack[Conduct],
     ) -> None:
         check_words(options, Face.__init__, type(self).__name__)
         given = {"tenant": tenant, "operation": operation, "lease": lease, "retention": retention, **options}
@@ -239,7 +240,7 @@ class Face:
             keeping.purge_regularly(engine, self._purge_every)
         return engine
 
-    def _options(self, given: dict[str, Any]) -> Options:
+    def _options(self, given: Mapping[str, object]) -> Options:
         # A call site passes the same few options every time: check them once.
         name = tuple([(word, value, value.__class__) for word, value in given.items()])  # True is not 1 here
         try:
@@ -274,7 +275,7 @@ class Face:
         key: str,
         fn: Callable[..., Any],
         args: tuple[Any, ...],
-        given: dict[str, Any],
+        given: CallOptions,
         *,
         keep: bool = True,
         claims: bool = True,
@@ -334,7 +335,7 @@ class Face:
             return b""
         return bytes.fromhex(fingerprint(request) if fields is None else fingerprint(request, fields=fields))
 
-    def _about(self, key: str | Scope, where: dict[str, Any], used: frozenset[str] = _WHERE) -> Call:
+    def _about(self, key: str | Scope, where: Mapping[str, object], used: frozenset[str] = _WHERE) -> Call:
         """A call that only names a key: peek, resolve, forget, history. A record's own scope names it too.
 
         `used` are the words that this verb does something with, for a message; it need not do so with all that are understood.
@@ -345,11 +346,12 @@ class Face:
         if isinstance(key, Scope):
             if given := where.keys() & {"tenant", "operation"}:
                 raise ConfigurationError(f"a scope has its own {' and '.join(sorted(given))}: leave them out")
-            where = where | {"tenant": key.tenant, "operation": key.operation}
-            return msgspec.structs.replace(
-                self._call("any", nothing_to_run, (), where, claims=False), scope=key, key=key.key
+            place = CallOptions(tenant=key.tenant, operation=key.operation)
+            call = self._call(
+                "any", nothing_to_run, (), cast("CallOptions", {**where, **place}), claims=False
             )
-        return self._call(key, nothing_to_run, (), where, claims=False)
+            return msgspec.structs.replace(call, scope=key, key=key.key)
+        return self._call(key, nothing_to_run, (), cast("CallOptions", where), claims=False)
 
     def _warn_if_off(self, depth: int) -> None:
         """For who looks at records, or decides about them: there are none."""
@@ -375,7 +377,7 @@ class Face:
         resume: Callable[..., Any] | None = None,
         tenant: str | None = None,
         masked: bool = False,
-        **options: Any,
+        **options: Unpack[Recovering],
     ) -> None:
         """Tell `reconcile` what to do about lost runs of an operation; both functions get the record.
 

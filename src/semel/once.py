@@ -9,7 +9,9 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, Unpack, overload
+
+import msgspec
 
 from semel import keeping, reconciling
 from semel.calls import nothing_to_run
@@ -26,6 +28,7 @@ from semel.run import Outcome
 from semel.running import runs_here
 from semel.runtime import ThreadRuntime, run_sync
 from semel.store import Colour
+from semel.typed import CallOptions, DecoratorOptions, Forgetting, Place, Resolving
 from semel.within import AsyncWithin, Within, bind
 
 __all__ = ["AsyncSemel", "Semel"]
@@ -33,12 +36,7 @@ __all__ = ["AsyncSemel", "Semel"]
 T = TypeVar("T")
 
 
-class _Unset:
-    def __repr__(self) -> str:
-        return "<not given>"
-
-
-_UNSET: Any = _Unset()
+_UNSET: Any = msgspec.UNSET
 
 
 class Semel(Face):
@@ -87,7 +85,9 @@ class Semel(Face):
             self._door.check()
         return engine
 
-    def execute(self, key: str, fn: Callable[..., T], /, *args: Any, **options: Any) -> Outcome[T]:
+    def execute(
+        self, key: str, fn: Callable[..., T], /, *args: Any, **options: Unpack[CallOptions]
+    ) -> Outcome[T]:
         """Run `fn(*args, **kwargs)` once for this key, or give back what it gave.
 
         Options (all by name): `operation`, `tenant`, `request` (or `fingerprint`, `fields`), `wait`, `lease`, `retention`,
@@ -97,18 +97,18 @@ class Semel(Face):
         may not be re-run, KeyExpired, LeaseLost, StoreUnavailable before and NotRecorded after the effect.
         """
         call = self._call(key, _plain(fn), args, options)
-        if not self.enabled:
-            call = self._unprotected(call)
-        return run_sync(self._engine().execute(call))
+        return run_sync(self._engine().execute(call if self.enabled else self._unprotected(call)))
 
-    def consume(self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Any) -> bool:
+    def consume(
+        self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Unpack[CallOptions]
+    ) -> bool:
         """Run `fn` once for this key without keeping its result: True if it ran here, False if it had run."""
         call = self._call(key, _plain(fn), args, options, keep=False)
-        if not self.enabled:
-            call = self._unprotected(call)
-        return not run_sync(self._engine().execute(call)).replayed
+        return not run_sync(
+            self._engine().execute(call if self.enabled else self._unprotected(call))
+        ).replayed
 
-    def once(self, *misplaced: object, **options: Any) -> Decorator:
+    def once(self, *misplaced: object, **options: Unpack[DecoratorOptions]) -> Decorator:
         """Decorate a function, method or handler class (`method="handle"`) so that it runs once per key.
 
         `key=`, `request=` and `tenant=` are field paths over the arguments ("cmd.request_id", "self.id") or callables that get
@@ -121,7 +121,7 @@ class Semel(Face):
 
     __call__ = once
 
-    def claim(self, key: str, /, *, verdicts: bool = False, **options: Any) -> Claim:
+    def claim(self, key: str, /, *, verdicts: bool = False, **options: Unpack[CallOptions]) -> Claim:
         """Own the key by hand: `with once.claim(key) as claim:`.
 
         Inside: `claim.replayed` and `claim.value` when it has been done, else `claim.complete(value)` or `claim.fail(error)`.
@@ -141,7 +141,7 @@ class Semel(Face):
         """Make the tables now, on a connection of our own, instead of at the first call. Safe to repeat."""
         run_sync(keeping.create(self._engine(), self._about("create", {})))
 
-    def peek(self, key: str | Scope, /, **where: Any) -> Record | None:
+    def peek(self, key: str | Scope, /, **where: Unpack[Place]) -> Record | None:
         """The key's record as it reads now, or None. Never changes anything. `where`: tenant=, operation=.
 
         As for resolve, forget and history, the `scope` of a record that was found names it too, though its key be masked.
@@ -178,7 +178,7 @@ class Semel(Face):
         correct: bool = False,
         actor: str = "anonymous",
         reason: str = "",
-        **where: Any,
+        **where: Unpack[Resolving],
     ) -> None:
         """A person's word on an unknown or failed key, or a run whose lease is over: exactly one of value=, error=, release=True.
 
@@ -193,12 +193,12 @@ class Semel(Face):
         run_sync(keeping.resolve(self._engine(), self._about(key, where, RESOLVES), verdict, actor, reason))
 
     def forget(
-        self, key: str | Scope, /, *, actor: str = "anonymous", reason: str = "", **where: Any
+        self, key: str | Scope, /, *, actor: str = "anonymous", reason: str = "", **where: Unpack[Forgetting]
     ) -> bool:
         """Remove the key's record and tombstone; True if there was one. Refuses a live run."""
         return run_sync(keeping.forget(self._engine(), self._about(key, where, FORGETS), actor, reason))
 
-    def history(self, key: str | Scope, /, **where: Any) -> list[Event]:
+    def history(self, key: str | Scope, /, **where: Unpack[Place]) -> list[Event]:
         """Who changed this key by hand, when and why."""
         return run_sync(keeping.history(self._engine(), self._about(key, where, PLACE)))
 
@@ -291,13 +291,17 @@ class AsyncSemel(Face):
 
     @overload
     async def execute(
-        self, key: str, fn: Callable[..., Awaitable[T]], /, *args: Any, **options: Any
+        self, key: str, fn: Callable[..., Awaitable[T]], /, *args: Any, **options: Unpack[CallOptions]
     ) -> Outcome[T]: ...
 
     @overload
-    async def execute(self, key: str, fn: Callable[..., T], /, *args: Any, **options: Any) -> Outcome[T]: ...
+    async def execute(
+        self, key: str, fn: Callable[..., T], /, *args: Any, **options: Unpack[CallOptions]
+    ) -> Outcome[T]: ...
 
-    async def execute(self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Outcome[Any]:
+    async def execute(
+        self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Unpack[CallOptions]
+    ) -> Outcome[Any]:
         """Run `fn(*args, **kwargs)` once for this key, or give back what it gave.
 
         Options (all by name): `operation`, `tenant`, `request` (or `fingerprint`, `fields`), `wait`, `lease`, `retention`,
@@ -307,18 +311,16 @@ class AsyncSemel(Face):
         may not be re-run, KeyExpired, LeaseLost, StoreUnavailable before and NotRecorded after the effect.
         """
         call = self._call(key, fn, args, options)
-        if not self.enabled:
-            call = self._unprotected(call)
-        return await self._engine().execute(call)
+        return await self._engine().execute(call if self.enabled else self._unprotected(call))
 
-    async def consume(self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Any) -> bool:
+    async def consume(
+        self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Unpack[CallOptions]
+    ) -> bool:
         """Run `fn` once for this key without keeping its result: True if it ran here, False if it had run."""
         call = self._call(key, fn, args, options, keep=False)
-        if not self.enabled:
-            call = self._unprotected(call)
-        return not (await self._engine().execute(call)).replayed
+        return not (await self._engine().execute(call if self.enabled else self._unprotected(call))).replayed
 
-    def once(self, *misplaced: object, **options: Any) -> AsyncDecorator:
+    def once(self, *misplaced: object, **options: Unpack[DecoratorOptions]) -> AsyncDecorator:
         """Decorate a function, method or handler class (`method="handle"`) so that it runs once per key.
 
         `key=`, `request=` and `tenant=` are field paths over the arguments ("cmd.request_id", "self.id") or callables that get
@@ -331,7 +333,7 @@ class AsyncSemel(Face):
 
     __call__ = once
 
-    def claim(self, key: str, /, *, verdicts: bool = False, **options: Any) -> AsyncClaim:
+    def claim(self, key: str, /, *, verdicts: bool = False, **options: Unpack[CallOptions]) -> AsyncClaim:
         """Own the key by hand: `async with once.claim(key) as claim:`.
 
         Inside: `claim.replayed` and `claim.value` when it has been done, else `await claim.complete(value)` or `.fail(error)`.
@@ -353,7 +355,7 @@ class AsyncSemel(Face):
         """Make the tables now, on a connection of our own, instead of at the first call. Safe to repeat."""
         await keeping.create(self._engine(), self._about("create", {}))
 
-    async def peek(self, key: str | Scope, /, **where: Any) -> Record | None:
+    async def peek(self, key: str | Scope, /, **where: Unpack[Place]) -> Record | None:
         """The key's record as it reads now, or None. Never changes anything. `where`: tenant=, operation=.
 
         As for resolve, forget and history, the `scope` of a record that was found names it too, though its key be masked.
@@ -390,7 +392,7 @@ class AsyncSemel(Face):
         correct: bool = False,
         actor: str = "anonymous",
         reason: str = "",
-        **where: Any,
+        **where: Unpack[Resolving],
     ) -> None:
         """A person's word on an unknown or failed key, or a run whose lease is over: exactly one of value=, error=, release=True.
 
@@ -405,12 +407,12 @@ class AsyncSemel(Face):
         await keeping.resolve(self._engine(), self._about(key, where, RESOLVES), verdict, actor, reason)
 
     async def forget(
-        self, key: str | Scope, /, *, actor: str = "anonymous", reason: str = "", **where: Any
+        self, key: str | Scope, /, *, actor: str = "anonymous", reason: str = "", **where: Unpack[Forgetting]
     ) -> bool:
         """Remove the key's record and tombstone; True if there was one. Refuses a live run."""
         return await keeping.forget(self._engine(), self._about(key, where, FORGETS), actor, reason)
 
-    async def history(self, key: str | Scope, /, **where: Any) -> list[Event]:
+    async def history(self, key: str | Scope, /, **where: Unpack[Place]) -> list[Event]:
         """Who changed this key by hand, when and why."""
         return await keeping.history(self._engine(), self._about(key, where, PLACE))
 

@@ -86,7 +86,7 @@ class Release(msgspec.Struct, frozen=True):
 
 
 OnErrorWord = Literal["release", "hold", "replay"]
-OnError = OnErrorWord | Release | Callable[[Exception], "OnErrorWord | Release"]
+OnError = OnErrorWord | Release | Callable[[Exception], "str | Release"]
 
 
 class Options(msgspec.Struct, frozen=True):

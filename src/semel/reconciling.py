@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -25,6 +25,7 @@ from semel.model import Answer, Kind, Record, Settle, State
 from semel.options import NOT_FOUND, Found, check_probe, count
 from semel.run import MaskedRun, Run, _current
 from semel.store import Query
+from semel.typed import CallOptions, Recovering
 from semel.witness import Witness
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Recovery(msgspec.Struct, frozen=True):
     probe: Callable[..., Any] | None
     resume: Callable[..., Any] | None
     masked: bool = False
-    options: Mapping[str, Any] = {}
+    options: Recovering = {}
     """How what it settles is kept, where that is not as the face says."""
 
 
@@ -158,7 +159,7 @@ async def _tried(engine: Engine, face: Semel | AsyncSemel, record: Record, recov
     if recovery.probe is not None:
         given["on_unknown"] = recovery.probe
     work = nothing_to_run if recovery.resume is None else recovery.resume
-    call = face._call(scope.key or "…", work, (record,), dict(given), claims=False)  # noqa: SLF001 - our own face
+    call = face._call(scope.key or "…", work, (record,), cast("CallOptions", given), claims=False)  # noqa: SLF001 - our own face
     if call.scope.hash != scope.hash:
         # The readable key was masked. A probe gets the record and needs no key, but whose record it is, nobody can tell.
         if recovery.probe is None or not recovery.masked:

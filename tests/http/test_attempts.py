@@ -31,6 +31,7 @@ from semel.http.fingerprints import _small_json, parse_json
 from semel.http.keys import core_key
 from semel.recording import Recorder
 from semel.run import Run
+from semel.typed import CallOptions
 
 LEASE = 0.05
 Handler = Callable[[], Any]
@@ -89,7 +90,7 @@ async def test_h16_an_owner_who_was_overtaken_says_that_the_key_is_in_progress(m
 
         async def handler() -> None:
             time.sleep(2 * LEASE)  # as a process that is stopped: no heartbeat
-            where = {"operation": "http", "result_type": bytes}
+            where = CallOptions(operation="http", result_type=bytes)
             call = another._call(core_key("k1", "ada"), nothing_to_run, (), where)
             await another._engine().acquire(call)
             try:

@@ -79,7 +79,8 @@ def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
         url = server.url if request.param == "redis" else server.database()
     made = Desk(url)
     made.once.execute("done-1", lambda: {"paid": 5})
-    for key, options in {"lost-1": {"on_unknown": "hold"}, "bad-1": {"on_error": "replay"}}.items():
+    failing: dict[str, dict[str, Any]] = {"lost-1": {"on_unknown": "hold"}, "bad-1": {"on_error": "replay"}}
+    for key, options in failing.items():
         with pytest.raises(RuntimeError):
             made.once.execute(key, _fails, **options)
     yield made

@@ -196,7 +196,7 @@ def test_a_tenant_that_cannot_be_one_is_refused_when_decorating() -> None:
 def test_an_unknown_option_of_the_decorator_is_compared_with_its_own_too() -> None:
     with Semel("memory://") as once:
         with pytest.raises(ConfigurationError, match=r"did you mean 'key'\?.* key, request, method, "):
-            once(keey="a")
+            once(keey="a")  # type: ignore[call-arg]  # that is the mistake
         with pytest.raises(ConfigurationError, match="method='handle' names a method of a handler class"):
             once(key="x", method="handle", operation="x")(lambda x: x)
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 import threading
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -23,7 +23,7 @@ def _of(record: Any) -> tuple[str, int]:
 @pytest.mark.parametrize("exits", EXITS)
 @pytest.mark.parametrize(("policy", "state"), [("retry", "released"), ("hold", "unknown")])
 async def test_R2_an_exit_in_a_thread_reaches_its_caller(
-    exits: type[BaseException], policy: str, state: str
+    exits: type[BaseException], policy: Literal["retry", "hold"], state: str
 ) -> None:
     def work() -> None:
         raise exits(3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -79,7 +79,11 @@ def test_R17_a_lost_lease_cancels_the_coroutine_unless_told_to_warn(tmp_path: An
                 flags.append(run.lease_lost)
             return "too late"
 
-        for key, patient, mode in (("c", False, "cancel"), ("w", True, "warn")):
+        modes: list[tuple[str, bool, Literal["cancel", "warn"]]] = [
+            ("c", False, "cancel"),
+            ("w", True, "warn"),
+        ]
+        for key, patient, mode in modes:
             with pytest.raises(LeaseLost):
                 await once.execute(key, work, patient, on_lease_lost=mode)
         assert flags == [True, True]

@@ -158,11 +158,12 @@ def test_a_nameless_function_is_decorated_with_its_operation_said(fn: Any) -> No
 
 def test_options_of_one_call_are_refused_by_the_decorator_with_the_remedy() -> None:
     with Semel("memory://") as once:
-        for name, value in (("fingerprint", "0" * 64), ("kwargs", {})):
+        options: list[dict[str, Any]] = [{"fingerprint": "0" * 64}, {"kwargs": {}}]
+        for given in options:
             with pytest.raises(ConfigurationError, match=r"take.*request="):
-                once(operation="o", **{name: value})
+                once(operation="o", **given)
         with pytest.raises(ConfigurationError, match="readable must be"):
-            once(operation="o", readable="loud")
+            once(operation="o", readable="loud")  # type: ignore[arg-type]  # that is the mistake
         assert once(operation="o", readable="none")(second)(1, 7) == 7
 
 

@@ -136,20 +136,20 @@ def test_R7_an_unknown_option_of_a_look_is_told_those_that_count() -> None:
                 ConfigurationError,
                 match=r"did you mean 'tenant'\? A key is named by its text and operation, tenant$",
             ):
-                look("k", tennant="acme")
+                look("k", tennant="acme")  # type: ignore[call-arg]  # that is the mistake
         with pytest.raises(ConfigurationError, match="result_type, retention"):
-            once.resolve("k", value=1, tennant="acme")
+            once.resolve("k", value=1, tennant="acme")  # type: ignore[call-arg]  # that is the mistake
         with pytest.raises(
             ConfigurationError, match=r"unknown option 'actr': did you mean 'actor'\?.*actor, correct,.*value"
         ):
-            once.resolve("k", value=1, actr="ann")
+            once.resolve("k", value=1, actr="ann")  # type: ignore[call-arg]  # that is the mistake
         with pytest.raises(
             ConfigurationError,
             match=r"did you mean 'reason'\?.*the others here are actor, reason, retention$",
         ):
-            once.forget("k", reson="by mistake")
+            once.forget("k", reson="by mistake")  # type: ignore[call-arg]  # that is the mistake
         with pytest.raises(ConfigurationError, match=r"unknown option 'foo': A key is named"):
-            once.forget("k", foo=1)
+            once.forget("k", foo=1)  # type: ignore[call-arg]  # that is the mistake
 
 
 def test_R7_a_label_that_is_named_as_semels_own_is_refused() -> None:
@@ -199,7 +199,7 @@ def test_R7_an_option_of_the_wrong_kind_is_refused_with_the_remedy(
 def test_R22_fields_that_can_be_read_but_once_are_read_when_decorating() -> None:
     with Semel("memory://") as once:
         with pytest.raises(ConfigurationError, match="fields= must be a sequence"):
-            once(key="order.id", request="order", fields=5)
+            once(key="order.id", request="order", fields=5)  # type: ignore[arg-type]  # that is the mistake
         decorated = once(key="order.id", request="order", fields=iter(["sum"]), operation="x")(
             lambda order: 1
         )

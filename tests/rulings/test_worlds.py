@@ -8,7 +8,7 @@ import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -66,7 +66,7 @@ def test_R10_an_outcome_that_is_lost_with_its_loop_is_told(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     store: str,
-    policy: str,
+    policy: Literal["retry", "hold"],
     closes: bool,
     said: str,
 ) -> None:

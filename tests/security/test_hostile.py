@@ -15,6 +15,7 @@ from semel import ConfigurationError, InvalidKey, PreviousFailure, Semel, SemelE
 from semel.calls import clean
 from semel.runtime import run_sync
 from semel.store import Query
+from semel.typed import Place
 
 from .conftest import told, url_of
 
@@ -84,7 +85,7 @@ def table_of(once: Semel, note: str) -> None:
 def test_names_are_refused_at_once_or_name_just_one_thing(
     once: Semel, tenant: str, operation: str, key: str
 ) -> None:
-    where = {"tenant": tenant, "operation": operation}
+    where = Place(tenant=tenant, operation=operation)
     ran: list[str] = []
 
     def effect() -> str:

@@ -6,6 +6,7 @@ that is not needed).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -80,6 +81,21 @@ def sync_calls() -> None:
         assert_type(once.consume("c", make_order, "book", 5), bool)
         keeping(once)
         by_hand(once)
+        every_option(once)
+
+
+def every_option(once: Semel) -> None:
+    outcome = once.execute(
+        "all", make_order, "book", operation="orders.create", tenant="acme", request={"cents": 5, "at": 1}, fields=["cents"],
+        result_type=Order, lease=timedelta(seconds=5), retention=None, tombstone=60, wait=math.inf, poll=(0.01, timedelta(seconds=1)),
+        on_error="hold", on_unknown="hold", on_lease_lost="warn", kwargs={"cents": 5}, labels={"source": "api"}, readable="masked",
+        max_result=1_000, compress_over=None, max_waiters=5, fingerprints="required", ref_type="ord", inline=False,
+    )  # fmt: skip
+    assert_type(outcome.value, Order)
+    settings: dict[str, Any] = {"wait": 1.0}  # options that a program has gathered
+    assert_type(once.execute("gathered", make_order, "book", 5, **settings).value, Order)
+    assert_type(once.peek("all", tenant="acme", operation="orders.create"), Record | None)
+    once.recovery("orders.create", probe=lambda _: UNDECIDED, retention=timedelta(days=1), result_type=Order)
 
 
 def keeping(once: Semel) -> None:
@@ -266,5 +282,17 @@ def mistakes(once: Semel, both: AsyncSemel) -> None:
         pass
     current_run().step("charge", 5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
     current_async_run().new_id("ord")  # type: ignore[unused-coroutine]  # pyright: ignore[reportUnusedCoroutine]
+    once.execute("k", make_order, "book", 5, retension=60)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    once.execute("k", make_order, "book", 5, lease="10s")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    once.execute("k", make_order, "book", 5, on_error="retry")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    once.consume("k", make_order, "book", 5, on_unknown="guess")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    once.claim("k", method="run")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    once.once(key=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    once.once(kwargs={})  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    once.peek("k", lease=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    once.resolve("k", release=True, labels={})  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    once.recovery("orders", probe=probe, wait=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Semel("memory://", readable="half")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Semel("memory://", on_unknown="guess")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Semel("memory://", hooks=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Semel("memory://", "acme")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -512,7 +512,9 @@ def test_R28_a_pipeline_of_one_node_is_told_that_the_record_is_on_another(redis_
     ):
         for key in map(str, range(100)):  # a third of them is on this very node
             pipe = client.pipeline()
-            once.within(pipe).execute(key, lambda pipe, tag: bool(pipe.set(f"{tag}:n", 1)), pipe, once.tag(key))
+            once.within(pipe).execute(
+                key, lambda pipe, tag: bool(pipe.set(f"{tag}:n", 1)), pipe, once.tag(key)
+            )
     assert any("from a RedisCluster client" in note for note in caught.value.__notes__)
 
 

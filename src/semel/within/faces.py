@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from semel import keeping
 from semel.calls import Call, nothing_to_run
@@ -16,6 +16,7 @@ from semel.model import Record
 from semel.options import Options
 from semel.run import Outcome
 from semel.runtime import run_sync
+from semel.typed import CallOptions, DecoratorOptions, Place
 
 if TYPE_CHECKING:
     from semel.once import AsyncSemel, Semel
@@ -46,7 +47,7 @@ class _Bound:
             obj=self,
         )
 
-    def _options(self, given: dict[str, Any]) -> Options:
+    def _options(self, given: Mapping[str, object]) -> Options:
         return self._face._options(given)  # type: ignore[no-any-return]  # noqa: SLF001 - our own face
 
     def _call(
@@ -54,7 +55,7 @@ class _Bound:
         key: str,
         fn: Callable[..., Any],
         args: tuple[Any, ...],
-        given: dict[str, Any],
+        given: CallOptions,
         *,
         keep: bool = True,
     ) -> Call:
@@ -82,28 +83,32 @@ class Within(_Bound):
     if TYPE_CHECKING:
         _face: Semel
 
-    def execute(self, key: str, fn: Callable[..., T], /, *args: Any, **options: Any) -> Outcome[T]:
+    def execute(
+        self, key: str, fn: Callable[..., T], /, *args: Any, **options: Unpack[CallOptions]
+    ) -> Outcome[T]:
         """Run `fn` once for this key in the caller's transaction, or give back what it gave. Commit is the caller's."""
         call = self._call(key, _plain(fn), args, options)
         return run_sync(self._run(call))
 
-    def consume(self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Any) -> bool:
+    def consume(
+        self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Unpack[CallOptions]
+    ) -> bool:
         """As `execute`, without keeping the result: True if it ran here, False if it had run."""
         call = self._call(key, _plain(fn), args, options, keep=False)
         return not run_sync(self._run(call)).replayed
 
-    def once(self, *misplaced: object, **options: Any) -> Decorator:
+    def once(self, *misplaced: object, **options: Unpack[DecoratorOptions]) -> Decorator:
         """Decorate a function for the life of this transaction."""
         decorator: Decorator = decorate(self, misplaced, options)  # type: ignore[arg-type]  # a bound face decorates as a face does
         return decorator
 
     __call__ = once
 
-    def claim(self, key: str, /, *, verdicts: bool = False, **options: Any) -> Claim:
+    def claim(self, key: str, /, *, verdicts: bool = False, **options: Unpack[CallOptions]) -> Claim:
         """Own the key by hand; the block runs in the claim's savepoint."""
         return Claim(*self._owner(self._call(key, nothing_to_run, (), options)), verdicts=verdicts)
 
-    def peek(self, key: str, /, **where: Any) -> Record | None:
+    def peek(self, key: str, /, **where: Unpack[Place]) -> Record | None:
         """The record as this transaction sees it, its own uncommitted one included."""
         return run_sync(keeping.peek(self._tx, self._face._about(key, where)))  # noqa: SLF001 - our own face
 
@@ -116,34 +121,40 @@ class AsyncWithin(_Bound):
 
     @overload
     async def execute(
-        self, key: str, fn: Callable[..., Awaitable[T]], /, *args: Any, **options: Any
+        self, key: str, fn: Callable[..., Awaitable[T]], /, *args: Any, **options: Unpack[CallOptions]
     ) -> Outcome[T]: ...
 
     @overload
-    async def execute(self, key: str, fn: Callable[..., T], /, *args: Any, **options: Any) -> Outcome[T]: ...
+    async def execute(
+        self, key: str, fn: Callable[..., T], /, *args: Any, **options: Unpack[CallOptions]
+    ) -> Outcome[T]: ...
 
-    async def execute(self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Outcome[Any]:
+    async def execute(
+        self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Unpack[CallOptions]
+    ) -> Outcome[Any]:
         """Run `fn` once for this key in the caller's transaction, or give back what it gave. Commit is the caller's."""
         call = self._call(key, fn, args, options)
         return await self._run(call)
 
-    async def consume(self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Any) -> bool:
+    async def consume(
+        self, key: str, fn: Callable[..., Any], /, *args: Any, **options: Unpack[CallOptions]
+    ) -> bool:
         """As `execute`, without keeping the result: True if it ran here, False if it had run."""
         call = self._call(key, fn, args, options, keep=False)
         return not (await self._run(call)).replayed
 
-    def once(self, *misplaced: object, **options: Any) -> AsyncDecorator:
+    def once(self, *misplaced: object, **options: Unpack[DecoratorOptions]) -> AsyncDecorator:
         """Decorate a function for the life of this transaction."""
         decorator: AsyncDecorator = decorate(self, misplaced, options)  # type: ignore[arg-type]  # a bound face decorates as a face does
         return decorator
 
     __call__ = once
 
-    def claim(self, key: str, /, *, verdicts: bool = False, **options: Any) -> AsyncClaim:
+    def claim(self, key: str, /, *, verdicts: bool = False, **options: Unpack[CallOptions]) -> AsyncClaim:
         """Own the key by hand; the block runs in the claim's savepoint."""
         return AsyncClaim(*self._owner(self._call(key, nothing_to_run, (), options)), verdicts=verdicts)
 
-    async def peek(self, key: str, /, **where: Any) -> Record | None:
+    async def peek(self, key: str, /, **where: Unpack[Place]) -> Record | None:
         """The record as this transaction sees it, its own uncommitted one included."""
         return await keeping.peek(self._tx, self._face._about(key, where))  # noqa: SLF001 - our own face
 
