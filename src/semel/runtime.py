@@ -311,7 +311,7 @@ class ThreadRuntime:
         survive_fork(self, ThreadRuntime._reset)
 
     def _reset(self) -> None:
-        self._busy: set[threading.Thread] = set()
+        self._busy: set[threading.Event] = set()  # each is set when its thread has ended
 
     def now(self) -> float:
         return time.monotonic()
@@ -343,16 +343,19 @@ class ThreadRuntime:
             try:
                 run_sync(coroutine)
             finally:
-                self._busy.discard(thread)
+                self._busy.discard(ended)
+                ended.set()
 
+        ended = threading.Event()
         # Daemon: a store that is gone for good must not keep the program from ending.
         thread = threading.Thread(target=work, name="semel-background", daemon=True)
         try:
-            self._busy.add(thread)
+            self._busy.add(ended)
             thread.start()
         except BaseException:  # a handler raised, say, or there is no thread to be had
             if thread.ident is None:
-                self._busy.discard(thread)  # nobody can wait for one that never came up
+                self._busy.discard(ended)  # nobody waits for one that never came up
+                ended.set()
             raise
 
     def detaches(self, fn: Callable[..., Any], inline: bool) -> bool:
@@ -388,5 +391,5 @@ class ThreadRuntime:
 
     async def drain(self, timeout: float) -> None:
         until = time.monotonic() + timeout
-        for thread in tuple(self._busy):
-            thread.join(min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX))
+        for ended in tuple(self._busy):  # a thread that is not started yet could not be joined
+            ended.wait(min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX))
