@@ -11,6 +11,7 @@ is a done marker, as beyond `max_result`, and nobody runs the effect again (R23)
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from weakref import WeakSet
 
@@ -29,7 +30,7 @@ from semel.runtime import Parker, Runtime
 from semel.shrinking import LARGE, refuses_the_value, shrunk
 from semel.store import Store
 
-__all__ = ["Debts"]
+__all__ = ["Debt", "Debts"]
 
 _BATCH = 128
 _MOST_CLAIMS = 10_000  # past that, lost claims and copies are left to their leases
@@ -41,7 +42,7 @@ _TRIES = 3  # of one outcome for a call that wants its key: taken, or claimed ag
 _STRIKES = 3  # so often a large result may fail while the store answers its renewals: then its size is why
 
 
-class _Debt(msgspec.Struct):
+class Debt(msgspec.Struct):
     end: Settle
     run: Run | None
     until: float
@@ -52,12 +53,14 @@ class _Debt(msgspec.Struct):
     pause: float = _FIRST
     strikes: int = 0
     """How often in a row it was too large to arrive."""
+    struck: float = -math.inf
+    """When it was last found to be: offers that were under way by then say the same once more."""
     paid: bool = False
     """The store has decided on it: answers to other copies of it tell nothing."""
     lost: LeaseLost | None = None
     """What it was paid with, if that was a refusal."""
-    before: _Debt | None = None
-    """Of the same key: one of the two owners has been overtaken, and the store knows which."""
+    offered: bool = False
+    """By a call that wants its key: the others need not ask as well."""
 
     @property
     def large(self) -> bool:
@@ -91,9 +94,11 @@ class Debts:
         self.bare: WeakSet[Run] = WeakSet()
         """Runs whose records do not have the steps and ids that their owners know: they were lost and claimed again, or a step
         was made whose note had no answer."""
-        self._owed: dict[bytes, _Debt] = {}
-        self.unwritten: dict[bytes, _Debt] = {}
-        """Outcomes that the store did not take at once, by the hash of their scope: nobody here claims such a key (`write`)."""
+        self._owed: dict[bytes, Debt] = {}
+        self.unwritten: dict[bytes, list[Debt]] = {}
+        """Outcomes that the store did not take at once, by the hash of their scope: nobody here claims such a key (`write`).
+        Of several of one key all owners but one have been overtaken, and the store knows which; the last attempt comes first."""
+        self._lock = threading.RLock()  # of unwritten; a signal's handler may come in between
         self.strays: dict[bytes, None] = {}
         """Nonces of calls under way of which a copy may still reach the store, the oldest first (see `semel.losses`)."""
         self._until = float("inf")
@@ -105,15 +110,15 @@ class Debts:
         """Whether something is still to be offered; may be asked from any thread."""
         return bool(self._owed)
 
-    def hold(self, run: Run, end: Settle) -> _Debt:
+    def hold(self, run: Run, end: Settle) -> Debt:
         """An outcome that the store did not take at once. Whoever has it offers it, and so does whoever wants the key."""
-        before = self.unwritten.get(run.scope.hash)
-        if before is not None and before.end.nonce == end.nonce:
-            before = before.before
-        debt = self.unwritten[run.scope.hash] = _Debt(end, run, float("inf"), before=before)
+        debt, key = Debt(end, run, math.inf), run.scope.hash
+        with self._lock:
+            others = (other for other in self.unwritten.get(key, ()) if other.end.nonce != end.nonce)
+            self.unwritten[key] = sorted((debt, *others), key=_attempt, reverse=True)
         return debt
 
-    def owe(self, debt: _Debt) -> bool:
+    def owe(self, debt: Debt) -> bool:
         """An outcome that the store did not take in time: it is offered until the store decides on it.
 
         False after `close`: then nobody is left to offer it.
@@ -130,12 +135,22 @@ class Debts:
         A claim would take the key over, were the lease over, and run again what has happened (R16). So without a decision the key
         is busy as long as the store renews its lease, and StoreUnavailable is raised otherwise.
         """
-        while not self._closed and (debt := self.unwritten.get(scope.hash)) and debt.run is not None:
-            if (busy := await self._write(debt, debt.run)) is not None:
+        while not self._closed:
+            debt = next((debt for debt in self.unwritten.get(scope.hash, ()) if not debt.paid), None)
+            if debt is None or debt.run is None:
+                return None
+            if debt.offered:
+                return Busy(debt.run.ask.lease, debt.run.attempt)
+            debt.offered = True
+            try:
+                busy = await self._write(debt, debt.run)
+            finally:
+                debt.offered = False
+            if busy is not None:
                 return busy
         return None
 
-    async def _write(self, debt: _Debt, run: Run) -> Busy | None:
+    async def _write(self, debt: Debt, run: Run) -> Busy | None:
         for left in reversed(range(_TRIES)):
             start, end = self._runtime.now(), debt.end
             (answer,) = await self._pay_batch([debt])
@@ -165,7 +180,7 @@ class Debts:
             end = Settle(ask.scope, ask.nonce, Kind.RELEASED, ask.retention, marker=GIVEN_BACK)
             patience = ask.lease if ask.policy is Policy.RETRY else max(ask.lease, _STRAGGLER)
             lasting = ask.nonce in self.strays
-            self._add(_Debt(end, None, self._runtime.now() + patience, lasting))
+            self._add(Debt(end, None, self._runtime.now() + patience, lasting))
         self.strays.pop(ask.nonce, None)
 
     def suspect(self, ask: Ask) -> None:
@@ -197,7 +212,7 @@ class Debts:
         if run.ask.nonce in self.strays:
             self.abandon(run.ask)
 
-    def _add(self, debt: _Debt) -> None:
+    def _add(self, debt: Debt) -> None:
         debt.due = self._runtime.now() + debt.pause
         self._owed[debt.end.nonce] = debt
         self._ticker.at(debt.due)
@@ -274,7 +289,7 @@ class Debts:
             await self._pay_batch(batch)
         return min((debt.due for debt in list(self._owed.values())), default=None)
 
-    async def _pay_batch(self, batch: Sequence[_Debt]) -> Sequence[Answer | Exception]:
+    async def _pay_batch(self, batch: Sequence[Debt]) -> Sequence[Answer | Exception]:
         start = self._runtime.now()
         answers = await self._offer_all([debt.end for debt in batch])
         now = self._runtime.now()
@@ -285,46 +300,49 @@ class Debts:
                 paid = await self._is_paid(debt, answer)
             else:
                 paid = False
-                await self._weigh(debt, answer, silent=now - start >= self._timeout * 0.9)
+                await self._weigh(debt, answer, start)
             if not paid and now < debt.until:  # the last offer is made when time is over, not before
                 debt.put_off(now, answer)
             else:
-                self._strike_out(debt)
+                self.strike_out(debt)
         return answers
 
-    async def decided(self, debt: _Debt, answer: Answer | Exception | None) -> bool:
+    async def decided(self, debt: Debt, answer: Answer | Exception | None) -> bool:
         """Whether the store has decided on it: by this answer, or by one to whoever wanted the key. Raises LeaseLost if it refused."""
         if not debt.paid and isinstance(answer, Answer) and await self._is_paid(debt, answer):
-            self._strike_out(debt)
+            self.strike_out(debt)
         if debt.lost is not None:
             raise debt.lost
         return debt.paid
 
-    def _strike_out(self, debt: _Debt) -> None:
+    def strike_out(self, debt: Debt) -> None:
         """It is offered no more."""
         debt.paid = True
         if self._owed.get(debt.end.nonce) is debt:  # else its run has left another: copies of its claim
             self._owed.pop(debt.end.nonce, None)
-        if debt.run is not None and self.unwritten.get(debt.end.scope.hash) is debt:
-            before = debt.before
-            while before is not None and before.paid:
-                before = before.before
-            if before is None:
-                self.unwritten.pop(debt.end.scope.hash, None)
+        key = debt.end.scope.hash
+        if debt.run is None or key not in self.unwritten:
+            return
+        with self._lock:
+            others = [other for other in self.unwritten.get(key, ()) if other is not debt]
+            if others:
+                self.unwritten[key] = others
             else:
-                self.unwritten[debt.end.scope.hash] = before
+                self.unwritten.pop(key, None)
 
-    async def _weigh(self, debt: _Debt, problem: Exception, *, silent: bool) -> None:
+    async def _weigh(self, debt: Debt, problem: Exception, offered: float) -> None:
         """It was not taken: tell less of it, if that is because of what it holds.
 
         Nobody says of a result that it was too large to arrive in time. But where the store answers something small of the
         same run at the same time, again and again, nothing else is left; and whoever closes has no more time to find out.
         A store that says at once that it has no room will have some again: that result is not given up.
         """
+        silent = self._runtime.now() - offered >= self._timeout * 0.9
         if refuses_the_value(problem) and (debt.end.result or debt.end.steps or debt.end.ref):
             debt.shrink()
         elif debt.run is not None and debt.large and silent and await self._renewed(debt.run) is not None:
-            debt.strikes += 1
+            if offered >= debt.struck:
+                debt.strikes, debt.struck = debt.strikes + 1, self._runtime.now()
             if debt.strikes >= _STRIKES or self._until < float("inf"):
                 debt.shrink()
         else:
@@ -345,7 +363,7 @@ class Debts:
         await self._pay(at_once=True)
         return len(before - self._owed.keys())
 
-    async def _is_paid(self, debt: _Debt, answer: Answer) -> bool:
+    async def _is_paid(self, debt: Debt, answer: Answer) -> bool:
         if debt.run is None:
             # GONE, or LOST to somebody who came and went, may mean that the claim is still on its way, and would be
             # granted to nobody when it arrives: only its own release is an end, or the time in which it could matter.
@@ -390,7 +408,11 @@ class Debts:
             ended.wake()
 
 
-def _batches(debts: Sequence[_Debt]) -> list[Sequence[_Debt]]:
+def _attempt(debt: Debt) -> int:
+    return 0 if debt.run is None else debt.run.attempt
+
+
+def _batches(debts: Sequence[Debt]) -> list[Sequence[Debt]]:
     """What is large goes last and alone: nothing small fails with it."""
     small = [debt for debt in debts if not debt.large]
     together = [small[start : start + _BATCH] for start in range(0, len(small), _BATCH)]

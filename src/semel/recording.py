@@ -10,7 +10,7 @@ import msgspec
 
 from semel import forks, steps
 from semel.calls import name_of
-from semel.debts import Debts
+from semel.debts import Debt, Debts
 from semel.errors import LeaseLost, NotRecorded, StoreUnavailable
 from semel.heart import Heart
 from semel.hooks import Emit, Unrecorded
@@ -58,6 +58,8 @@ class Recorder:
         # One answer of the store may take longer than the caller waits for all of them (R16). 0 is one offer and its answer, which
         # takes up to `timeout`: a caller who did not wait for it at all would be told NotRecorded by every healthy store.
         self._hurried = 0 < settle_timeout < timeout
+        # Renewed every third of it, a shorter lease may be over before the first answer comes.
+        self._short = 1.5 * timeout
         self._emit = emit
         self._poster = poster
 
@@ -68,12 +70,15 @@ class Recorder:
         """
         if run.epoch != forks.epoch:
             run.check_process()
+        held: Debt | None = None
         if end.kind is not _DONE:
             if run.busy and end.kind is not Kind.FAILED:
                 run.leave()
                 self._runtime.background(self._record_when_quiet(run, end, _left_out(run, end)))
                 return
             end = self._debts.whole(run, end)
+        elif run.lease_at_risk or run.ask.lease < self._short:
+            held = self._debts.hold(run, end)  # who wants the key meanwhile must not find it free (R16)
         asked = self._runtime.now()
         until = asked + self._settle_timeout
         answer: Answer | Exception | None
@@ -92,9 +97,7 @@ class Recorder:
                     reply = trouble
                 answer = post.settled(end, reply, asked) or await post.resettle(end, reply, asked)
             if answer is _OK:
-                self._heart.remove(run)
-                if self._debts.strays:
-                    self._debts.ended(run.ask, end)
+                self._taken(run, end, held)
         except Exception as error:  # noqa: BLE001 - whatever the store's trouble is, the effect has happened
             answer = error
         except BaseException as error:
@@ -103,8 +106,15 @@ class Recorder:
             await self._rescue(run, end, value, until, error)
             raise
         if answer is not _OK:
-            await self._runtime.protect(self._persist(run, end, value, answer, until))
+            await self._runtime.protect(self._persist(run, end, value, answer, until, held))
         reach("settle.stored")
+
+    def _taken(self, run: Run, end: Settle, held: Debt | None) -> None:
+        self._heart.remove(run)
+        if self._debts.strays:
+            self._debts.ended(run.ask, end)
+        if held is not None:
+            self._debts.strike_out(held)
 
     async def _rescue(self, run: Run, end: Settle, value: Any, until: float, error: BaseException) -> None:
         try:
@@ -125,12 +135,18 @@ class Recorder:
             await self.record(run, msgspec.structs.replace(end, ref=run.ref, steps=known), None)
 
     async def _persist(
-        self, run: Run, end: Settle, value: Any, answer: Answer | Exception | None, until: float
+        self,
+        run: Run,
+        end: Settle,
+        value: Any,
+        answer: Answer | Exception | None,
+        until: float,
+        held: Debt | None = None,
     ) -> None:
         """Offer the outcome until the store has decided on it, or `settle_timeout` is over."""
         pause = 0.02
         said: Exception = StoreUnavailable("the store did not answer in time")
-        debt = self._debts.hold(run, end)
+        debt = held or self._debts.hold(run, end)
         try:
             while True:
                 if answer is None:

@@ -10,11 +10,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from semel import AsyncSemel
+from semel import AsyncSemel, StoreUnavailable
 from semel.model import Answer, Ask, Busy, Kind, Replay, State, Won
 from semel.store import Settings
 from semel.stores.postgres import PostgresStore
-from semel.stores.postgres.hunch import Hunch
+from semel.stores.postgres.hunch import ENOUGH, Hunch
 from semel.stores.postgres.sql import new_words, news_words, statements
 from semel.stores.postgres.talk import Talk
 from semel.stores.rows import COLUMNS
@@ -51,8 +51,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def sure(store: PostgresStore) -> PostgresStore:
-    for _ in range(10):
-        store._hunch.learn(new=True)
+    while not store._hunch.new:
+        store._hunch.learn(new=ENOUGH)
     return store
 
 
@@ -64,25 +64,37 @@ def batch_of(*keys: str, **options: Any) -> list[Ask]:
     return [ask_for(key, **options) for key in keys]
 
 
-def test_four_new_keys_in_a_row_make_a_hunch_and_one_that_is_known_ends_it() -> None:
+def test_new_keys_in_a_row_make_a_hunch_and_one_that_is_known_ends_it() -> None:
     hunch = Hunch()
-    for _ in range(4):
+    for _ in range(ENOUGH):
         assert not hunch.new
         hunch.learn(new=True)
     assert hunch.new
     hunch.learn(new=False)
     assert not hunch.new
-    hunch.learn(new=3)
-    assert not hunch.new
-    hunch.learn(new=3)
-    assert hunch.new
 
 
-def test_a_store_inserts_without_a_look_after_four_new_keys(here: Lab, sent: list[str]) -> None:
+def test_after_each_mistake_a_hunch_takes_longer_and_many_new_keys_in_a_row_make_good_for_all() -> None:
+    def needed(hunch: Hunch) -> int:
+        seen = 0
+        while not hunch.new:
+            hunch.learn(new=1)
+            seen += 1
+        return seen
+
+    hunch = Hunch()
+    took = []
+    for _ in range(9):
+        took.append(needed(hunch))
+        hunch.learn(new=0)
+    assert took == [16, 32, 64, 128, 256, 512, 1024, 32, 64]
+
+
+def test_a_store_inserts_without_a_look_after_enough_new_keys(here: Lab, sent: list[str]) -> None:
     store = here.open()
-    for at in range(6):
+    for at in range(ENOUGH + 2):
         here.finish(store, f"k{at}", result=b"r")
-    assert [name for name in sent if name != "settle_done"] == ["claim_plain"] * 4 + ["claim_new"] * 2
+    assert [name for name in sent if name != "settle_done"] == ["claim_plain"] * ENOUGH + ["claim_new"] * 2
     sent.clear()
     for _ in range(2):
         (verdict,) = here.claim(store, ask_for("k0"))
@@ -91,7 +103,7 @@ def test_a_store_inserts_without_a_look_after_four_new_keys(here: Lab, sent: lis
     assert sent == ["claim_new", "claim_plain", "claim_plain"]
 
 
-def test_a_face_inserts_without_a_look_after_four_new_keys(
+def test_a_face_inserts_without_a_look_after_enough_new_keys(
     postgres_server: services.PostgresServer, sent: list[str]
 ) -> None:
     async def effect() -> str:
@@ -99,10 +111,10 @@ def test_a_face_inserts_without_a_look_after_four_new_keys(
 
     async def main(url: str) -> None:
         async with AsyncSemel(url) as once:
-            for at in range(6):
+            for at in range(ENOUGH + 2):
                 await once.execute(f"k{at}", effect)
             claims = [name for name in sent if name != "settle_done"]
-            assert claims == ["claim_plain"] * 4 + ["claim_new"] * 2
+            assert claims == ["claim_plain"] * ENOUGH + ["claim_new"] * 2
             sent.clear()
             for _ in range(2):
                 outcome = await once.execute("k5", effect)
@@ -230,7 +242,7 @@ def test_a_face_replays_a_key_that_is_being_changed_in_spite_of_a_hunch(
 
     async def main(url: str) -> None:
         async with AsyncSemel(url) as once:
-            for at in range(6):
+            for at in range(ENOUGH + 2):
                 await once.execute(f"k{at}", effect)
             with psycopg.connect(plain(url)) as session:
                 session.execute("update semel set updated = now()")
@@ -252,7 +264,7 @@ def test_a_wrong_hunch_on_the_last_free_link_goes_the_long_way(
 
     async def main(url: str) -> None:
         async with AsyncSemel(url) as once:
-            for at in range(6):
+            for at in range(ENOUGH + 2):
                 await once.execute(f"k{at}", effect)
             post = Talk.post
 
@@ -324,6 +336,65 @@ def test_a_table_that_takes_no_writes_for_now_keeps_nobody_waiting(here: Lab) ->
         session.rollback()
 
 
+def test_a_batch_is_answered_though_its_table_takes_no_writes_for_now(here: Lab) -> None:
+    """Its insertion gives up after 50 ms, and its outcomes are read."""
+    store = here.open(Settings(timeout=3600))
+    here.finish(store, "a", result=b"r")
+    here.finish(store, "b", result=b"r")
+    with psycopg.connect(plain(here.url)) as session:
+        session.execute("lock table semel in share mode")
+        for opinion in (True, False):
+            for asks in (batch_of("a", "b"), [ask_for("a", labels={"scene": "x"}), ask_for("b")]):
+                assert all(isinstance(each, Replay) for each in here.claim(store, *asks))
+            if opinion:
+                sure(store)
+            first, new, second = here.claim(store, *batch_of("a", "new", "b"))
+            assert isinstance(first, Replay)
+            assert isinstance(second, Replay)
+            assert isinstance(new, Busy)
+        session.rollback()
+    assert isinstance(here.claim(store, *batch_of("a", "new", "b"))[1], Won)
+
+
+def test_a_server_that_takes_no_writes_is_asked_twice_about_a_batch_and_not_about_each_key(
+    here: Lab, postgres_server: services.PostgresServer, sent: list[str]
+) -> None:
+    store = here.open()
+    here.finish(store, "done", result=b"r")
+    here.begin(store, "lapsed", lease=0.001)
+    name = database_of(here.url)
+    postgres_server.execute(f"alter database {name} set default_transaction_read_only = on")
+    postgres_server.execute(
+        f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'"
+    )
+    sent.clear()
+    verdicts = here.claim(store, *batch_of("done", "lapsed", *(f"new{at}" for at in range(20))))
+    assert isinstance(verdicts[0], Replay)
+    for refused in verdicts[1:]:
+        assert isinstance(refused, StoreUnavailable)
+        assert "read-only" in str(refused)
+    assert sent == ["claim_plain_many"] * 2
+
+
+def test_a_claim_without_an_answer_in_time_is_told_at_once_in_spite_of_a_hunch(
+    here: Lab, postgres_server: services.PostgresServer, sent: list[str]
+) -> None:
+    """There is no time for a second statement, and whoever asks must hear that the first one may still be granted."""
+    with Proxy("127.0.0.1", postgres_server.port) as proxy:
+        url = here.url.replace(f":{postgres_server.port}/", f":{proxy.port}/")
+        store = sure(here.open(Settings(timeout=0.5), url=url))
+        for number, asks in enumerate((batch_of("k"), batch_of("a", "b"))):
+            for at in range(3):  # its statement is prepared by then
+                here.claim(sure(store), *batch_of(*(f"{number}-{at}-{ask.scope.key}" for ask in asks)))
+            sent.clear()
+            rule = proxy.stall(at=1)
+            with pytest.raises(StoreUnavailable, match="no answer in time"):
+                here.claim(store, *asks)
+            assert rule.fired.is_set()
+            assert len(sent) == 1
+            proxy.release()
+
+
 def test_what_a_signal_raises_ends_a_claim_in_spite_of_a_hunch() -> None:
     class TimeIsUp(Exception):
         pass
@@ -337,10 +408,10 @@ def test_what_a_signal_raises_ends_a_claim_in_spite_of_a_hunch() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- batches
-def test_a_batch_is_inserted_without_a_look_after_four_new_keys(here: Lab, sent: list[str]) -> None:
+def test_a_batch_is_inserted_without_a_look_after_enough_new_keys(here: Lab, sent: list[str]) -> None:
     store = here.open()
     for number in range(3):
-        verdicts = here.claim(store, *batch_of(*(f"{number}-{at}" for at in range(5))))
+        verdicts = here.claim(store, *batch_of(*(f"{number}-{at}" for at in range(ENOUGH))))
         assert all(isinstance(verdict, Won) for verdict in verdicts)
     assert sent == ["claim_plain_many", "claim_new_many", "claim_new_many"]
     sent.clear()

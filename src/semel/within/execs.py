@@ -37,7 +37,10 @@ UNWRITABLE: Final = (
     "the server refuses what it takes to record the outcome, to the pipeline's user or to everybody: nothing was applied. Give that "
     "user the rules that the store's has, or look at the server"
 )
-SHARDED: Final = "the record is on another node of this cluster: nothing was applied. Make the pipeline from a RedisCluster client"
+SHARDED: Final = (
+    "the record, or a key of a command, is on another node of the cluster than the pipeline's: nothing was applied. Make the pipeline "
+    "from a RedisCluster client, and begin the names of business keys with once.tag(key)"
+)
 
 
 @dataclass(slots=True)

@@ -69,12 +69,13 @@ def statements(table: str) -> Mapping[str, str]:
     home = f'"{schema}".' if schema else ""
     parts = dict(_parts(_text()))
     # First what is in other statements, and names may be in: `filter` uses `viewed`.
-    common = ("filter", "viewed", "buriable", "readable", "running", "moment", "entering")
+    common = ("filter", "viewed", "buriable", "readable", "running", "moment")
     words = {f"{{{part}}}": parts[part] for part in common} | {
         "{records}": f'{home}"{name}"',
         "{audit}": f'{home}"{name}_audit"',
         "{schema}": f'{home}"{name}_schema"',
         "{begin}": f'{home}"{name}_begin"',
+        "{begin_all}": f'{home}"{name}_begin_all"',
         "{enter}": f'{home}"{name}_enter"',
         "{pkey}": f'"{name}_pkey"',
         "{name}": name,
@@ -184,11 +185,11 @@ def new_words(ask: Ask, skew: float) -> Words | None:
     return "claim_new", args
 
 
-def claims_words(asks: Sequence[Ask], skew: float) -> Words:
-    """The statement for several asks, sorted by scope."""
+def claims_words(asks: Sequence[Ask], skew: float, *, look: bool = False) -> Words:
+    """The statement for several asks, sorted by scope. `look`: nothing is inserted."""
     if (plain := _plain_asks_args(asks, skew)) is not None:
-        return "claim_plain_many", plain
-    return "claim_many", (skew, *columns(map(ask_args, asks)))
+        return "claim_plain_many", (*plain, look)
+    return "claim_many", (skew, *columns(map(ask_args, asks)), look)
 
 
 def news_words(asks: Sequence[Ask], skew: float) -> Words | None:

@@ -118,9 +118,9 @@ class PostgresStore:
 
     async def _first_row(self, ask: Ask, deadline: float) -> Row:
         """Of claim_one, or of claim_new where that is enough."""
-        if self._hunch.new and (words := new_words(ask, self._skew)) is not None:
-            for row in await self._hunch.follow(self._talk.run(*words, deadline)):
-                return row
+        words = new_words(ask, self._skew) if self._hunch.new else None
+        if words is not None and (rows := await self._hunch.follow(self._talk.run(*words, deadline))):
+            return rows[0]
         row = (await self._talk.run(*claim_words(ask, self._skew), deadline))[0]
         self._hunch.learn(new=bool(row[1]))
         return row
@@ -153,9 +153,10 @@ class PostgresStore:
                     raise
                 return verdicts
             except ReadOnly as error:
-                if len(asks) > 1:
-                    raise Trouble("each alone is looked at before it is inserted") from error
-                raise
+                if len(asks) == 1:
+                    raise
+                await self._look(asks, todo, verdicts, error, deadline)
+                return verdicts
             except (SemelError, Trouble):
                 if len(asks) > 1:
                     self.losses.tell()  # of those that a statement before has granted
@@ -172,23 +173,35 @@ class PostgresStore:
             return await self._talk.run(*claim_words(asks[0], self._skew), deadline)
         found = await self._inserted(asks, deadline)
         if rest := [ask for ask in asks if ask.scope.hash not in found]:
-            new = 0
-            for row in await self._talk.run(*claims_words(rest, self._skew), deadline):
-                if row[4] is None:  # of claim_plain_many: all that were inserted
-                    found |= (granted := _granted(row))
-                    new += len(granted)
-                else:
-                    found[bytes(row[4])] = row
-                    new += bool(row[1])
-            self._hunch.learn(new=new if new == len(rest) else 0)
+            rows = await self._talk.run(*claims_words(rest, self._skew), deadline)
+            found |= _found(rows)
+            self._hunch.learn(new=len(rest) if all(row[4] is None for row in rows) else 0)
         return [found.get(ask.scope.hash, _NOTHING) for ask in asks]
 
     async def _inserted(self, asks: list[Ask], deadline: float) -> dict[bytes, Row]:
         """Those that claim_new_many inserted, where the keys are most likely new."""
         if self._hunch.new and (words := news_words(asks, self._skew)) is not None:
-            for row in await self._hunch.follow(self._talk.run(*words, deadline)):
-                return _granted(row)
+            found = _found(await self._hunch.follow(self._talk.run(*words, deadline)))
+            if len(found) == len(asks):
+                self._hunch.learn(new=len(found))
+            return found
         return {}
+
+    async def _look(
+        self,
+        asks: list[Ask],
+        todo: list[int],
+        verdicts: list[Verdict | Exception],
+        refusal: ReadOnly,
+        deadline: float,
+    ) -> None:
+        """Nothing can be written: outcomes are read all the same, and whoever needs more is told why."""
+        rows = await self._talk.run(*claims_words([asks[at] for at in todo], self._skew, look=True), deadline)
+        found = _found(rows)
+        for at in todo:
+            row = found.get(asks[at].scope.hash)
+            verdict, changed = (None, None) if row is None else _judge(row, asks[at], row[0])
+            verdicts[at] = refusal if verdict is None or changed is not None else verdict
 
     async def _decide_claims(
         self,
@@ -455,9 +468,15 @@ class PostgresStore:
     leave = aclose  # what other loops opened is theirs, and ends with them
 
 
-def _granted(row: Row) -> dict[bytes, Row]:
-    """Scopes that were inserted together, of the row that names them."""
-    return dict.fromkeys(map(bytes, row[1] or ()), (row[0], True, None, None))
+def _found(rows: Sequence[Row]) -> dict[bytes, Row]:
+    """The rows of claim_many and claim_new_many, by scope: one has all that were inserted, the others are of those that were there."""
+    found: dict[bytes, Row] = {}
+    for row in rows:
+        if len(row) > 4 and row[4] is not None:
+            found[bytes(row[4])] = row
+        else:
+            found |= dict.fromkeys(map(bytes, row[1] or ()), (row[0], True, None, None))
+    return found
 
 
 def _judge(row: Row, ask: Ask, now: float) -> tuple[Verdict, Record | None]:

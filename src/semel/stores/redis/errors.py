@@ -70,7 +70,7 @@ class NotSent(Exception):
 
 
 _PLAIN = " (if it speaks TLS on this port, write rediss:// instead of redis://)"
-_TLS = " Does it speak TLS on this port? If it does not, write the URL's rediss with one s"
+_TLS = " Does it speak TLS on this port? If it does not, begin the URL with redis, not rediss"
 
 
 class Lost(NotSent):

@@ -12,11 +12,11 @@
 -- 5. `xmin` is a row's version: a decision that Python took on a row it read is written only if the row is still
 --    that version (`swap`, `forget`). No lock is held between reading and writing.
 --
--- {records} {audit} {schema}  the quoted table names    {begin} {enter} {pkey}  two functions, the records' primary key
+-- {records} {audit} {schema}  the quoted table names    {begin} {begin_all} {enter} {pkey}  three functions, the records' primary key
 -- {name}  the plain table name, also the NOTIFY channel
 -- {row} {row:r}  all columns of a record, times as seconds    {names:held}  their names
 -- {nulls}  NULL for each of them but the scope
--- {filter} {viewed} {buriable} {readable} {running} {moment} {entering}  the parts of these names    {labels}  a regular expression
+-- {filter} {viewed} {buriable} {readable} {running} {moment}  the parts of these names    {labels}  a regular expression
 -- {print}  the version of fingerprints
 --
 -- Every parameter costs the client and the server a microsecond, every expression the server about half of one. So the
@@ -63,13 +63,14 @@ select date_part('epoch', clock.now),
 from (select clock_timestamp() as now) clock
 
 -- name: claim_many
--- As claim_one, with arrays for $2-$13, sorted by scope, each scope once. One row per scope that is there or was
--- inserted, in any order: now, inserted, version, waited, the record (of an inserted one its scope only). A scope
--- without a row: ask again. Shared by many, the price of the INSERT is small.
+-- As claim_one, with arrays for $2-$13, sorted by scope, each scope once. One row per scope that is there, in any order:
+-- now, NULL, version, waited, the record; and one with all scopes that were inserted ($14: none is, to look only). A scope
+-- without either: ask again. The insertion is a function's ({begin_all}), as claim_one's is: outcomes are read although
+-- nothing can be inserted, and no statement waits without end for the table.
 -- The lateral join with its `offset 0` makes one look-up by key per scope the only plan there is. Left to choose, the
 -- planner reads the whole table while it is small, and stays with that plan when it has grown.
 with clock as materialized (
-    select clock_timestamp() + make_interval(secs => $1::float8) as now, set_config('lock_timeout', '50ms', true)
+    select clock_timestamp() + make_interval(secs => $1::float8) as now
 ), held as materialized (
     select r.*
     from unnest($2::bytea[]) as asked(scope)
@@ -77,32 +78,26 @@ with clock as materialized (
         select r.xmin::text as version, r.waited, {row:r} from {records} r where r.scope = asked.scope offset 0
     ) r
 ), fresh as (
-    insert into {records} (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
-                           fingerprint_version, created, updated, lease_until, expires, labels, secret_id)
-    select a.scope, a.tenant, a.operation, a.key, 'running', a.nonce, 1,
-           floor(date_part('epoch', now) * 1000000)::bigint, a.policy, a.fingerprint, a.fingerprint_version, now, now,
-           to_timestamp(date_part('epoch', now) + a.lease), to_timestamp(date_part('epoch', now) + a.life), a.labels,
-           a.secret_id
-    from clock, unnest($2::bytea[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::text[], $8::bytea[],
-                       $9::integer[], $10::float8[], $11::float8[], $12::text[], $13::text[])
+    select {begin_all}(array_agg(a.scope), array_agg(a.tenant), array_agg(a.operation), array_agg(a.key), array_agg(a.nonce),
+                       array_agg(a.policy), array_agg(a.fingerprint), array_agg(a.fingerprint_version), array_agg(a.lease),
+                       array_agg(a.life), array_agg(a.labels), array_agg(a.secret_id), (select now from clock)) as scopes
+    from unnest($2::bytea[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::text[], $8::bytea[], $9::integer[],
+                $10::float8[], $11::float8[], $12::text[], $13::text[])
          as a(scope, tenant, operation, key, nonce, policy, fingerprint, fingerprint_version, lease, life, labels,
               secret_id)
-    where not exists (select from held where held.scope = a.scope)
-    order by a.scope
-    on conflict (scope) do nothing
-    returning scope
+    where not $14::boolean and not exists (select from held where held.scope = a.scope)
+    having count(*) > 0
 )
-select date_part('epoch', clock.now), null::boolean, held.version, held.waited, {names:held}
+select date_part('epoch', clock.now), null::bytea[], held.version, held.waited, {names:held}
 from clock cross join held
 union all
-select date_part('epoch', clock.now), true, null, null, fresh.scope, {nulls}
+select date_part('epoch', clock.now), fresh.scopes, null, null, null, {nulls}
 from clock cross join fresh
 
 -- name: claim_plain_many
--- As claim_plain, with arrays, as claim_many. One row per scope that was there, and one in which the second column has all
--- that were inserted: a row for each of them would be 33 columns of nothing.
+-- As claim_plain, with arrays, as claim_many ($9: to look only).
 with clock as materialized (
-    select clock_timestamp() as now, set_config('lock_timeout', '50ms', true)
+    select clock_timestamp() as now
 ), held as materialized (
     select r.*
     from unnest($1::bytea[]) as asked(scope)
@@ -110,30 +105,27 @@ with clock as materialized (
         select r.xmin::text as version, r.waited, {row:r} from {records} r where r.scope = asked.scope offset 0
     ) r
 ), fresh as (
-    {entering}
-    where not exists (select from held where held.scope = a.scope)
-    order by a.scope
-    on conflict (scope) do nothing
-    returning scope
+    select {begin_all}(array_agg(a.scope), array_agg(a.tenant), array_agg(a.operation), array_agg(a.key), array_agg(a.nonce),
+                       null, array_agg(a.fingerprint), null, array_agg(a.lease), array_agg(a.life), null, null,
+                       (select now from clock)) as scopes
+    from unnest($1::bytea[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::bytea[], $7::float8[], $8::float8[])
+         as a(scope, tenant, operation, key, nonce, fingerprint, lease, life)
+    where not $9::boolean and not exists (select from held where held.scope = a.scope)
+    having count(*) > 0
 )
 select date_part('epoch', clock.now), null::bytea[], held.version, held.waited, {names:held}
 from clock cross join held
 union all
-select date_part('epoch', (select now from clock)), array_agg(fresh.scope), null, null, null, {nulls}
-from fresh
+select date_part('epoch', clock.now), fresh.scopes, null, null, null, {nulls}
+from clock cross join fresh
 
 -- name: claim_new_many
 -- As claim_new, with arrays, as claim_plain_many. One row: now, and all scopes that are ours (NULL: none). The others are
 -- there, ask claim_plain_many; nothing was written for them.
-with clock as materialized (
-    select clock_timestamp() as now, set_config('lock_timeout', '50ms', true)
-), fresh as (
-    {entering}
-    order by a.scope
-    on conflict (scope) do nothing
-    returning scope
-)
-select date_part('epoch', (select now from clock)), array_agg(fresh.scope) from fresh
+select date_part('epoch', clock.now),
+       {begin_all}($1::bytea[], $2::text[], $3::text[], $4::text[], $5::bytea[], null, $6::bytea[], null, $7::float8[],
+                   $8::float8[], null, null, clock.now)
+from (select clock_timestamp() as now) clock
 
 -- name: settle_one
 -- The owner's settle of a run that is still its own: the common case, by conditions alone. Everything else (somebody
@@ -228,16 +220,6 @@ set state = 'done', updated = now, settled = now, lease_until = now, expires = n
 from clock, e
 where r.ctid = e.place
 returning e.position, case when r.waited then pg_notify('{name}', encode(r.scope, 'hex')) is not null end
-
--- name: entering
--- Part of the claims of many plain asks: what they insert.
-insert into {records} (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
-                       fingerprint_version, created, updated, lease_until, expires)
-select a.scope, a.tenant, a.operation, a.key, 'running', a.nonce, 1,
-       floor(date_part('epoch', now) * 1000000)::bigint, 'retry', a.fingerprint, {print}, now, now,
-       now + make_interval(secs => a.lease), now + make_interval(secs => a.life)
-from clock, unnest($1::bytea[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::bytea[], $7::float8[],
-                   $8::float8[]) as a(scope, tenant, operation, key, nonce, fingerprint, lease, life)
 
 -- name: running
 -- Part of the statements that find one run by its scope. Not `state = 'running'`: that would let the planner walk the
@@ -629,7 +611,33 @@ begin
     return found;
 end
 $begin$;
--- The same inside a caller's transaction (`within`): it waits as long as this caller would, and leaves his lock_timeout
+-- The same for many runs, sorted by scope so that no two batches deadlock; the scopes that are ours. An array that is NULL
+-- says NULL of all of them; without policies they are under `retry`.
+create or replace function {begin_all}(
+    scopes bytea[], tenants text[], operations text[], keys text[], nonces bytea[], policies text[], fingerprints bytea[],
+    fingerprint_versions integer[], leases float8[], lives float8[], all_labels text[], secret_ids text[], now timestamptz
+) returns bytea[] language plpgsql as $begin_all$
+declare
+    limited text := set_config('lock_timeout', '50ms', true);
+    ours bytea[];
+begin
+    with entered as (
+        insert into {records} as r (scope, tenant, operation, key, state, nonce, attempts, token, policy, fingerprint,
+                                    fingerprint_version, created, updated, lease_until, expires, labels, secret_id)
+        select a.scope, a.tenant, a.operation, a.key, 'running', a.nonce, 1, floor(date_part('epoch', $13) * 1000000)::bigint,
+               coalesce(a.policy, 'retry'), a.fingerprint, coalesce(a.fingerprint_version, {print}), $13, $13,
+               to_timestamp(date_part('epoch', $13) + a.lease), to_timestamp(date_part('epoch', $13) + a.life), a.labels,
+               a.secret_id
+        from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+             as a(scope, tenant, operation, key, nonce, policy, fingerprint, fingerprint_version, lease, life, labels, secret_id)
+        order by a.scope
+        on conflict on constraint {pkey} do nothing
+        returning r.scope
+    ) select array_agg(entered.scope) into ours from entered;
+    return ours;
+end
+$begin_all$;
+-- {begin} inside a caller's transaction (`within`): it waits as long as this caller would, and leaves his lock_timeout
 -- as it was (an error takes it back with his savepoint). A function, so that SAVEPOINT and claim travel in one message and
 -- no plan is made for them.
 create or replace function {enter}(

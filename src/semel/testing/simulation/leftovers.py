@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from semel.debts import _Debt
+from semel.debts import Debt
 from semel.flow import Engine
 from semel.layers.batch import Batch
 from semel.layers.coalesce import Coalesce
@@ -39,7 +39,7 @@ def _engines(face: Any) -> list[Engine]:
     return [made] if made is not None else list(getattr(face, "_engines", {}).values())
 
 
-def _open_debts(world: World, tag: str, engine: Engine) -> dict[bytes, _Debt]:
+def _open_debts(world: World, tag: str, engine: Engine) -> dict[bytes, Debt]:
     """What the store has not taken yet, or may still be asked for: it is offered on, run, lead and place with it (R16)."""
     owed = engine.debts._owed
     if world.loop.now - world.calm_at <= _LONG:
@@ -50,7 +50,7 @@ def _open_debts(world: World, tag: str, engine: Engine) -> dict[bytes, _Debt]:
     return {nonce: debt for nonce, debt in owed.items() if not _is_over(world, debt, now)}
 
 
-def _is_over(world: World, debt: _Debt, now: float) -> bool:
+def _is_over(world: World, debt: Debt, now: float) -> bool:
     """Nobody offers it, though it is due (at the end of its time at the latest), or the store has had its outcome for long."""
     if now - debt.due > _LONG:
         return True
@@ -58,7 +58,7 @@ def _is_over(world: World, debt: _Debt, now: float) -> bool:
     return debt.run is not None and ended_at is not None and world.server._time() - ended_at > _LONG
 
 
-def _held(engine: Engine, owed: Mapping[bytes, _Debt]) -> Iterator[str]:
+def _held(engine: Engine, owed: Mapping[bytes, Debt]) -> Iterator[str]:
     debts, heart = engine.debts, engine.heart
     if over := debts._owed.keys() - owed.keys():
         yield f"{len(over)} debts that are paid, or nobody's any more"
