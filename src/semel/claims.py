@@ -11,11 +11,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from semel.calls import Call
-from semel.errors import ConfigurationError, SemelError, SemelWarning
+from semel.errors import (
+    ConfigurationError,
+    InProgress,
+    KeyExpired,
+    KeyMismatch,
+    OutcomeUnknown,
+    SemelError,
+    SemelWarning,
+)
 from semel.flow import Engine
-from semel.model import Replay, Verdict, Won
+from semel.model import Ask, Busy, Policy, Replay, Unknown, Verdict, Won
 from semel.options import switch
-from semel.run import AsyncRun, Outcome, Run, _current, leave
+from semel.run import AsyncRun, Outcome, Run, _current, leave_block
 from semel.words import checked_error
 
 __all__ = ["AsyncClaim", "Claim"]
@@ -30,11 +38,12 @@ class _Claim:
         self._verdicts = switch("verdicts", verdicts)
         self._run: Run | None = None
         self._answered = False
-        self._token: Any = None
         self.verdict: Verdict | None = None
         self.replayed = False
         self._value: Any = None
         self._outcome: Outcome[Any] | None = None
+        self._unread: SemelError | None = None
+        """Why what is stored is no value to be had."""
         self.ref: str | None = None
         self.attempt = 0
 
@@ -45,7 +54,12 @@ class _Claim:
 
     @property
     def value(self) -> Any:
-        """What was recorded, here or before. Raises CodecError for a result that was too large to be kept."""
+        """What was recorded, here or before. Raises CodecError for a result that was too large to be kept.
+
+        With `verdicts=True` it raises what `execute` would have raised: PreviousFailure for a stored failure, say.
+        """
+        if self._unread is not None:
+            raise self._unread
         return self._value if self._outcome is None else self._outcome.value
 
     async def _enter(self) -> Self:
@@ -53,7 +67,7 @@ class _Claim:
         if self.verdict is not None:
             raise ConfigurationError("a claim is entered once: call once.claim(...) again for another try")
         engine.door.check()
-        ask, verdict = await (engine.ask_once(call) if self._verdicts else engine.acquire(call))
+        ask, verdict = await (self._heard() if self._verdicts else engine.acquire(call))
         try:
             self.verdict = verdict
             if self._verdicts and not isinstance(verdict, Won):
@@ -63,21 +77,41 @@ class _Claim:
             elif isinstance(verdict, Won):
                 self._run = engine.begin(call, ask, verdict.record)
                 self.attempt = self._run.attempt
-                self._token = _current.set(self._run.weak)
+                _current.set(self._run.weak)
                 self._run.started = True
         except BaseException:
             engine.disown(ask)
             raise
         return self
 
+    async def _heard(self) -> tuple[Ask, Verdict]:
+        """The last verdict, whatever it is, after waiting and probing as any call does."""
+        engine, call = self._engine, self._call
+        ask, verdict = await engine.ask_once(call)
+        waits = isinstance(verdict, Busy) and call.options.wait > 0
+        if not waits and not (isinstance(verdict, Unknown) and callable(call.options.on_unknown)):
+            return ask, verdict
+        heard: list[Verdict] = []
+        try:
+            return await engine._contend(call, ask, verdict, heard)  # noqa: SLF001 - as `acquire` does
+        except (InProgress, KeyMismatch, KeyExpired, OutcomeUnknown):
+            return ask, heard[-1]
+        except BaseException:
+            engine.disown(ask)
+            raise
+
     def _replay(self, verdict: Replay) -> None:
+        self.attempt = verdict.record.attempts
         try:
             outcome = self._engine.replay(self._call, verdict.record)
-            self.replayed, self.ref, self.attempt = True, outcome.ref, outcome.attempt
+            self.replayed, self.ref = True, outcome.ref
             self._outcome = outcome
-        except SemelError:
+        except SemelError as error:
             if not self._verdicts:
                 raise
+            self._unread = error
+            if isinstance(error, OutcomeUnknown):  # it cannot be read: as any other call would be told (R15)
+                self.verdict = Unknown(verdict.record, Policy.HOLD, unreadable=True)
 
     async def _complete(self, value: Any) -> None:
         run = self._owned("complete")
@@ -107,7 +141,7 @@ class _Claim:
         run = self._run
         if run is None:
             return
-        leave(self._token)
+        leave_block(run)
         goes_on = error is None or isinstance(error, Exception)
         # Else it was interrupted before its answer was on its way.
         if self._answered and (run.settling or goes_on):

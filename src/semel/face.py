@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
 from inspect import iscoroutine
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NoReturn, Self, Unpack, cast
 
 import msgspec
@@ -248,9 +249,11 @@ class Face:
         except TypeError:
             return self._resolved(self._defaults, given)
         if known is None:
-            if len(self._known_options) >= _MOST_OPTIONS:
-                self._known_options.clear()
-            known = self._known_options[name] = self._resolved(self._defaults, given)
+            known = self._resolved(self._defaults, given)
+            if _is_lasting(known):
+                if len(self._known_options) >= _MOST_OPTIONS:
+                    self._known_options.clear()
+                self._known_options[name] = known
         return known
 
     def _resolved(self, defaults: Options, given: Mapping[str, Any]) -> Options:
@@ -261,14 +264,14 @@ class Face:
     def _inlined(self, options: Options) -> Options:
         """The same for a function that may run nowhere but here; by identity, as the same options come again and again."""
         known = self._known_inline.get(id(options))
-        if known is None or known[0] is not options:
+        if known is not None and known[0] is options:
+            return known[1]
+        inlined = msgspec.structs.replace(options, inline=True)
+        if _is_lasting(options):
             if len(self._known_inline) >= _MOST_OPTIONS:
                 self._known_inline.clear()
-            known = self._known_inline[id(options)] = (
-                options,
-                msgspec.structs.replace(options, inline=True),
-            )
-        return known[1]
+            self._known_inline[id(options)] = (options, inlined)
+        return inlined
 
     def _call(
         self,
@@ -440,6 +443,17 @@ class Face:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {type(self._store).__name__}>"
+
+
+def _is_lasting(options: Options) -> bool:
+    """Whether they may be remembered, and taken for others that are equal: not with a probe or an `on_error` that holds something.
+
+    Two objects may be equal and look into different books, and what a closure holds is to go with its call.
+    """
+    return all(
+        not callable(value) or (type(value) is FunctionType and value.__closure__ is None)
+        for value in (options.on_error, options.on_unknown)
+    )
 
 
 def _unknown_word(name: str, used: frozenset[str]) -> ConfigurationError:

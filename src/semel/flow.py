@@ -296,11 +296,16 @@ class Engine:
         """One answer of the store to one ask."""
         return self.asker.claim(ask)
 
-    async def _contend(self, call: Call, ask: Ask, verdict: Verdict) -> tuple[Ask, Won | Replay]:
+    async def _contend(
+        self, call: Call, ask: Ask, verdict: Verdict, heard: list[Verdict] | None = None
+    ) -> tuple[Ask, Won | Replay]:
+        """Wait and probe, as the call says; everything but the two raises, and is then the last of what was `heard`."""
         seat: Seat | None = None
         found: Found | None = None
         try:
             while True:
+                if heard is not None:
+                    heard.append(verdict)
                 match verdict:
                     case Won(record=record) if found is not None:
                         # From here on its own run settles it, now or later: nobody else may free it.

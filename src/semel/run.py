@@ -34,6 +34,7 @@ __all__ = [
     "Run",
     "current_run",
     "leave",
+    "leave_block",
     "not_kept",
     "run_or_none",
 ]
@@ -44,15 +45,24 @@ T_co = TypeVar("T_co", covariant=True)
 _NO_DEFAULT: Any = object()
 
 # Weakly: an interruption may leave a context that nobody resets, and it must not keep the run, and its lease, alive.
-_current: ContextVar[ref[Run]] = ContextVar("semel_run")
+_current: ContextVar[ref[Run] | None] = ContextVar("semel_run")
 
 
-def leave(token: Token[ref[Run]]) -> None:
+def leave(token: Token[ref[Run] | None]) -> None:
     """It is not the current one any more."""
     try:  # noqa: SIM105 - each call passes here
         _current.reset(token)
     except ValueError:
         pass  # in another context than it was entered in: the collector closes the coroutines that nobody waits for
+
+
+def leave_block(run: Run) -> None:
+    """As `leave`, of a claim by hand: such blocks need not end in the reverse order of their beginnings."""
+    run.left = True
+    known = _current.get(None)
+    while known is not None and (current := known()) is not None and current.left:
+        known = current.parent
+        _current.set(known)
 
 
 def run_or_none() -> Run | None:
@@ -147,6 +157,7 @@ class Run:
         "interrupt",
         "lease_at_risk",
         "lease_lost",
+        "left",
         "parent",
         "policy",
         "ref",
@@ -177,6 +188,8 @@ class Run:
         self.lease_lost = False
         self.lease_at_risk = False
         self.settling = False
+        self.left = False
+        """Of a claim by hand: its block has ended."""
         self._threads: set[Any] | None = None
         self._minted: dict[str, str] | None = None
         self.in_flight: dict[str, Turn] = {}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
+import gc
 import math
 import threading
 import time
 import warnings
+import weakref
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -16,8 +19,11 @@ from uuid import uuid4
 import pytest
 
 from semel import (
+    NOT_FOUND,
+    UNDECIDED,
     AsyncSemel,
     ConfigurationError,
+    Found,
     InProgress,
     KeyMismatch,
     OutcomeUnknown,
@@ -26,7 +32,7 @@ from semel import (
     SemelWarning,
     current_run,
 )
-from semel.model import Busy, Mismatch, Replay, Won
+from semel.model import Busy, Mismatch, Replay, Unknown, Won
 
 from .conftest import Lab
 from .tools import enter, meanwhile, owned, renewed
@@ -241,6 +247,47 @@ async def test_R5_self_is_not_part_of_the_request(lab: Lab) -> None:
     assert len(calls) == 2
 
 
+@dataclasses.dataclass(frozen=True)
+class Books:
+    """Equal to any other of its kind, whatever it looks into."""
+
+    name: str
+    charges: dict[str, str] = dataclasses.field(compare=False)
+
+    def __call__(self, *_: object) -> Any:
+        return Found(self.charges["k"]) if "k" in self.charges else NOT_FOUND
+
+
+async def test_R11_a_callers_own_probe_is_asked_though_it_equals_another_ones(light_lab: Lab) -> None:
+    once = light_lab.face()
+    here, there = Books("charges", {"k": "charged"}), Books("charges", {})
+    assert here == there
+    await light_lab.do(once.execute("other", light_lab.effect(), on_unknown=there))
+    with pytest.raises(ValueError, match="lost"):
+        await light_lab.do(once.execute("k", light_lab.raising(ValueError("lost")), on_unknown=here))
+    found = await light_lab.do(once.execute("k", light_lab.effect("twice"), on_unknown=here))
+    assert found.value == "charged"
+
+
+async def test_what_a_callers_function_holds_goes_with_its_call(light_lab: Lab) -> None:
+    once = light_lab.face()
+
+    class Session:
+        pass
+
+    async def call(number: int) -> weakref.ref[Session]:
+        session = Session()
+        decide = functools.partial(lambda _session, _error: "release", session)
+        options = {"on_error": decide, "on_unknown": lambda *_: (session, UNDECIDED)[1]}
+        await light_lab.do(once.execute(f"k{number}", light_lab.effect(), **options))
+        await light_lab.do(once.execute(f"i{number}", light_lab.effect(), inline=True, **options))
+        return weakref.ref(session)
+
+    known = [await call(number) for number in range(3)]
+    gc.collect()
+    assert [session() for session in known] == [None] * 3
+
+
 async def test_R5_an_argument_that_does_not_exist_is_refused_when_decorating(light_lab: Lab) -> None:
     with pytest.raises(ConfigurationError, match="order"):
         light_lab.face()(key="order.id")(light_lab.fn(lambda cmd: cmd))
@@ -273,6 +320,83 @@ async def test_R6_verdicts_returns_every_verdict(lab: Lab) -> None:
     async with owned(lab, once, "k", verdicts=True) as settled:
         assert isinstance(settled.verdict, Replay)
         assert settled.value == "x"
+
+
+async def test_R6_who_asks_for_verdicts_waits_as_any_caller_does(lab: Lab) -> None:
+    once = lab.face(coalesce=False)
+    async with owned(lab, once, "k", request=1) as claim:
+        async with owned(lab, once, "k", wait=0.05, verdicts=True) as late:
+            assert isinstance(late.verdict, Busy)
+        finished = meanwhile(lab, 0.05, lambda: claim.complete("x"))
+        async with owned(lab, once, "k", wait=20, verdicts=True) as settled:
+            assert isinstance(settled.verdict, Replay)
+            assert settled.value == "x"
+        await finished()
+        async with owned(lab, once, "k", request=2, wait=1, verdicts=True) as other:
+            assert isinstance(other.verdict, Mismatch)
+
+
+async def test_R6_who_asks_for_verdicts_is_told_the_last_one_of_a_wait(light_lab: Lab) -> None:
+    once = light_lab.face(coalesce=False)
+    async with owned(light_lab, once, "k", request=1) as claim:
+        ended = meanwhile(light_lab, 0.05, lambda: claim.complete("x"))
+        async with owned(light_lab, once, "k", wait=20, verdicts=True, ref_type="ord") as settled:
+            assert isinstance(settled.verdict, Replay)
+        await ended()
+
+
+@pytest.mark.parametrize("answer", [Found("looked up"), NOT_FOUND, UNDECIDED])
+async def test_R6_who_asks_for_verdicts_has_the_probe_asked(light_lab: Lab, answer: Any) -> None:
+    once = light_lab.face()
+
+    def probe() -> Any:
+        return answer
+
+    with pytest.raises(ValueError, match="lost"):
+        await light_lab.do(once.execute("k", light_lab.raising(ValueError("lost")), on_unknown=probe))
+    async with owned(light_lab, once, "k", verdicts=True, on_unknown=probe) as claim:
+        if answer is UNDECIDED:
+            assert isinstance(claim.verdict, Unknown)
+        elif answer is NOT_FOUND:
+            assert isinstance(claim.verdict, Won)
+            await light_lab.do(claim.complete("again"))
+        else:
+            assert isinstance(claim.verdict, Replay)
+            assert claim.value == "looked up"
+
+
+async def test_R6_what_is_no_value_is_raised_by_who_asks_for_it(light_lab: Lab) -> None:
+    once = light_lab.face()
+    with pytest.raises(ValueError, match="declined"):
+        await light_lab.do(
+            once.execute("failed", light_lab.raising(ValueError("declined")), on_error="replay")
+        )
+    async with owned(light_lab, once, "failed", verdicts=True) as failed:
+        assert isinstance(failed.verdict, Replay)
+        assert (failed.won, failed.replayed, failed.attempt) == (False, False, 1)
+        with pytest.raises(PreviousFailure, match="declined"):
+            assert failed.value
+    await light_lab.do(once.execute("order", light_lab.effect(Order("o", Decimal(1))), result_type=Order))
+    async with owned(light_lab, once, "order", verdicts=True, result_type=int) as foreign:
+        assert isinstance(foreign.verdict, Unknown)
+        assert foreign.verdict.unreadable
+        with pytest.raises(OutcomeUnknown):
+            assert foreign.value
+
+
+async def test_R8_there_is_no_run_after_blocks_that_ended_in_the_order_of_their_beginnings(
+    light_lab: Lab,
+) -> None:
+    once = light_lab.face()
+    first, second = owned(light_lab, once, "first"), owned(light_lab, once, "second")
+    one = await first.__aenter__()
+    two = await second.__aenter__()
+    await light_lab.do(one.complete(1))
+    await first.__aexit__(None, None, None)
+    assert current_run().key == "second"
+    await light_lab.do(two.complete(2))
+    await second.__aexit__(None, None, None)
+    assert current_run(None) is None
 
 
 async def test_R6_leaving_by_an_exception_applies_on_error(lab: Lab) -> None:

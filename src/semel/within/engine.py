@@ -231,9 +231,11 @@ class TxEngine(Engine):
             )
         self._unchecked = None
 
-    async def _contend(self, call: Call, ask: Ask, verdict: Verdict) -> tuple[Ask, Won | Replay]:
+    async def _contend(
+        self, call: Call, ask: Ask, verdict: Verdict, heard: list[Verdict] | None = None
+    ) -> tuple[Ask, Won | Replay]:
         self.bench = _TxBench(self.outer.bench, self._until)
-        return await super()._contend(call, ask, verdict)
+        return await super()._contend(call, ask, verdict, heard)
 
     async def claim(self, ask: Ask) -> Verdict:
         reach("claim.sent")

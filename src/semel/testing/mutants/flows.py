@@ -84,9 +84,9 @@ def _waiter_takes_lapse_for_success() -> Sequence[Patch]:
             raise Lapsed
         return woken
 
-    async def contend(self: Engine, call: Call, ask: Ask, verdict: Any) -> Any:
+    async def contend(self: Engine, call: Call, ask: Ask, verdict: Any, heard: Any = None) -> Any:
         try:
-            return await real(self, call, ask, verdict)
+            return await real(self, call, ask, verdict, heard)
         except Lapsed:
             done = Record(State.DONE, ask.nonce, 1, 0, 0.0, 0.0, 0.0, 0.0, scope=call.scope)
             return ask, Replay(done)
