@@ -16,7 +16,7 @@ import psycopg_pool
 import pytest
 
 from semel.errors import ConfigurationError, StoreUnavailable
-from semel.model import Answer, Busy, Note, Won
+from semel.model import Answer, Busy, Note, Renewal, Won
 from semel.runtime import run_sync
 from semel.store import Settings, adopt
 from semel.stores.postgres import PostgresStore
@@ -536,3 +536,79 @@ def test_a_caller_cancelled_while_it_connects_leaves_no_unread_error(
 
     asyncio.run(work())
     assert complaints == []
+
+
+def test_asyncpg_asks_nobody_about_types(
+    postgres_server: services.PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its look-up turns the compiler off for a session, which behind a pooler is somebody else's."""
+    asked: list[object] = []
+    look_up = asyncpg.Connection._introspect_types  # type: ignore[attr-defined]  # its own
+
+    async def seen(self: Any, types: Any, timeout: Any) -> Any:
+        asked.append(types)
+        return await look_up(self, types, timeout)
+
+    monkeypatch.setattr(asyncpg.Connection, "_introspect_types", seen)
+    with lab(postgres_server, ("asyncpg", "async")) as here:
+        store = here.open()
+        keys = [f"k{at}" for at in range(3)]
+        asks = [ask_for(keys[0], labels={"a": "b"}), *(ask_for(key) for key in keys[1:])]
+        assert all(isinstance(verdict, Won) for verdict in here.claim(store, *asks))
+        renewals = [Renewal(ask.scope, ask.nonce, 20.0, 50.0) for ask in asks]
+        assert here.run(store.renew(renewals)) == [Answer.OK] * 3
+        assert here.settle(store, *(end_of(ask, result=b"r", ref="r") for ask in asks)) == [Answer.OK] * 3
+        assert here.run(store.purge(10)) == 0
+        found, _ = here.run(store.peek(asks[0].scope))
+        assert found is not None
+        assert found.labels == {"a": "b"}
+        assert not asked
+        here.run(_looked_up(here))
+        assert asked
+
+
+async def _looked_up(here: Lab) -> None:
+    """That it would be seen."""
+    connection = await asyncpg.connect(here.url.replace("+asyncpg", ""))
+    assert await connection.fetch("select $1::bytea[]", [b"x"])
+    await connection.close()
+
+
+def test_what_asyncpg_stumbles_over_when_its_time_is_over_is_no_answer(
+    postgres_server: services.PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watchdog cuts the connection in the very turn of the loop in which a statement was prepared."""
+    prepare = asyncpg.Connection._get_statement  # type: ignore[attr-defined]  # its own
+    cuts: list[str] = []
+
+    async def cut(self: Any, sql: str, *args: Any, **options: Any) -> Any:
+        statement = await prepare(self, sql, *args, **options)
+        if cuts:
+            watchdog = asyncpg_links._watchdogs[asyncio.get_running_loop()]
+            for link in watchdog._busy:
+                link.until = 0.0
+            cuts.clear()
+            watchdog._look()
+        return statement
+
+    monkeypatch.setattr(asyncpg.Connection, "_get_statement", cut)
+    with lab(postgres_server, ("asyncpg", "async")) as here:
+        store = here.open(url=f"{here.url}?prepared=0")
+        here.finish(store, "warm")
+        cuts.append("now")
+        with pytest.raises(StoreUnavailable, match="no answer in time"):
+            here.claim(store, ask_for("k"))
+        assert isinstance(here.claim(store, ask_for("k"))[0], Won | Busy)
+
+
+def test_what_is_wrong_with_the_arguments_of_a_statement_is_told_as_it_is(
+    postgres_server: services.PostgresServer,
+) -> None:
+    async def work() -> None:
+        link = await AsyncpgSource(url, "here", server_settings={}, prepares=True).open(5)
+        with pytest.raises(TypeError, match="iterable"):
+            await link.fetch("select 1", 5, 5)  # type: ignore[arg-type]  # that is the mistake
+        await link.quit()
+
+    url = postgres_server.database().replace("+psycopg", "").replace("+asyncpg", "")
+    asyncio.run(work())

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Coroutine, Sequence
 from math import inf
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import asyncpg
 from asyncpg.exceptions import InternalClientError
@@ -21,6 +21,26 @@ from semel.stores.postgres.link import SYNC_WAIT, Lender, NotReached, Row
 __all__ = ["AsyncpgLoans", "AsyncpgPool", "AsyncpgSource"]
 
 _ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, InternalClientError)
+
+
+# asyncpg asks the server about array types when it meets them first: three more trips for the first batch of a connection. Behind a
+# pooler each may go to another server process, and what is meant to keep the look-up from being compiled (it turns `jit` off for the
+# session) stays on one that is somebody else's. These types have had the same numbers since there are types; text[] it knows.
+_ELEMENTS: Final = {
+    "bool": (1000, 16),
+    "bytea": (1001, 17),
+    "int4": (1007, 23),
+    "int8": (1016, 20),
+    "float8": (1022, 701),
+}
+_ARRAYS: Final = [
+    {
+        "oid": oid, "ns": "pg_catalog", "name": f"_{name}", "kind": b"b", "basetype": None, "elemtype": element, "elemdelim": b",",
+        "range_subtype": None, "attrtypoids": None, "attrnames": None, "depth": 0, "basetype_name": None, "elemtype_name": name,
+        "range_subtype_name": None,
+    }
+    for name, (oid, element) in _ELEMENTS.items()
+]  # fmt: skip
 
 
 class _Watchdog:
@@ -123,7 +143,10 @@ class _Link:
                 rows = await statement.fetch(*args)
             else:
                 rows = (await self._bind(statement._state, args, "", 0, True, None))[0]  # noqa: SLF001 - see __init__
-        except _ERRORS as error:
+        except Exception as error:
+            # Of a connection that was cut in the middle asyncpg itself may stumble over what is not there any more.
+            if not isinstance(error, _ERRORS) and not self.overdue and not self.dead:
+                raise
             raise self._meaning(error) from error
         finally:
             self._watchdog.unwatch(self)
@@ -255,6 +278,8 @@ class AsyncpgSource:
 
     async def open(self, timeout: float) -> _Link:
         connection = await self._connect(timeout, statements=100 if self.prepares else 0)
+        with contextlib.suppress(AttributeError):  # an asyncpg that keeps its types elsewhere looks them up
+            connection._protocol.get_settings().register_data_types(_ARRAYS)  # noqa: SLF001 - there is no public way
         return _Link(connection, self.where, prepares=bool(self.prepares)).heed_notices()
 
     async def _connect(self, timeout: float, *, statements: int) -> Any:
