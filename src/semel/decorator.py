@@ -3,97 +3,33 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from functools import WRAPPER_ASSIGNMENTS, partial, update_wrapper, wraps
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, overload
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Final
 
 from semel.calls import refuse_generator
 from semel.codec import return_type
 from semel.codec.annotations import Unresolved
-from semel.coroutines import refuse_async
-from semel.errors import CodecError, ConfigurationError
-from semel.keys import FieldPath, check_fields, check_operation, check_tenant, fingerprint
+from semel.errors import ConfigurationError
+from semel.keys import check_fields, check_operation, check_tenant, fingerprint
 from semel.loop import is_async
+from semel.namesakes import Namesakes
 from semel.options import OF_A_CALL, Options, unknown_option
-from semel.run import Outcome
+from semel.picking import Picker, all_arguments, is_path, picker, text_of
 from semel.settings import checked_labels, checked_readable
 
 if TYPE_CHECKING:
     from semel.once import AsyncSemel, Semel
 
-__all__ = ["AsyncDecorator", "AsyncOnce", "Decorator", "Once", "decorate"]
-
-P = ParamSpec("P")
-Q = ParamSpec("Q")
-C = TypeVar("C")
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-Picker = Callable[[Any, inspect.BoundArguments], Any]
-"""Takes something from a call: from the object of a method (None for a function) and the other arguments."""
-
-
-class Once(Protocol[P, T_co]):
-    """A decorated function: called as before, and asked for its whole outcome."""
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
-
-    def outcome(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[T_co]: ...
-
-    # Bound to an object, a method loses its first argument.
-    @overload
-    def __get__(self, instance: None, owner: type, /) -> Self: ...
-    @overload
-    def __get__(
-        self: Once[Concatenate[Any, Q], T], instance: object, owner: type | None = None, /
-    ) -> Once[Q, T]: ...
-
-
-class AsyncOnce(Protocol[P, T_co]):
-    """The same for AsyncSemel: what was plain is awaited now."""
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T_co]: ...
-
-    def outcome(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Outcome[T_co]]: ...
-
-    @overload
-    def __get__(self, instance: None, owner: type, /) -> Self: ...
-    @overload
-    def __get__(
-        self: AsyncOnce[Concatenate[Any, Q], T], instance: object, owner: type | None = None, /
-    ) -> AsyncOnce[Q, T]: ...
-
-
-class Decorator(Protocol):
-    @overload
-    def __call__(  # type: ignore[overload-overlap]  # a class is a callable too; it is meant first
-        self,
-        target: type[C],  # pyright: ignore[reportOverlappingOverload]
-        /,
-    ) -> type[C]: ...
-    @overload
-    def __call__(self, target: Callable[P, T], /) -> Once[P, T]: ...
-
-
-class AsyncDecorator(Protocol):
-    @overload
-    def __call__(  # type: ignore[overload-overlap]  # a class is a callable too; it is meant first
-        self,
-        target: type[C],  # pyright: ignore[reportOverlappingOverload]
-        /,
-    ) -> type[C]: ...
-    @overload
-    def __call__(self, target: Callable[P, Awaitable[T]], /) -> AsyncOnce[P, T]: ...
-    @overload
-    def __call__(self, target: Callable[P, T], /) -> AsyncOnce[P, T]: ...
-
+__all__ = ["decorate"]
 
 _OF_A_CALL: Final = frozenset({"labels", "fields", "readable"})
 _PICKED: Final = ("key", "request", "tenant")
 _OF_ALL: Final = ("on_unknown", "result_type")  # what a face may say for every call
 _OWN: Final = ("key", "request", "method")
 _NULL: Final = fingerprint(None)
+_OF_A_FUNCTION: Final = ("__annotations__", "__code__", "__defaults__", "__kwdefaults__")
 _PLACED: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -161,8 +97,8 @@ def _check_of_a_call(options: dict[str, Any], picked: Mapping[str, Any]) -> None
     options["fields"] = check_fields(options["fields"])  # what can be read but once, too
 
 
-def _is_method(fn: Any) -> bool:
-    """A function defined in a class body that takes its object or class first; a bound one has it already."""
+def _is_method(fn: Any) -> bool | None:
+    """A function defined in a class body that takes its object or class first; a bound one has it already. None: only its use tells."""
     parent = getattr(fn, "__qualname__", "").rpartition(".")[0]
     if (
         isinstance(fn, staticmethod | classmethod)
@@ -171,7 +107,11 @@ def _is_method(fn: Any) -> bool:
         or parent.endswith("<locals>")
     ):
         return False
-    return next(iter(_signature(fn).parameters), "") in ("self", "cls")
+    parameters = _signature(fn).parameters.values()
+    first = next(iter(parameters), None)
+    if first is None or first.kind not in _PLACED:
+        return False
+    return True if first.name in ("self", "cls") else None
 
 
 def _signature(fn: Any) -> inspect.Signature:
@@ -189,18 +129,36 @@ def _wrapped(
     options: Mapping[str, Any],
     picked: Mapping[str, Any],
     *,
-    is_method: bool,
+    is_method: bool | None,
 ) -> Any:
     if isinstance(fn, staticmethod):
         return staticmethod(_wrapped(face, fn.__func__, options, picked, is_method=False))
     if isinstance(fn, classmethod):
         return _OnceOfClass(face, fn.__func__, options, picked, is_method=True)
+    if is_method is None:
+        return _as_used(face, fn, options, picked)
     once = _Once(face, fn, options, picked, is_method=is_method)
     if is_method:
         return once
     decorated: Any = _async_call(once, fn) if face._colour == "async" else _sync_call(once, fn)  # noqa: SLF001 - our own face
     decorated.outcome = once.outcome
     return decorated
+
+
+def _as_used(face: Semel | AsyncSemel, fn: Any, options: Mapping[str, Any], picked: Mapping[str, Any]) -> Any:
+    """A method, a plain function, or either: whatever its options make sense for."""
+    try:
+        plain = _wrapped(face, fn, options, picked, is_method=False)
+    except ConfigurationError as error:
+        try:
+            return _wrapped(face, fn, options, picked, is_method=True)
+        except ConfigurationError:
+            raise error from None
+    try:
+        method = _wrapped(face, fn, options, picked, is_method=True)
+    except ConfigurationError:
+        return plain
+    return _Either(plain, method)
 
 
 def _async_call(once: _Once, fn: Callable[..., Any]) -> Any:
@@ -262,8 +220,8 @@ class _Once:
                 f"{_title(fn)} takes nothing but {first}, which is no part of a key by itself: all objects would share one "
                 f"record. Say what tells them apart, as key='{first}.id'"
             )
-        choose = partial(_picker, first=first, signature=self._signature)
-        self._key = choose(picked["key"], "key") if "key" in picked else _all_arguments
+        choose = partial(picker, first=first, signature=self._signature)
+        self._key = choose(picked["key"], "key") if "key" in picked else all_arguments
         self._request = choose(picked["request"], "request") if "request" in picked else None
         self._tenant: Picker | None = None
         if "tenant" in picked:
@@ -272,10 +230,13 @@ class _Once:
             raise ConfigurationError(
                 f"{fn!r} has no name of its own, and two such functions would share their keys: say operation='…'"
             )
+        self._namesakes: Namesakes | None = None if "operation" in options else face._namesakes  # noqa: SLF001 - our own face
+        if self._namesakes is not None:
+            self._namesakes.add(self._options["operation"], self)
 
     def _choose_tenant(self, tenant: Any, choose: Callable[[Any, str], Picker]) -> None:
         """A text with a dot that begins with an argument is a path; any other one is the tenant itself."""
-        if isinstance(tenant, str) and not _is_path(tenant, self._whole):
+        if isinstance(tenant, str) and not is_path(tenant, self._whole):
             self._options["tenant"] = check_tenant(tenant)
         else:
             self._tenant = choose(tenant, "tenant")
@@ -290,6 +251,9 @@ class _Once:
         return self._outcome(*args, **kwargs)
 
     def _outcome(self, /, *args: Any, **kwargs: Any) -> Any:
+        if (namesakes := self._namesakes) is not None:
+            self._namesakes = None
+            namesakes.look(self._options["operation"], self)
         owner, rest = None, args
         if self._is_method:
             if not args:
@@ -306,13 +270,13 @@ class _Once:
                 # It was asked for: another one under the same key is another request (R22).
                 options["fingerprint"] = _NULL
         if self._tenant is not None:
-            options["tenant"] = _text(self._tenant(owner, bound))
+            options["tenant"] = text_of(self._tenant(owner, bound))
         if self._gives_self and owner is not None:
             options["result_type"] = self._type_for(owner)
         if kwargs and self._probes:
             args, kwargs = self._in_place(args, kwargs, bound)
         options["kwargs"] = kwargs
-        return self._face.execute(_text(self._key(owner, bound)), self._fn, *args, **options)
+        return self._face.execute(text_of(self._key(owner, bound)), self._fn, *args, **options)
 
     def _type_for(self, owner: Any) -> Any:
         """What is annotated with Self: it is called with its object or class among its arguments, which no annotation knows of."""
@@ -367,65 +331,28 @@ class _OnceOfClass(_Once):
         return super().__get__(type(instance) if owner is None else owner, owner)
 
 
+class _Either:
+    """Of a class body, with a first parameter of any name: bound to an object it is a method, and a plain function else.
+
+    `@staticmethod` may stand above, and nothing but the look-up tells which of the two was meant. So it looks like the plain
+    function, to frameworks that ask whether it is a coroutine function, too.
+    """
+
+    def __init__(self, plain: Any, method: _Once) -> None:
+        update_wrapper(self, plain)
+        self.__dict__.update({name: getattr(plain, name) for name in _OF_A_FUNCTION})
+        self._plain, self._method = plain, method
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._plain(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self._plain if instance is None else self._method.__get__(instance, owner)
+
+
 def _is_nameless(fn: Any) -> bool:
     return "<lambda>" in _title(fn) or not hasattr(fn, "__qualname__")
 
 
 def _title(fn: Any) -> str:
     return str(getattr(fn, "__qualname__", type(fn).__qualname__))
-
-
-def _is_path(text: str, signature: inspect.Signature) -> bool:
-    root, dot, _ = text.partition(".")
-    return bool(dot) and root in signature.parameters
-
-
-def _picker(chosen: Any, what: str, *, first: str, signature: inspect.Signature) -> Picker:
-    """A field path over the arguments, or a callable that gets them as the function does.
-
-    `first` is what a method calls its object or class: a path may begin with it. A callable gets it too if its own first
-    parameter is called self or cls.
-    """
-    if isinstance(chosen, str):
-        path = FieldPath(chosen)
-        if first and path.root == first:
-            return lambda owner, _bound: path({first: owner})
-        if path.root not in signature.parameters:
-            names = ", ".join(filter(None, (first, *signature.parameters))) or "none"
-            raise ConfigurationError(
-                f"{what}={chosen!r}: there is no argument {path.root!r}; the arguments are: {names}"
-            )
-        return lambda _owner, bound: path(bound.arguments)
-    if not callable(chosen):
-        raise ConfigurationError(
-            f"{what}= must be a field path such as 'cmd.request_id' or a callable, not {chosen!r}"
-        )
-    refuse_async(f"{what}=", chosen, "give a plain function of the arguments")
-    if first and _takes_owner(chosen):
-        return lambda owner, bound: chosen(owner, *bound.args, **bound.kwargs)
-    return lambda _owner, bound: chosen(*bound.args, **bound.kwargs)
-
-
-def _takes_owner(chosen: Callable[..., Any]) -> bool:
-    try:
-        return next(iter(inspect.signature(chosen).parameters), "") in ("self", "cls")
-    except (TypeError, ValueError):  # of a builtin, such as operator.attrgetter
-        return False
-
-
-def _all_arguments(_owner: Any, bound: inspect.BoundArguments) -> str:
-    """No key= given: the same arguments are the same action. The object of a method is not one of them (R5)."""
-    try:
-        return fingerprint(dict(bound.arguments))
-    except CodecError as error:
-        raise CodecError(
-            f"without key= the key is made of all arguments, and that cannot be: {error}. Say key='…', the path of what "
-            "identifies the action, such as key='cmd.id'"
-        ) from error
-
-
-def _text(key: Any) -> Any:
-    """Ids are often numbers or UUIDs; everything else that is not text is refused as a key."""
-    if isinstance(key, UUID) or (isinstance(key, int) and not isinstance(key, bool)):
-        return str(key)
-    return key

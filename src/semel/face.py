@@ -37,6 +37,7 @@ from semel.keys import (
 from semel.layers import Batch, Cache, Coalesce, Namespace, Observe, Retry
 from semel.layers.sweep import Sweep
 from semel.loop import is_async
+from semel.namesakes import Namesakes
 from semel.options import Duration, Options, checked_policy, count, resolve, seconds, switch
 from semel.reconciling import Recovery
 from semel.results import codec_for, known_codec
@@ -149,6 +150,7 @@ class Face:
         self._known_options: dict[Any, Options] = {}
         self._known_inline: dict[int, tuple[Options, Options]] = {}
         self._recoveries: dict[tuple[str, str | None], Recovery] = {}
+        self._namesakes = Namesakes()
         self._door = Door(type(self).__name__)
         self.enabled = switch("enabled", enabled)
         if not enabled:

@@ -16,7 +16,7 @@ import msgspec
 from semel import keeping, reconciling
 from semel.calls import nothing_to_run
 from semel.claims import AsyncClaim, Claim
-from semel.decorator import AsyncDecorator, Decorator, decorate
+from semel.decorator import decorate
 from semel.errors import ConfigurationError, SemelWarning
 from semel.face import FORGETS, PLACE, RESOLVES, Face
 from semel.flow import Engine
@@ -28,7 +28,7 @@ from semel.run import Outcome
 from semel.running import runs_here
 from semel.runtime import ThreadRuntime, run_sync
 from semel.store import Colour
-from semel.typed import CallOptions, DecoratorOptions, Forgetting, Place, Resolving
+from semel.typed import AsyncDecorator, CallOptions, Decorator, DecoratorOptions, Forgetting, Place, Resolving
 from semel.within import AsyncWithin, Within, bind
 
 __all__ = ["AsyncSemel", "Semel"]

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
 
-from semel import AsyncSemel, CodecError, ConfigurationError, Found, InvalidKey, KeyMismatch, Semel
+from semel import (
+    AsyncSemel,
+    CodecError,
+    ConfigurationError,
+    Found,
+    InvalidKey,
+    KeyMismatch,
+    Semel,
+    SemelWarning,
+)
 
 
 def test_a_key_may_begin_with_self() -> None:
@@ -459,3 +472,285 @@ def test_R23_self_that_can_never_be_stored_is_refused_before_the_effect() -> Non
 
         with pytest.raises(CodecError, match="cannot be stored and replayed"):
             Builder().build(1)
+
+
+# ------------------------------------------------------------------------------------------- a key= that cannot be called
+def _two(cmd: str, dry_run: bool = False) -> str:
+    return cmd
+
+
+def _named(cmd: str, *, dry_run: bool = False) -> str:
+    return cmd
+
+
+def _open(cmd: str, *rest: str, **more: str) -> str:
+    return cmd
+
+
+class Counter:
+    def of(self, cmd: str) -> str:
+        return cmd
+
+    def count(self, cmd: str, day: int) -> str:
+        return cmd
+
+
+@pytest.mark.parametrize("what", ["key", "request", "tenant"])
+@pytest.mark.parametrize(
+    ("fn", "chosen", "remedy"),
+    [
+        (_two, lambda cmd: cmd, "lambda cmd, dry_run: "),
+        (_two, lambda: "k", "lambda cmd, dry_run: "),
+        (_two, lambda cmd, dry_run, more: cmd, "lambda cmd, dry_run: "),
+        (_two, lambda cmd, *, dry_run: cmd, "lambda cmd, dry_run: "),
+        (_two, Counter().of, "lambda cmd, dry_run: "),
+        (_named, lambda cmd: cmd, r"lambda cmd, \*, dry_run: "),
+        (_named, lambda cmd, dry: cmd, r"lambda cmd, \*, dry_run: "),
+        (_open, lambda: "k", r"lambda cmd, \*rest, \*\*more: "),
+        (Counter.count, lambda cmd: cmd, "lambda cmd, day: "),
+        (Counter.count, lambda self: "k", "lambda self, cmd, day: "),
+        (list, lambda iterable, more: "k", "lambda iterable, /: "),
+    ],
+)
+def test_a_callable_that_cannot_take_the_arguments_is_refused_when_decorating(
+    fn: Any, chosen: Any, remedy: str, what: str
+) -> None:
+    given: dict[str, Any] = {"key": lambda *_args, **_named: "k", what: chosen, "operation": "x"}
+    if isinstance(fn, type):
+        fn = functools.partial(fn)
+    with Semel("memory://") as once, pytest.raises(ConfigurationError, match=f"^{what}= .*{what}={remedy}…"):
+        once(**given)(fn)
+
+
+@pytest.mark.parametrize(
+    ("fn", "chosen"),
+    [
+        (_two, lambda cmd, _dry_run: cmd),
+        (_two, lambda cmd, *_: cmd),
+        (_two, lambda cmd, dry_run=True, more=None: cmd),
+        (_two, lambda *args: args[0]),
+        (_two, functools.partial(lambda of, cmd, _: of + cmd, "")),
+        (_two, Counter().count),
+        (_named, lambda cmd, **_: cmd),
+        (_named, lambda cmd, dry_run: cmd),
+        (_open, lambda cmd: cmd),
+        (_open, lambda cmd, *_args, **_more: cmd),
+        (functools.partial(_two, dry_run=True), lambda cmd, dry_run: cmd),
+        (lambda cmd: cmd, str),
+        (lambda cmd: cmd, attrgetter("__class__.__name__")),
+    ],
+)
+def test_a_callable_that_may_take_them_is_not(fn: Any, chosen: Any) -> None:
+    with Semel("memory://") as once:
+        decorated: Any = once(key=chosen, operation="x")(fn)
+        assert decorated("a") == "a"
+        assert decorated.outcome("a").replayed
+
+
+# ------------------------------------------------------------------------------------- an object that is not called self
+@dataclass
+class Till:
+    name: str
+    ran: list[str]
+
+
+@pytest.mark.parametrize("options", [{}, {"key": "order"}, {"key": lambda this, order: order}])
+def test_R5_the_object_of_a_method_is_no_part_of_the_key_whatever_it_is_called(
+    options: dict[str, Any],
+) -> None:
+    with Semel("memory://") as once:
+
+        class Shop(Till):
+            @once(**options)
+            def pay(this, order: str) -> str:
+                this.ran.append(this.name)
+                return f"{order} by {this.name}"
+
+        ran: list[str] = []
+        one, other = Shop("a", ran), Shop("b", ran)
+        assert [one.pay("o-1"), other.pay(order="o-1")] == ["o-1 by a"] * 2
+        assert other.pay.outcome("o-1").replayed
+        assert ran == ["a"]
+        assert one.pay.__name__ == "pay"
+
+
+def test_R5_of_a_class_body_what_stands_below_staticmethod_stays_a_function() -> None:
+    with Semel("memory://") as once:
+
+        class Shop:
+            @staticmethod
+            @once()
+            def price(item: str, count: int) -> str:
+                return f"{count} {item}"
+
+            @once(key=lambda item, count: f"{item}-{count}")
+            def weigh(item: str, count: int) -> str:
+                return f"{count} {item}"
+
+        shop: Any = Shop
+        for fn in (shop.price, shop().price, shop.weigh):
+            assert [fn("tea", 1), fn("tea", 2), fn(count=2, item="tea")] == ["1 tea", "2 tea", "2 tea"]
+            assert fn.outcome("tea", 2).replayed
+            assert list(inspect.signature(fn).parameters) == ["item", "count"]
+        assert inspect.isfunction(shop.weigh)
+
+
+async def test_R5_it_is_a_coroutine_function_either_way() -> None:
+    async with AsyncSemel("memory://") as once:
+
+        class Shop:
+            @staticmethod
+            @once()
+            async def price(item: str) -> str:
+                return item
+
+            @once(key="order")
+            async def pay(this, order: str) -> str:
+                return order
+
+        prices: Any = Shop.price
+        for fn in (prices, Shop().price, Shop.pay, Shop().pay):
+            assert inspect.iscoroutinefunction(fn)
+        assert await prices("tea") == "tea"
+        assert (await prices.outcome("tea")).replayed
+        assert await Shop().pay("o-1") == await Shop.pay(Shop(), "o-1") == "o-1"
+        assert (await Shop().pay.outcome("o-1")).replayed
+
+
+def test_R5_options_that_suit_only_a_method_or_only_a_function_decide_which_one_it_is() -> None:
+    with Semel("memory://") as once:
+
+        class Shop:
+            @once(key=lambda order: order)
+            def pay(this, order: str) -> str:
+                return order
+
+            @once()
+            def reset(counter: str) -> str:
+                return counter
+
+        assert Shop().pay("a") == "a"
+        assert Shop().pay.outcome("a").replayed
+        resets: Any = Shop.reset
+        assert [resets("a"), resets("b")] == ["a", "b"]
+        with pytest.raises(
+            ConfigurationError, match="there is no argument 'ordr'; the arguments are: this, order"
+        ):
+
+            class Shut:
+                @once(key="ordr")
+                def pay(this, order: str) -> str:
+                    return order
+
+
+# ------------------------------------------------------------------------------------------- two functions of one name
+def _refunder(once: Any, bank: str) -> Any:
+    @once(key="order")
+    def refund(order: str) -> str:
+        return bank
+
+    return refund
+
+
+def test_two_live_functions_of_one_name_are_warned_of_once() -> None:
+    with Semel("memory://") as once:
+        one, other, third = (_refunder(once, bank) for bank in "abc")
+        with pytest.warns(
+            SemelWarning, match=r"'\S+_refunder\.<locals>\.refund'.*\(both were .*operation='…'"
+        ):
+            assert one("1") == "a"
+        assert [other("2"), third("3")] == ["b", "c"]  # a warning is an error in this test
+    with Semel("memory://") as once:
+        handlers: list[Any] = []
+
+        def handler(fn: Any) -> None:
+            handlers.append(fn)
+
+        @handler
+        @once(key="order")
+        def _(order: str) -> str:
+            return "first"
+
+        @handler
+        @once(key="order")
+        def _(order: str) -> str:
+            return "second"
+
+        first, second = handlers
+        with pytest.warns(SemelWarning, match=r"test_decorated\.py:\d+ and .*test_decorated\.py:\d+") as told:
+            assert second("1") == "second"
+        assert (told[0].filename, first("2")) == (__file__, "first")
+
+
+async def test_methods_of_classes_that_a_function_makes_are_warned_of_too() -> None:
+    async with AsyncSemel("memory://") as once:
+
+        def make() -> Any:
+            class Shop:
+                @once()
+                async def pay(self, order: str) -> str:
+                    return order
+
+            return Shop
+
+        one, other = make(), make()
+        with pytest.warns(SemelWarning, match="share their keys"):
+            assert await one().pay.outcome("1")
+        assert await other().pay("1") == "1"
+
+
+def test_a_function_that_is_gone_or_the_same_one_or_named_is_not() -> None:
+    with Semel("memory://") as once:
+        assert [_refunder(once, bank)(bank) for bank in "ab"] == ["a", "b"]  # one after the other
+
+        def save(order: str) -> str:
+            return order
+
+        class Desk:
+            def work(self, order: str) -> str:
+                return order
+
+        one, other = once(key="order")(save), once(key=lambda order: order)(save)
+        assert [one("1"), other("1")] == ["1", "1"]
+        one, other = once(key="order")(Desk().work), once(key="order")(Desk().work)
+        assert [one("1"), other("1")] == ["1", "1"]
+        named = [_refunder(functools.partial(once, operation="refund"), bank) for bank in "ab"]
+        assert [fn("1") for fn in named] == ["a", "a"]
+        with Semel("memory://") as another:
+            kept = _refunder(once, "a"), _refunder(another, "b")
+            assert [fn("3") for fn in kept] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [(("a.py", 0), ("a.py", 0)), (("<cell 1>", 0), ("<cell 2>", 5))],
+    ids=["a reloaded module", "a cell that was run again"],
+)
+def test_a_definition_that_replaces_another_one_is_not(before: tuple[str, int], now: tuple[str, int]) -> None:
+    with Semel("memory://") as once:
+        module: dict[str, Any] = {"once": once, "__name__": "shop"}
+        kept: list[Any] = []
+        for file, lines in (before, now):
+            source = "\n" * lines + "@once(key='order')\ndef pay(order): return order"
+            exec(compile(source, file, "exec"), module)
+            kept.append(module["pay"])  # as a registry does
+            assert module["pay"]("1") == "1"
+
+
+def test_a_definition_that_was_edited_in_its_place_is_not_if_nobody_keeps_the_old_one() -> None:
+    with Semel("memory://") as once:
+        module: dict[str, Any] = {"once": once, "__name__": "shop"}
+        for lines in range(3):
+            exec(compile("\n" * lines + "@once()\ndef pay(order): return order", "a.py", "exec"), module)
+            assert module["pay"]("1") == "1"
+
+
+def test_functions_of_one_transaction_each_are_not(tmp_path: Path) -> None:
+    url = tmp_path / "semel.db"
+    with Semel(f"sqlite:///{url}") as once:
+        once.create()
+        with closing(sqlite3.connect(url)) as connection:
+            connection.execute("BEGIN")
+            kept = [_refunder(once.within(connection), bank) for bank in "ab"]
+            assert [fn("1") for fn in kept] == ["a", "a"]
+            connection.commit()

@@ -7,7 +7,7 @@ that is not needed).
 from __future__ import annotations
 
 import math
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, assert_type
@@ -211,8 +211,33 @@ def decorated() -> None:
         def sell(self, item: str, cents: int) -> Order:
             return Order(item, cents)
 
+        @classmethod
+        @once(operation="shop.opened", key="day")
+        def opened(cls, day: str) -> int:
+            return 1
+
+        @once(operation="shop.closed", key="day")
+        @classmethod
+        def closed(cls, day: str) -> int:
+            return 1
+
+        @staticmethod
+        @once(operation="shop.price", key="item")
+        def price(item: str) -> int:
+            return 1
+
     assert_type(Shop().sell("book", 5), Order)
     assert_type(Shop().sell.outcome("book", cents=5), Outcome[Order])
+    assert_type(Shop.sell(Shop(), "pen", 5), Order)
+    assert_type(Shop.opened("monday"), int)
+    assert_type(Shop().opened("monday"), int)
+    assert_type(Shop.closed("monday"), int)
+    assert_type(Shop.closed.outcome("monday"), Outcome[int])
+    assert_type(Shop().closed.outcome("monday"), Outcome[int])
+    assert_type(Shop.price("book"), int)
+    close: Callable[[str], int] = Shop.closed
+    assert_type(close("friday"), int)
+    assert_type([create.__name__, Shop.sell.__qualname__, Shop().sell.__name__], list[str])
 
 
 async def async_decorated() -> None:
@@ -230,8 +255,24 @@ async def async_decorated() -> None:
         async def sell(self, item: str, cents: int) -> Order:
             return Order(item, cents)
 
+        @classmethod
+        @once(operation="shop.opened", key="day")
+        async def opened(cls, day: str) -> int:
+            return 1
+
+        @once(operation="shop.closed", key="day")
+        @classmethod
+        def closed(cls, day: str) -> int:
+            return 1
+
     assert_type(await Shop().sell("book", 5), Order)
     assert_type(await Shop().sell.outcome("book", cents=5), Outcome[Order])
+    assert_type(await Shop.sell(Shop(), "pen", 5), Order)
+    assert_type(await Shop.opened("monday"), int)
+    assert_type(await Shop.closed("monday"), int)
+    assert_type(await Shop.closed.outcome("monday"), Outcome[int])
+    assert_type(await Shop().closed("monday"), int)
+    assert_type([create.__name__, Shop.closed.__name__], list[str])
 
 
 def requests_and_ids() -> None:

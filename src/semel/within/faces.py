@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 from semel import keeping
 from semel.calls import Call, nothing_to_run
 from semel.claims import AsyncClaim, Claim
-from semel.decorator import AsyncDecorator, Decorator, decorate
+from semel.decorator import decorate
 from semel.errors import ConfigurationError
 from semel.flow import Engine
 from semel.loop import is_async
@@ -16,7 +16,7 @@ from semel.model import Record
 from semel.options import Options
 from semel.run import Outcome
 from semel.runtime import run_sync
-from semel.typed import CallOptions, DecoratorOptions, Place
+from semel.typed import AsyncDecorator, CallOptions, Decorator, DecoratorOptions, Place
 
 if TYPE_CHECKING:
     from semel.once import AsyncSemel, Semel
@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 
 class _Bound:
+    _namesakes = None  # a function is decorated for one transaction, and many of them for as many
+
     def __init__(self, face: Any, engine: Engine, unguarded: Engine | None = None) -> None:
         self._face = face
         self._tx = engine
