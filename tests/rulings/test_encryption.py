@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import msgspec
@@ -14,6 +15,8 @@ from semel.codec import preview
 from semel.errors import CodecError, ConfigurationError
 from semel.layers import Layer
 from semel.layers.encrypt import Encrypt, Ring
+from semel.runtime import run_sync
+from semel.seals import Sealed, key_name
 from semel.stores.memory import MemoryStore
 
 from .conftest import Lab
@@ -67,6 +70,9 @@ async def test_records_are_listed_as_they_are_peeked_at(light_lab: Lab) -> None:
     (sealed,) = await lab.do(stranger.find(states=["done"]))  # one record without a key spoils no list
     with pytest.raises(CodecError):
         preview(sealed.result)
+    assert await lab.do(stranger.peek("k")) == sealed
+    assert await lab.do(stranger.peek(sealed.scope)) == sealed
+    assert (sealed.state, sealed.attempts, key_name(sealed.result)) == ("done", 1, "2026-a")
 
 
 async def test_R26_what_a_reconcile_cannot_read_is_left_to_a_person(light_lab: Lab) -> None:
@@ -116,10 +122,10 @@ async def test_R15_a_damaged_sealed_value_is_unreadable_and_repaired_by_resolve(
     await lab.do(once.execute("k", lab.effect()))
     ((scope, record),) = store._records.items()
     store._records[scope] = msgspec.structs.replace(record, result=damage)
-    for verb in ("execute", "peek"):
-        with pytest.raises(OutcomeUnknown, match="cannot be read") as caught:
-            await lab.do(once.execute("k", lab.effect()) if verb == "execute" else once.peek("k"))
-        assert caught.value.unreadable
+    with pytest.raises(OutcomeUnknown, match="cannot be read") as caught:
+        await lab.do(once.execute("k", lab.effect()))
+    assert caught.value.unreadable
+    assert (await lab.do(once.peek("k"))).result == damage
     await lab.do(once.resolve("k", value="looked up"))
     assert (await lab.do(once.execute("k", lab.effect()))).value == "looked up"
     assert len(lab.effects) == 1
@@ -140,11 +146,10 @@ async def test_R15_a_record_says_which_key_it_was_sealed_with(light_lab: Lab) ->
     await lab.do(_over(lab, store, encrypt=RING).execute("k", lab.effect("4111")))
     says = r"sealed with key '2026-a', which is not in encrypt=: put it back; resolve would overwrite it"
     other = _over(lab, store, encrypt=OTHER)
-    for verb in ("execute", "peek"):
-        with pytest.raises(OutcomeUnknown, match=says) as caught:
-            await lab.do(other.execute("k", lab.effect()) if verb == "execute" else other.peek("k"))
-        assert caught.value.unreadable
-        assert "Look the effect up" not in str(caught.value)  # it is not lost
+    with pytest.raises(OutcomeUnknown, match=says) as caught:
+        await lab.do(other.execute("k", lab.effect()))
+    assert caught.value.unreadable
+    assert "Look the effect up" not in str(caught.value)  # it is not lost
     plain = _over(lab, store)
     with pytest.raises(OutcomeUnknown, match=r"sealed with key '2026-a', and here is no encrypt="):
         await lab.do(plain.execute("k", lab.effect()))
@@ -158,6 +163,17 @@ def test_the_layer_takes_a_ring_or_the_keys_of_one() -> None:
     with pytest.raises(ConfigurationError, match="at least one key"):
         Encrypt(MemoryStore(), {})
     assert Encrypt(MemoryStore(), RING)._ring.name == next(iter(RING))
+
+
+def test_the_store_still_says_that_its_body_cannot_be_read() -> None:
+    """Whoever decides by it must know: a replay, a resolve, a forget."""
+    store, scope = MemoryStore(), Semel("memory://")._call("k", nothing_to_run, (), {}).scope
+    Semel(store, encrypt=RING).execute("k", lambda: "4111")
+    with pytest.raises(Sealed, match="2026-a") as caught:
+        run_sync(Encrypt(store, OTHER).peek(scope))
+    assert caught.value.record is not None
+    assert caught.value.nonce == caught.value.record.nonce != b""
+    assert str(copy.copy(caught.value)) == str(caught.value)
 
 
 def test_R15_a_repair_meets_the_record_that_could_not_be_read_and_none_that_was_made_since() -> None:

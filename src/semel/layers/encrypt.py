@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from semel.errors import CodecError, ConfigurationError, OutcomeUnknown, SemelError
+from semel.errors import CodecError, ConfigurationError, SemelError
 from semel.keys import Scope
 from semel.layers.layer import Layer
 from semel.model import Answer, Ask, Kind, Note, Policy, Record, Replay, Settle, Unknown, Verdict, Won
-from semel.seals import LABEL, MARK, key_name
+from semel.seals import LABEL, MARK, Sealed, key_name
 from semel.store import Page, Query, Store
 
 try:
@@ -150,9 +150,7 @@ class Encrypt(Layer):
         try:
             return self._opened(record, scope), now
         except CodecError as error:
-            raise OutcomeUnknown(
-                f"the record cannot be read: {error}", unreadable=True, nonce=record.nonce
-            ) from error
+            raise Sealed(f"the record cannot be read: {error}", record, now) from error
 
     async def scan(self, query: Query) -> Page:
         page = await self.inner.scan(query)
