@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from enum import Enum
 from functools import partial
 from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
 from types import AsyncGeneratorType, CodeType, CoroutineType, GeneratorType, NoneType
@@ -156,13 +157,26 @@ def failure_of(error: BaseException | str) -> Failure:
     if isinstance(error, PreviousFailure):
         return Failure(error.type_name, error.code, cut(error.message, 2000))
     try:
-        message, code = str(error), getattr(error, "code", None)
-        code = None if code is None else str(code)
-    except Exception:  # noqa: BLE001 - a broken __str__ or property must not lose the failure
-        message, code = "<the error has no readable text>", None
+        message = str(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not lose the failure
+        message = "<the error has no readable text>"
+    try:
+        code = _code_of(error)
+    except Exception:  # noqa: BLE001 - nor a broken property, or a method that wants arguments
+        code = None
     return Failure(
         cut(type(error).__qualname__, 255), None if code is None else cut(code, 64), cut(message, 2000)
     )
+
+
+def _code_of(error: BaseException) -> str | None:
+    code = getattr(error, "code", None)
+    if not callable(code):
+        return None if code is None else str(code)
+    code = code()  # gRPC's way
+    if isinstance(code, Enum):
+        return code.name
+    return str(code) if isinstance(code, int | str) else None
 
 
 def clean(text: str) -> str:

@@ -81,18 +81,37 @@ class OutcomeUnknown(SemelError):
 
 
 class PreviousFailure(SemelError):
-    """The stored outcome of this key is a failure: the same one is raised for every caller."""
+    """The stored outcome of this key is a failure: the same one is raised for every caller.
 
-    def __init__(self, type_name: str, code: str | None, message: str, *, attempt: int = 0) -> None:
+    `about` names the call, with its key masked. Use a new key for a new action; `resolve` the key if the failure was a mistake.
+    """
+
+    def __init__(
+        self, type_name: str, code: str | None, message: str, *, attempt: int = 0, about: str = ""
+    ) -> None:
         super().__init__(f"{type_name}: {message}" if message else type_name)
         self.type_name = type_name
         self.code = code
         self.message = message
         self.attempt = attempt
+        self.about = about
+
+    def __str__(self) -> str:
+        failure = super().__str__()
+        if not self.about:
+            return failure
+        return (
+            f"{self.about} failed before, and that stored outcome is replayed: {failure}. Nothing ran: use a new key for a new "
+            "action, or resolve(key, …) if the failure was told by mistake"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Errors travel between processes (Celery, multiprocessing): this one has more arguments than its text."""
-        return type(self), (self.type_name, self.code, self.message), {"attempt": self.attempt}
+        return (
+            type(self),
+            (self.type_name, self.code, self.message),
+            {"attempt": self.attempt, "about": self.about},
+        )
 
 
 class LeaseLost(SemelError):

@@ -231,7 +231,8 @@ class Engine:
             self.emit(Replayed(call.scope, record.attempts))
         if record.state is State.FAILED:
             failure = record.error or Failure("Exception")
-            raise PreviousFailure(failure.type, failure.code, failure.message, attempt=record.attempts)
+            told, about = (failure.type, failure.code, failure.message), name_of(call)
+            raise PreviousFailure(*told, attempt=record.attempts, about=about)
         if record.marker == UNENCODABLE and call.codec is not None:
             raise CodecError(
                 f"{name_of(call)} is done, but its result could not be encoded when it happened and was not kept; "

@@ -539,6 +539,27 @@ def test_a_failure_that_a_person_declared_is_told(light: Lab) -> None:
     assert len(light.calls) == 1
 
 
+@pytest.mark.parametrize("word", ["release", "store"])
+def test_a_stored_failure_inside_a_handler_tells_the_client_no_key(light: Lab, word: Any) -> None:
+    with Semel("memory://") as inner:
+        with pytest.raises(LookupError):
+            inner.execute("order-4711", _declined, on_error="replay")
+
+        def act(request: object, say: object) -> object:
+            return inner.execute("order-4711", _declined)
+
+        light.act = act
+        light.serve(on_status=lambda code: word)
+        for _ in range(2):
+            reply = light.call(key="k-1")
+            assert reply.code is Code.UNKNOWN
+            assert reply.details.endswith(": LookupError: declined")
+
+
+def _declined() -> None:
+    raise LookupError("declined")
+
+
 @pytest.mark.parametrize("value", [{"paid": 7}, None, "paid", b"no answer of gRPC's"])
 def test_whatever_a_person_decides_is_an_answer(light: Lab, value: object) -> None:
     light.act = lambda request, say: (_ for _ in ()).throw(LookupError)

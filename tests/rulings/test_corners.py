@@ -410,6 +410,12 @@ async def test_R8_a_disabled_face_still_has_runs_steps_and_claims(light_lab: Lab
 def test_errors_can_be_taken_apart_and_put_together_as_task_queues_do() -> None:
     error = copy.copy(PreviousFailure("Declined", "no", "text", attempt=3))
     assert (error.type_name, error.code, error.message, error.attempt) == ("Declined", "no", "text", 3)
+    assert str(error) == "Declined: text"
+    told = PreviousFailure("Declined", "no", "", about="key o…1")
+    assert str(copy.copy(told)) == str(told)
+    assert str(told).startswith(
+        "key o…1 failed before, and that stored outcome is replayed: Declined. Nothing ran"
+    )
     busy = copy.copy(InProgress("x", retry_after=2.0))
     assert busy.retry_after == 2.0
 

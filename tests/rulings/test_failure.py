@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -57,7 +59,48 @@ async def test_R9_replay_makes_the_failure_the_outcome(lab: Lab) -> None:
             await lab.do(once.execute("k", lab.effect()))
         assert (caught.value.type_name, caught.value.code) == ("Declined", "card_declined")
         assert caught.value.message == "no funds"
+        assert re.fullmatch(
+            r"key … \[\w{8}\] of .*/default failed before, and that stored outcome is replayed: Declined: no funds\. "
+            r"Nothing ran: use a new key for a new action, or resolve\(key, …\) if the failure was told by mistake",
+            str(caught.value),
+        )
     assert len(lab.effects) == 1
+
+
+class Code(enum.Enum):
+    UNAVAILABLE = (14, "unavailable")
+
+
+class Remote(Exception):
+    """As gRPC's: what it is must be asked."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def code(self) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (Code.UNAVAILABLE, "UNAVAILABLE"),
+        (14, "14"),
+        ("down", "down"),
+        (None, None),
+        ([], None),
+        (ValueError(), None),
+    ],
+)
+async def test_R9_a_code_that_is_a_method_is_asked_for(light_lab: Lab, answer: Any, code: str | None) -> None:
+    once = light_lab.face(on_error="replay")
+    with pytest.raises(Remote):
+        await light_lab.do(once.execute("k", light_lab.raising(Remote(answer))))
+    with pytest.raises(PreviousFailure) as caught:
+        await light_lab.do(once.execute("k", light_lab.effect()))
+    assert (caught.value.type_name, caught.value.code) == ("Remote", code)
 
 
 async def test_R9_hold_says_that_the_effect_may_have_happened(lab: Lab) -> None:

@@ -782,7 +782,9 @@ def test_R15_a_class_that_the_reader_does_not_name_is_unreadable_and_says_so() -
         encoder_for(Struct).decode(data)
     make_enum: Any = enum.Enum
     bluer = make_enum("Colour", "BLUE")
-    with pytest.raises(CodecError, match="unreadable: KeyError"):
+    with pytest.raises(
+        CodecError, match=r"unreadable: .*Colour has no member BLUE: it was renamed or removed; put"
+    ):
         encoder_for(Colour).decode(encoder_for(bluer).encode(bluer.BLUE))
 
 

@@ -88,7 +88,14 @@ def _enum(cls: type[enum.Enum]) -> Shape:
             raise Refused(f"is a {type_name(cls)} that is not one of its members: return a declared member")
         return name
 
-    return Shape(cls.__name__, cls, take, members.__getitem__)
+    def make(name: str) -> enum.Enum:
+        if name not in members:
+            raise CodecError(
+                f"{type_name(cls)} has no member {name}: it was renamed or removed; put it back, an alias will do"
+            )
+        return members[name]
+
+    return Shape(cls.__name__, cls, take, make)
 
 
 # --------------------------------------------------------------------------------- structs and tuples

@@ -12,7 +12,7 @@ import grpc
 import msgspec
 from google.protobuf.descriptor import ServiceDescriptor
 
-from semel.errors import CodecError, ConfigurationError, SemelError
+from semel.errors import CodecError, ConfigurationError, PreviousFailure, SemelError
 from semel.grpc.answers import Answer, Metadata
 from semel.grpc.callers import Caller, principal_of, tenant_of
 from semel.grpc.captures import Aborted, Capture
@@ -266,6 +266,8 @@ class Policy:
 
     def raised(self, route: Route, capture: Capture, error: Exception) -> None:
         """The handler raised. Raises it again unless a status that was set before, or `on_status`, makes it an answer."""
+        if isinstance(error, PreviousFailure):
+            error.about = ""  # gRPC sends an error's text to the client, and the key is no business of his
         if (
             isinstance(error, Aborted)
             or capture.raised(error)
