@@ -15,6 +15,7 @@ from semel import forks, steps
 from semel.errors import CodecError, ConfigurationError
 from semel.keys import check_ref
 from semel.runtime import NO_INTERRUPT
+from semel.shrinking import TOO_LARGE_FOR_STORE
 
 if TYPE_CHECKING:
     from semel.calls import Call
@@ -92,6 +93,11 @@ def current_run(default: Any = _NO_DEFAULT) -> Any:
 
 
 CONSUMED: Final = "it was consumed, and consume keeps none"
+_REMEDIES: Final = {
+    CONSUMED: "Use `execute` for this key from the first time on",
+    TOO_LARGE_FOR_STORE: "The store refused it, or it took too long to arrive: raise what the server takes (max_allowed_packet on MariaDB "
+    "and MySQL, proto-max-bulk-len on Redis) and `timeout`, or return less",
+}
 
 
 def not_kept(codec: Codec | None) -> str:
@@ -115,11 +121,7 @@ class Outcome(msgspec.Struct, Generic[T_co]):
     @property
     def value(self) -> T_co:
         if self.replayed and self.marker:
-            remedy = (
-                "Use `execute` for this key from the first time on"
-                if self.marker == CONSUMED
-                else "Raise `max_result`"
-            )
+            remedy = _REMEDIES.get(self.marker, "Raise `max_result`")
             if self.ref is None:
                 remedy += ", or let the function set a ref with run.set_ref(...)"
             raise CodecError(

@@ -9,9 +9,12 @@ import msgspec
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.model import Settle
 
-__all__ = ["LARGE", "TOO_LARGE", "refuses_the_value", "shrunk"]
+__all__ = ["LARGE", "TOO_LARGE", "TOO_LARGE_FOR_STORE", "refuses_the_value", "shrunk"]
 
 TOO_LARGE: Final = "too large"
+"""Over `max_result`. Until there was the other one, also what the store has not taken."""
+TOO_LARGE_FOR_STORE: Final = "too large for the store"
+"""Refused by it, or never arrived; `max_result` would have let it pass."""
 LARGE: Final = 1 << 16  # bytes of a result from which on its size may be why it does not arrive
 
 
@@ -23,7 +26,7 @@ def refuses_the_value(answer: object) -> bool:
 def shrunk(end: Settle) -> Settle:
     """The same outcome without its result; one that has none, without the steps that it brings along, and then its ref."""
     if end.result:
-        return msgspec.structs.replace(end, result=b"", marker=TOO_LARGE)
+        return msgspec.structs.replace(end, result=b"", marker=TOO_LARGE_FOR_STORE)
     if end.steps:
         return msgspec.structs.replace(end, steps=None)
     return msgspec.structs.replace(end, ref=None)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from semel import CodecError, InProgress, NotRecorded, StoreUnavailable, current_run
+from semel import CodecError, InProgress, NotRecorded, Outcome, StoreUnavailable, current_run
 from semel.model import Record, State
 from semel.testing import services
 from semel.testing.proxy import RESP, Proxy
@@ -90,11 +90,21 @@ async def test_R23_a_result_that_the_store_cannot_take_ends_as_a_done_marker_wit
     once = lab.face(max_result=1 << 30, lease=LEASE, timeout=2, settle_timeout=0.5)
     await _told(lab, once, "k")
     record = await _done(lab, once, "k")
-    assert (record.marker, record.ref, record.result) == ("too large", "ord_1", b"")
+    assert (record.marker, record.ref, record.result) == ("too large for the store", "ord_1", b"")
     later = await lab.do(lab.face(timeout=5).execute("k", _large(lab)))
     assert (later.replayed, later.ref, lab.effects) == (True, "ord_1", ["large"])
-    with pytest.raises(CodecError, match="too large"):
+    says = r"too large for the store.*raise what the server takes \(max_allowed_packet .*or return less$"
+    with pytest.raises(CodecError, match=says) as caught:
         _ = later.value
+    assert "max_result" not in str(caught.value), "that one would have let it pass"
+
+
+def test_R23_a_marker_of_before_is_still_read() -> None:
+    """Until the store's own limit had a marker, all that was too large had the one of `max_result`."""
+    for marker in ("too large", "a word of another version"):
+        outcome = Outcome(None, True, "ord_1", 1, marker)
+        with pytest.raises(CodecError, match=rf"not kept \({marker}\); ref='ord_1'. Raise `max_result`$"):
+            _ = outcome.value
 
 
 async def test_R23_a_face_that_is_closed_keeps_at_least_that_it_happened(lab: Lab) -> None:

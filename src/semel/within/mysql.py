@@ -29,7 +29,7 @@ import msgspec
 from semel.errors import CodecError
 from semel.keys import Scope
 from semel.model import Ask, Record, Settle
-from semel.shrinking import TOO_LARGE, shrunk
+from semel.shrinking import TOO_LARGE_FOR_STORE, shrunk
 from semel.stores import rows
 from semel.within.ports import Port, Row
 from semel.within.records import Entry, identifier, query, record_of
@@ -209,7 +209,7 @@ class MysqlWords:
     async def write(self, port: Port, record: Record) -> None:
         limit, args = self._of(port).limit, _args(record)
         if not _fits(self._update, args, limit) and record.result:  # a probe's word
-            args = _args(msgspec.structs.replace(record, result=b"", marker=TOO_LARGE))
+            args = _args(msgspec.structs.replace(record, result=b"", marker=TOO_LARGE_FOR_STORE))
         if not _fits(self._update, args, limit):  # with the steps of earlier attempts
             raise CodecError(
                 f"the record of an earlier attempt, with its steps, is too large for this connection ({_size(self._update, args)} "
