@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -35,23 +31,6 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     for arguments in (patience._LIBPQ, patience._PYMYSQL):
         for name in arguments.keys() & {"connect_timeout", "read_timeout"}:
             monkeypatch.setitem(arguments, name, 1)
-
-
-@contextmanager
-def _backends_paused(home: Home) -> Iterator[None]:
-    """PostgreSQL has a process for each connection."""
-    found: list[int] = []
-    if home.engine.dialect.name == "postgresql":
-        with home.engine.connect() as connection:
-            said = "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
-            found = list(connection.execute(text(said)).scalars())
-    for pid in found:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in found:
-            os.kill(pid, signal.SIGCONT)
 
 
 def end_connections(home: Home) -> None:
@@ -135,7 +114,7 @@ def test_commands_end_when_the_server_has_stopped(
 async def test_a_server_that_stops_later_is_not_waited_for(home: Home, server: Any) -> None:
     outbox = home.outbox(timeout=0.5)
     await outbox.waiting()
-    with _backends_paused(home), server.paused():
+    with server.paused():
         start = time.monotonic()
         with pytest.raises(StoreUnavailable, match="did not answer"):
             await outbox.waiting()

@@ -38,7 +38,7 @@ from redis.sentinel import Sentinel
 from semel import ConfigurationError
 from semel.testing import services
 from semel.testing.services import home, watchdog
-from semel.testing.services.server import wait_until
+from semel.testing.services.server import STOP_TIMEOUT, wait_until
 
 pytestmark = pytest.mark.services
 
@@ -331,10 +331,34 @@ def test_a_paused_server_has_no_thread_that_still_answers() -> None:
                 burner.wait()
 
 
-def test_a_paused_server_can_be_stopped() -> None:
-    with services.redis() as server:
+def test_a_connection_that_is_open_gets_no_answer_of_a_paused_postgres() -> None:
+    """Each has a process of its own, which goes on when only the server's first one stands still."""
+    with (
+        services.postgres() as server,
+        contextlib.closing(psycopg.connect(server.url, autocommit=True)) as connection,
+    ):
+        with server.paused():
+            states = {
+                Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in of(server)
+            }
+            assert states == {"T"}
+            connection.pgconn.send_query(b"SELECT 2")
+            assert select.select([connection], [], [], 0.2)[0] == []
+        assert select.select([connection], [], [], 20)[0] == [connection]
+
+
+def of(server: services.Server) -> list[int]:
+    return list(watchdog.inhabitants(server.folder))
+
+
+@pytest.mark.parametrize("name", ["redis", "postgres"])
+def test_a_paused_server_can_be_stopped(name: str) -> None:
+    with getattr(services, name)() as server:
         pid = server.pid
         server.pause()
+        began = time.monotonic()
+        server.stop()
+        assert time.monotonic() - began < STOP_TIMEOUT, "it was asked, and ended by itself"
     assert gone(pid)
 
 

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import multiprocessing
 import os
-import signal
 import socket
 import ssl
 import threading
@@ -132,18 +131,11 @@ def test_a_paused_server_is_unavailable_in_time_and_the_late_claim_is_our_own(
     store = there.open(Settings(timeout=60))
     there.finish(store, "warm")
     ask = ask_for("k")
-    sql = "select pid from pg_stat_activity where application_name = 'semel' and datname = current_database()"
-    backends = [pid for (pid,) in rows(own_server, there.url, sql)]
-    for backend in backends:
-        os.kill(backend, signal.SIGSTOP)  # the server's end of our connection
-    try:
+    with own_server.paused():
         began = time.monotonic()
         with hurried(store, 0.4), pytest.raises(StoreUnavailable, match="no answer in time"):
             there.claim(store, ask)
         assert time.monotonic() - began < 20
-    finally:
-        for backend in backends:
-            os.kill(backend, signal.SIGCONT)
     # the claim that was given up may have run: it is granted again to its own nonce
     (verdict,) = there.claim(store, ask)
     assert isinstance(verdict, Won)

@@ -143,19 +143,24 @@ class Server(ABC):
         return self.start()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open, nothing is answered, from now on."""
-        os.kill(self.pid, signal.SIGSTOP)
+        """SIGSTOP to the server and its children: connections stay open, nothing is answered, from now on."""
+        self._stop_running(self.pid)
+        # PostgreSQL has a child for each connection. There will be no more of them: who would fork one stands still.
+        for child in watchdog.inhabitants(self.folder):
+            self._stop_running(child)
+
+    def _stop_running(self, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # a child that has just ended
+            os.kill(pid, signal.SIGSTOP)
         # One thread takes the signal and stops the others: until it has its turn, on a busy machine, they go on and answer.
         wait_until(
-            lambda: _stands_still(self.pid),
-            timeout=STOP_TIMEOUT,
-            what=f"{self.name} stands still",
-            step=0.001,
+            lambda: _stands_still(pid), timeout=STOP_TIMEOUT, what=f"{self.name} stands still", step=0.001
         )
 
     def resume(self) -> None:
-        """SIGCONT after `pause()`."""
+        """SIGCONT after `pause()`, to all of them."""
         os.kill(self.pid, signal.SIGCONT)
+        watchdog.signal_all(self.folder, signal.SIGCONT)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[Self]:
@@ -218,7 +223,10 @@ class Server(ABC):
         if process is None:
             return
         process.send_signal(number)
-        process.send_signal(signal.SIGCONT)  # a paused server would never see the request
+        if (
+            number != signal.SIGKILL
+        ):  # a paused server would never see the request, nor its children what it asks of them
+            watchdog.signal_all(self.folder, signal.SIGCONT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_TIMEOUT)
         # What is left is a server that does not listen to reason, or its children (a backend, a background save):

@@ -52,10 +52,11 @@ def inhabitants(root: Path) -> Iterator[int]:
 
 def kill_all(root: Path) -> bool:
     """SIGKILL to every process below `root`; whether there was one."""
-    return _signal_all(root, signal.SIGKILL)
+    return signal_all(root, signal.SIGKILL)
 
 
-def _signal_all(root: Path, *signals: int) -> bool:
+def signal_all(root: Path, *signals: int) -> bool:
+    """These signals to every process below `root`; whether there was one."""
     found = False
     for pid in inhabitants(root):
         found = True
@@ -71,7 +72,7 @@ def clear(root: Path, *, grace: float = GRACE) -> None:
     """End every process below `root` (asked first, killed after `grace` seconds), then remove the folder."""
     deadline = time.monotonic() + grace
     # SIGINT is the fast shutdown of PostgreSQL and Redis; a stopped process must run on to see it.
-    alive = _signal_all(root, signal.SIGINT, signal.SIGCONT)
+    alive = signal_all(root, signal.SIGINT, signal.SIGCONT)
     while alive and time.monotonic() < deadline:
         time.sleep(0.01)
         alive = any(True for _ in inhabitants(root))
