@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from inspect import iscoroutine
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NoReturn, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast
 
 import msgspec
 
@@ -442,6 +442,23 @@ class Face:
             f"this {type(self).__name__} cannot be copied or pickled: it holds connections, locks and threads of this process. Make a "
             "face in each process, of the same URL and settings; in one process they may all use the same face"
         )
+
+    if not TYPE_CHECKING:
+        # Each face has its own two; these are what is left: the other colour's.
+
+        def __enter__(self) -> NoReturn:
+            raise ConfigurationError(
+                "AsyncSemel is for async code: write `async with AsyncSemel(...)`, or `with Semel(...)` in plain code"
+            )
+
+        def __exit__(self, *_: object) -> None: ...
+
+        async def __aenter__(self) -> NoReturn:
+            raise ConfigurationError(
+                "Semel is for plain code: write `with Semel(...)`, or `async with AsyncSemel(...)` in async code"
+            )
+
+        async def __aexit__(self, *_: object) -> None: ...
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {type(self._store).__name__}>"

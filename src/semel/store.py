@@ -179,6 +179,7 @@ _SCHEMES: dict[str, str] = {
     "valkeys": "semel.stores.redis",
     "unix": "semel.stores.redis",
 }
+_GROUPS: Final = ("redis+cluster", "redis+sentinel")  # for people: `redis` alone is one server
 _openers: dict[str, Opener] = {}
 _origins: Final[weakref.WeakKeyDictionary[Any, object]] = weakref.WeakKeyDictionary()
 _TABLE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", re.ASCII)
@@ -214,7 +215,7 @@ def _scheme_of(url: str) -> str:
             f"{url!r} is not a store URL; a file is sqlite:///{url or 'semel.db'}, others begin with their scheme"
         )
     if scheme not in _SCHEMES and scheme not in _openers:
-        known = ", ".join(sorted({*_SCHEMES, *_openers}))
+        known = ", ".join(sorted({*_SCHEMES, *_GROUPS, *_openers}))
         raise ConfigurationError(f"no store answers to the URL scheme {scheme!r}; known schemes: {known}")
     return scheme
 

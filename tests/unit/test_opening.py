@@ -48,6 +48,7 @@ def test_a_postgres_url_without_a_host_is_one_where_it_names_something_else(url:
         ("nonsense", "'nonsense' is not a store URL"),
         ("", "is not a store URL"),
         ("oracle://host/db", "no store answers to the URL scheme 'oracle'"),
+        ("redis-cluster://host", r"known schemes: .* redis, redis\+cluster, redis\+sentinel, rediss"),
         ("redis://host/0", "a redis store has no tables"),
         ("memory://", "a memory store has no tables"),
     ],
