@@ -38,6 +38,7 @@ MACHINERY = {
         "interrupt",
         "is_kept_by",
         "leave",
+        "left",
         "minted",
         "parent",
         "policy",
