@@ -77,7 +77,7 @@ def test_on_a_terminal_the_view_is_live(tmp_path: Path) -> None:
         shown += chunk
     os.close(ours)
     _, err = process.communicate(timeout=90)
-    assert (process.returncode, err) == (0, "")
+    assert (process.returncode, err) == (0, ""), shown.decode()[-3000:]
     assert "taken over" in shown.decode()
     assert "12/12 keys done" in shown.decode()
     assert b"\x1b[" in shown, "it moves the cursor"
