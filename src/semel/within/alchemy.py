@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 from semel.errors import ConfigurationError
 from semel.within.drivers import mysql_is_open, sqlite_is_open
+from semel.within.failures import let_go
 from semel.within.ports import Dialect, Row, Scripts, Style, not_open
 
 __all__ = ["AsyncConnectionPort", "AsyncSessionPort", "ConnectionPort", "SessionPort"]
@@ -58,10 +61,14 @@ class _Nested:
         await self._port.flush()
 
     async def release(self) -> None:
-        await self._port.settle(self._transaction.commit())
+        await self._port.settle(self._transaction.commit(), self._was_released)
+
+    def _was_released(self) -> None:
         self._released = True
 
     async def rollback(self) -> None:
+        if self._released:  # its caller was cancelled when that was done
+            raise ConfigurationError("it is part of the transaction already: roll the whole transaction back")
         if not self._is_over():
             await self._port.settle(self._transaction.rollback())
 
@@ -92,8 +99,10 @@ class _AlchemyPort:
     def foreseen(self) -> Dialect | None:
         return _dialect_of(self._target)
 
-    async def settle(self, answer: Any) -> Any:
-        """The sync colour's answers are there already."""
+    async def settle(self, answer: Any, then: Callable[[], None] | None = None) -> Any:
+        """The sync colour's answers are there already. `then` is called if all went well, even if its caller is cancelled."""
+        if then is not None:
+            then()
         return answer
 
     async def flush(self) -> None:
@@ -101,6 +110,10 @@ class _AlchemyPort:
 
     async def _connect(self) -> Any:
         return self._target
+
+    async def _connect_again(self) -> Any:
+        """In a transaction that is begun: without a wait for the pool."""
+        return await self._connect()
 
     def _sync_connection(self) -> Any:
         return self._connection
@@ -163,9 +176,16 @@ class _AlchemyPort:
 
     async def savepoint(self, name: str) -> _Nested:
         del name  # SQLAlchemy numbers its own
-        nested = await self.settle(self._target.begin_nested())
-        # A session sends SAVEPOINT when the connection is next asked for: ask now.
-        self._connection = await self._connect()
+        nested = self._target.begin_nested()
+        try:
+            await self.settle(nested)
+            # A session sends SAVEPOINT when the connection is next asked for: ask now.
+            self._connection = await self._connect_again()
+        except BaseException as error:
+            if self.dialect == "sqlite" and not isinstance(error, Exception):
+                with suppress(Exception):  # cancelled, or struck by a signal: that is what tells
+                    await self.settle(nested.rollback())
+            raise
         return _Nested(self, nested, self._sync_connection().get_transaction())
 
     def after_end(self, callback: Callable[[bool], None]) -> bool:
@@ -209,8 +229,13 @@ class SessionPort(_AlchemyPort):
 class _AsyncAlchemyPort(_AlchemyPort):
     colour: Literal["sync", "async"] = "async"
 
-    async def settle(self, answer: Any) -> Any:
-        return await answer
+    async def settle(self, answer: Any, then: Callable[[], None] | None = None) -> Any:
+        if self.dialect == "sqlite":
+            return await _to_its_end(answer, then)
+        value = await answer
+        if then is not None:
+            then()
+        return value
 
     def _sync_connection(self) -> Any:
         return self._connection.sync_connection
@@ -235,11 +260,65 @@ class AsyncSessionPort(_AsyncAlchemyPort):
         return await self._target.connection()
 
     async def flush(self) -> None:
-        await self._target.flush()
+        try:  # not to its end: these are the caller's own statements, and may be many
+            await self._target.flush()
+        except asyncio.CancelledError as error:
+            let_go(error)
+            raise
+
+    async def _connect_again(self) -> Any:
+        return await self.settle(self._target.connection())
 
     def after_end(self, callback: Callable[[bool], None]) -> bool:
         _call_after(self._target.sync_session, self._sync_connection(), callback)
         return True
+
+
+async def _to_its_end(work: Awaitable[Any], then: Callable[[], None] | None) -> Any:
+    """Its value. Who is cancelled meanwhile hears of it at its end: SQLAlchemy would give up the connection, which keeps SQLite's
+    lock on the whole file for as long as anything refers to the cursor of the statement that was left.
+
+    Not in a task of its own: that would have another context and another `current_task`, and `asyncio.run`, which cancels all
+    tasks at its end, would cancel this one in the middle of its statement.
+    """
+    struck: BaseException | None = None
+    steps = work.__await__()
+    try:
+        while True:
+            future = next(steps)
+            while True:
+                try:
+                    await (asyncio.sleep(0) if future is None else _end_of(future))
+                except GeneratorExit:
+                    raise  # its loop has been given up: nothing can be waited for
+                except BaseException as error:  # noqa: BLE001 - a cancellation, or a signal's handler: raised below
+                    struck = error
+                if future is None or future.done():
+                    break
+    except StopIteration as end:
+        if then is not None:
+            then()
+        if struck is None:
+            return end.value
+    except Exception:
+        if struck is None:
+            raise
+    try:
+        raise struck
+    finally:
+        del struck  # a traceback that leads back to itself would live until the next collection of cycles
+
+
+def _end_of(future: asyncio.Future[Any]) -> asyncio.Future[None]:
+    """Cancelling it leaves the other one alone. As `asyncio.wait`, at a fraction of its cost."""
+    ended = future.get_loop().create_future()
+
+    def tell(_: asyncio.Future[Any]) -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    future.add_done_callback(tell)
+    return ended
 
 
 def _call_after(session: Any, connection: Any, callback: Callable[[bool], None]) -> None:

@@ -33,7 +33,7 @@ from semel.within.places import Place
 from semel.within.ports import Port, Scripts, SqlSavepoint, not_open
 from semel.within.postgres import postgres_words
 from semel.within.records import Words
-from semel.within.sqlite import restore_patience, sqlite_words, with_patience
+from semel.within.sqlite import patiently, sqlite_words
 
 __all__ = ["Bound", "MissingTables", "astray", "ended"]
 
@@ -137,11 +137,13 @@ class Bound:
             raise
         try:
             point = await self.port.savepoint(_a_name())
-        except Exception as error:
+        except BaseException as error:
+            if began:
+                await self._unbegin()
             if is_outside_transaction(error, self.port.dialect):
                 raise _no_transaction() from error
             raise
-        claim = records.claim(self.words, self.port, ask, self.patience)
+        claim = records.claim(self.words, self.port, ask, 0.0 if began else self.patience)
         return await self._decide(Place(point, began, connection, (ask.scope.hash, self.table)), ask, claim)
 
     async def _claim_by_script(self, scripts: Scripts, ask: Ask, connection: int) -> Verdict:
@@ -195,16 +197,18 @@ class Bound:
         """SQLite: take the write lock before the savepoint. A savepoint alone would be a transaction of its own."""
         if self.port.dialect != "sqlite" or self.port.begun:
             return False
-        before = await with_patience(self.port, self.patience)
         try:
-            await self.port.run("BEGIN IMMEDIATE")
+            await patiently(self.port, self.patience, "BEGIN IMMEDIATE")
         except BaseException:
-            # A cancelled caller hears of that, and not that the connection which he was cancelled on has gone.
-            with suppress(Exception):
-                await restore_patience(self.port, before)
+            await self._unbegin()
             raise
-        await restore_patience(self.port, before)
         return True
+
+    async def _unbegin(self) -> None:
+        """Cancelled, or struck by a signal, when the lock was taken already: what was raised before is what tells."""
+        with suppress(Exception):
+            if self.port.begun:
+                await self.port.run("ROLLBACK")
 
     async def _leave(self, place: Place, inside: Sequence[Place] = ()) -> None:
         """Undo everything since. Those `inside`, the latest first, are undone with it."""

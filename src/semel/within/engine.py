@@ -33,7 +33,7 @@ from semel.store import Store
 from semel.waiting import Bench, Seat
 from semel.within.afterwards import OWED, foretold, record_failure
 from semel.within.bound import Bound, MissingTables, astray, ended
-from semel.within.failures import is_missing_savepoint, is_missing_table, is_retryable
+from semel.within.failures import is_missing_savepoint, is_missing_table, is_retryable, let_go
 from semel.within.records import other_file
 
 __all__ = ["TxEngine", "two_records"]
@@ -333,6 +333,8 @@ class TxEngine(Engine):
 
     async def lose(self, run: Run, error: BaseException) -> None:
         """Cancelled or interrupted: the rows are rolled back; under hold and probe something outside may have happened."""
+        if self.bound.port.dialect == "sqlite":
+            let_go(error)
         await self.runtime.protect(self._undo(run, error))
         if self.emit is not None:
             self.emit(Failed(run.scope, run.attempt, "lost", error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 from semel.within.ports import Dialect
@@ -14,6 +15,7 @@ __all__ = [
     "is_missing_table",
     "is_outside_transaction",
     "is_retryable",
+    "let_go",
 ]
 
 _SQLITE_BUSY: Final = 5
@@ -21,6 +23,7 @@ _SQLITE_LOCKED: Final = 6
 _SQLITE_BUSY_SNAPSHOT: Final = 517
 _SQLITE_ERROR: Final = 1
 _RETRYABLE: Final = frozenset({"40001", "40P01", "1213", "1020", str(_SQLITE_BUSY_SNAPSHOT)})
+_ALCHEMY: Final = ("sqlalchemy.", "aiosqlite.")
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -90,3 +93,20 @@ def is_outside_transaction(error: BaseException, dialect: Dialect) -> bool:
 def is_failed_transaction(error: BaseException, dialect: Dialect) -> bool:
     """An error before this statement: PostgreSQL takes nothing but a rollback."""
     return dialect == "postgresql" and _code(error, dialect) == "25P02"
+
+
+def let_go(error: BaseException) -> None:
+    """Of what SQLAlchemy and aiosqlite were at when they were cancelled: their frames lead back to the error, and so would keep a
+    cursor until the next collection of cycles, and with it SQLite's lock though its connection is closed. Not of the frames
+    of others (`traceback.clear_frames`), which whoever reports the error may want to look into."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        at = current.__traceback__
+        while at is not None:
+            if str(at.tb_frame.f_globals.get("__name__")).startswith(_ALCHEMY):
+                with suppress(RuntimeError):  # it runs still
+                    at.tb_frame.clear()
+            at = at.tb_next
+        current = current.__cause__ or current.__context__

@@ -1,12 +1,14 @@
 """The statements of `within` on SQLite: the whole database is the lock, and whoever writes has it.
 
 Times are Unix seconds of this process's clock, as in the store. `busy_timeout` is the caller's setting: it is set to
-what `wait` allows for the statement that takes the lock, and restored.
+what `wait` allows for the statement that takes the lock, a slice at a time, and restored. SQLite sleeps inside of the
+statement, where no signal and no cancellation is heard: only between two slices.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from math import inf
@@ -16,12 +18,13 @@ from semel import model
 from semel.keys import Scope
 from semel.model import Ask, Record, Settle
 from semel.stores import rows
-from semel.within.ports import Port
+from semel.within.failures import is_locked
+from semel.within.ports import Port, Row
 from semel.within.records import Entry, Unreadable, guarded, identifier, query, record_of
 
-__all__ = ["SqliteWords", "restore_patience", "sqlite_words", "with_patience"]
+__all__ = ["SqliteWords", "patiently", "sqlite_words"]
 
-_LONGEST: Final = 2**31 - 1  # milliseconds
+_SLICE: Final = 0.1  # seconds
 _FIXED: Final = 4  # scope, tenant, operation, key: never change once a row is there
 _TEXTS: Final = tuple(
     at
@@ -59,18 +62,15 @@ class SqliteWords:
         )
 
     async def enter(self, port: Port, ask: Ask, patience: float) -> Entry:
-        """Insert first: even when the key is there, this takes the lock, and the read after it sees the latest."""
+        """Insert first: even when the key is there, this takes the lock, and the read after it sees the latest. Without
+        patience: BEGIN IMMEDIATE has the lock already."""
         fresh = model.claim(None, ask, time.time())[1]
         assert fresh is not None  # noqa: S101 - an absent key is always won
-        before = await with_patience(port, patience)
-        try:
-            inserted = await query(port, self._insert, rows.to_row(guarded(fresh)))
-        except BaseException:
-            # A cancelled caller hears of that, and not that the connection which he was cancelled on has gone.
-            with suppress(Exception):
-                await restore_patience(port, before)
-            raise
-        await restore_patience(port, before)
+        args = rows.to_row(guarded(fresh))
+        if patience:
+            inserted = await patiently(port, patience, self._insert, args)
+        else:
+            inserted = await query(port, self._insert, args)
         if inserted:
             return Entry(fresh.created, inserted=True)
         return await self.lock(port, ask.scope, patience)
@@ -115,12 +115,37 @@ def _record(row: list[Any]) -> Record:
     return record_of(row)
 
 
-async def with_patience(port: Port, patience: float) -> int:
-    """Limit how long the next statement waits for the database; what it was before."""
+async def patiently(port: Port, patience: float, sql: str, args: Sequence[Any] = ()) -> Sequence[Row]:
+    """Run the statement that takes the lock, and wait for whoever has it up to `patience` seconds."""
+    until = time.monotonic() + patience
     ((before,),) = await port.run("PRAGMA busy_timeout")
-    await port.run(f"PRAGMA busy_timeout = {max(1, min(_LONGEST, int(min(patience, 1e7) * 1000)))}")
-    return int(before)
+    try:
+        found = await _in_slices(port, patience, until, sql, args)
+    except BaseException:
+        # A cancelled caller hears of that, and not that the connection which he was cancelled on has gone.
+        with suppress(Exception):
+            await _limit(port, int(before))
+        raise
+    await _limit(port, int(before))
+    return found
 
 
-async def restore_patience(port: Port, before: int) -> None:
-    await port.run(f"PRAGMA busy_timeout = {before}")
+async def _in_slices(port: Port, left: float, until: float, sql: str, args: Sequence[Any]) -> Sequence[Row]:
+    limit = 0
+    while True:
+        if limit != (limit := max(1, int(min(left, _SLICE) * 1000))):
+            await _limit(port, limit)
+        began = time.monotonic()
+        try:
+            return await query(port, sql, args)
+        except Exception as error:
+            now = time.monotonic()
+            left = until - now
+            # Refused without a wait: SQLite sees a deadlock, which no waiting cures (or its build sleeps whole seconds).
+            at_once = now - began < limit / 2000
+            if left <= 0 or at_once or not is_locked(error, "sqlite"):
+                raise
+
+
+async def _limit(port: Port, milliseconds: int) -> None:
+    await port.run(f"PRAGMA busy_timeout = {milliseconds}")
