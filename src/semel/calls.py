@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
-from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
+from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR, iscoroutine
 from types import AsyncGeneratorType, CodeType, CoroutineType, GeneratorType, NoneType
 from typing import Any, Literal
 
@@ -174,6 +174,8 @@ def _code_of(error: BaseException) -> str | None:
     if not callable(code):
         return None if code is None else str(code)
     code = code()  # gRPC's way
+    if iscoroutine(code):
+        code.close()
     if isinstance(code, Enum):
         return code.name
     return str(code) if isinstance(code, int | str) else None

@@ -95,6 +95,9 @@ class _Claim:
         try:
             return await engine._contend(call, ask, verdict, heard)  # noqa: SLF001 - as `acquire` does
         except (InProgress, KeyMismatch, KeyExpired, OutcomeUnknown):
+            if not heard:
+                engine.disown(ask)
+                raise
             return ask, heard[-1]
         except BaseException:
             engine.disown(ask)

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from inspect import iscoroutine
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast
+from typing import Any, NoReturn, Self, Unpack, cast
 
 import msgspec
 
@@ -252,7 +252,7 @@ class Face:
             return self._resolved(self._defaults, given)
         if known is None:
             known = self._resolved(self._defaults, given)
-            if _is_lasting(known):
+            if _is_lasting(known, self._defaults):
                 if len(self._known_options) >= _MOST_OPTIONS:
                     self._known_options.clear()
                 self._known_options[name] = known
@@ -269,7 +269,7 @@ class Face:
         if known is not None and known[0] is options:
             return known[1]
         inlined = msgspec.structs.replace(options, inline=True)
-        if _is_lasting(options):
+        if _is_lasting(options, self._defaults):
             if len(self._known_inline) >= _MOST_OPTIONS:
                 self._known_inline.clear()
             self._known_inline[id(options)] = (options, inlined)
@@ -443,36 +443,26 @@ class Face:
             "face in each process, of the same URL and settings; in one process they may all use the same face"
         )
 
-    if not TYPE_CHECKING:
-        # Each face has its own two; these are what is left: the other colour's.
-
-        def __enter__(self) -> NoReturn:
-            raise ConfigurationError(
-                "AsyncSemel is for async code: write `async with AsyncSemel(...)`, or `with Semel(...)` in plain code"
-            )
-
-        def __exit__(self, *_: object) -> None: ...
-
-        async def __aenter__(self) -> NoReturn:
-            raise ConfigurationError(
-                "Semel is for plain code: write `with Semel(...)`, or `async with AsyncSemel(...)` in async code"
-            )
-
-        async def __aexit__(self, *_: object) -> None: ...
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {type(self._store).__name__}>"
 
 
-def _is_lasting(options: Options) -> bool:
+def _is_lasting(options: Options, defaults: Options) -> bool:
     """Whether they may be remembered, and taken for others that are equal: not with a probe or an `on_error` that holds something.
 
-    Two objects may be equal and look into different books, and what a closure holds is to go with its call.
+    Two objects may be equal and look into different books, and what a closure holds is to go with its call. The face's own stay with it.
     """
     return all(
-        not callable(value) or (type(value) is FunctionType and value.__closure__ is None)
-        for value in (options.on_error, options.on_unknown)
+        value is own or not callable(value) or (type(value) is FunctionType and not _holds(value))
+        for value, own in (
+            (options.on_error, defaults.on_error),
+            (options.on_unknown, defaults.on_unknown),
+        )
     )
+
+
+def _holds(fn: FunctionType) -> bool:
+    return bool(fn.__closure__ or fn.__defaults__ or fn.__kwdefaults__)
 
 
 def _unknown_word(name: str, used: frozenset[str]) -> ConfigurationError:

@@ -56,7 +56,7 @@ from semel.model import (
 from semel.options import NOT_FOUND, Found, Release, check_probe
 from semel.points import reach
 from semel.posting import Brief, poster_of
-from semel.recording import Recorder
+from semel.recording import Recorder, done_of
 from semel.refusals import check_ref_type, refused, undecided, unkept, unreadable
 from semel.run import Outcome, Run, _current, leave, not_kept
 from semel.runtime import NO_INTERRUPT, Interrupt, NotBegun, Runtime, Stoppable, Ticker, in_spite_of, own
@@ -303,10 +303,10 @@ class Engine:
         """Wait and probe, as the call says; everything but the two raises, and is then the last of what was `heard`."""
         seat: Seat | None = None
         found: Found | None = None
+        heard = [] if heard is None else heard
         try:
             while True:
-                if heard is not None:
-                    heard.append(verdict)
+                heard[:] = [verdict]
                 match verdict:
                     case Won(record=record) if found is not None:
                         # From here on its own run settles it, now or later: nobody else may free it.
@@ -322,7 +322,7 @@ class Engine:
                             await seat.watch_again()
                         ask, verdict = await seat.ask(self.claim, ask)
                     case Unknown():
-                        ask, found = await self._probe(call, ask, verdict)
+                        ask, found = await self._probe(call, ask, verdict, heard)
                         verdict = await self.claim(ask)
                     case other:  # Mismatch or Expired
                         raise self._refusal(call, other)
@@ -344,8 +344,13 @@ class Engine:
 
     # ------------------------------------------------------------------------------------ lost outcomes
 
-    async def _probe(self, call: Call, ask: Ask, unknown: Unknown) -> tuple[Ask, Found | None]:
-        """Let the caller's probe decide. Returns the ask to claim with, and what was found; raises when it stays unknown."""
+    async def _probe(
+        self, call: Call, ask: Ask, unknown: Unknown, heard: list[Verdict]
+    ) -> tuple[Ask, Found | None]:
+        """Let the caller's probe decide. Returns the ask to claim with, and what was found; raises when it stays unknown.
+
+        What it raises itself is no verdict on this key: then nothing was `heard`.
+        """
         record, probe = unknown.record, call.options.on_unknown
         if record is not None and not steps.are_readable(record.steps):
             unknown = msgspec.structs.replace(unknown, unreadable=True)
@@ -353,10 +358,12 @@ class Engine:
             raise self._unknown(call, unknown)
         run = Run(self, call, ask, record, self.runtime.interrupt())
         token = _current.set(run.weak)
+        heard.clear()
         try:
             answer = await self.runtime.call(probe, call.args, {}, call.options.inline)
         finally:
             leave(token)
+        heard.append(unknown)
         check_probe(answer)
         if isinstance(answer, Found):
             await self.settle_found(call, record, answer)
@@ -488,13 +495,3 @@ class Engine:
         for each in (self.purger, self.cache):
             if each is not None:
                 each.stop()
-
-
-def done_of(run: Run, data: bytes, marker: str, policy: Policy | None = None) -> Settle:
-    """The end of a run whose effect happened."""
-    options, ask = run.call.options, run.ask
-    summary = run.summary() if run.has_steps else None
-    return Settle(
-        ask.scope, ask.nonce, _DONE, options.retention, options.tombstone,
-        data, marker, run.ref, None, 0.0, policy, summary,
-    )  # fmt: skip

@@ -14,7 +14,7 @@ from semel.debts import Debt, Debts
 from semel.errors import LeaseLost, NotRecorded, StoreUnavailable
 from semel.heart import Heart
 from semel.hooks import Emit, Unrecorded
-from semel.model import Answer, Kind, Settle
+from semel.model import Answer, Kind, Policy, Settle
 from semel.points import reach
 from semel.posting import Poster
 from semel.run import Run
@@ -23,9 +23,10 @@ from semel.shrinking import refuses_the_value
 from semel.store import Store
 from semel.turns import quiet
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "done_of"]
 
-_DONE, _OK = Kind.DONE, Answer.OK  # asked for once: see `semel.flow`
+_DONE, _RELEASED, _OK = Kind.DONE, Kind.RELEASED, Answer.OK  # asked for once: see `semel.flow`
+_LEFT: Final = 2 / 3  # of a lease, when its renewal is due
 # What happens to an end that the store has not taken in time.
 _WRITTEN: Final = "the write goes on in the background. Do not run the effect again"
 _FREED: Final = "the write goes on in the background: call again when it has freed the key"
@@ -58,8 +59,7 @@ class Recorder:
         # One answer of the store may take longer than the caller waits for all of them (R16). 0 is one offer and its answer, which
         # takes up to `timeout`: a caller who did not wait for it at all would be told NotRecorded by every healthy store.
         self._hurried = 0 < settle_timeout < timeout
-        # Renewed every third of it, a shorter lease may be over before the first answer comes.
-        self._short = 1.5 * timeout
+        self._slack = 1.5 * timeout  # the first answer comes within `timeout`, or never
         self._emit = emit
         self._poster = poster
 
@@ -77,9 +77,10 @@ class Recorder:
                 self._runtime.background(self._record_when_quiet(run, end, _left_out(run, end)))
                 return
             end = self._debts.whole(run, end)
-        elif run.lease_at_risk or run.ask.lease < self._short:
-            held = self._debts.hold(run, end)  # who wants the key meanwhile must not find it free (R16)
         asked = self._runtime.now()
+        over = run.due + run.ask.lease * _LEFT  # counted from the last renewal that was answered
+        if (run.lease_at_risk or asked + self._slack >= over) and end.kind is not _RELEASED:
+            held = self._debts.hold(run, end)  # who wants the key meanwhile must not find it free (R16)
         until = asked + self._settle_timeout
         answer: Answer | Exception | None
         try:
@@ -205,3 +206,13 @@ class Recorder:
 def _left_out(run: Run, end: Settle) -> AbstractSet[str]:
     """Names of steps that the end does not bring along, where it brings any."""
     return set() if end.steps is None else run.steps.keys() - steps.decode(end.steps).keys()
+
+
+def done_of(run: Run, data: bytes, marker: str, policy: Policy | None = None) -> Settle:
+    """The end of a run whose effect happened."""
+    options, ask = run.call.options, run.ask
+    summary = run.summary() if run.has_steps else None
+    return Settle(
+        ask.scope, ask.nonce, _DONE, options.retention, options.tombstone,
+        data, marker, run.ref, None, 0.0, policy, summary,
+    )  # fmt: skip

@@ -68,7 +68,10 @@ def leave_block(run: Run) -> None:
 
 def run_or_none() -> Run | None:
     known = _current.get(None)
-    return None if known is None else known()
+    run = None if known is None else known()
+    while run is not None and run.left:  # its block ended in another run, which has put it back
+        run = None if run.parent is None else run.parent()
+    return run
 
 
 @overload

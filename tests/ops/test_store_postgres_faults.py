@@ -6,10 +6,12 @@ import asyncio
 import gc
 import multiprocessing
 import os
+import re
 import socket
 import ssl
 import threading
 import time
+import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -586,3 +588,32 @@ def test_each_way_not_to_connect_has_its_remedy(error: Exception, words: str, po
     assert words in str(told)
     assert told.__cause__ is error
     assert found is pointless
+
+
+def test_the_rights_that_the_page_names_are_enough(
+    here: Lab,
+) -> None:
+    """docs/howto/postgres.md: for one call, and for many at once."""
+    store = here.open()
+    here.finish(store, "made")
+    role = f"app_{uuid.uuid4().hex[:8]}"
+    functions = "semel_begin, semel_begin_all, semel_enter"
+    page = (Path(__file__).parents[2] / "docs/howto/postgres.md").read_text("utf-8")
+    assert all(f"`{function}`" in page for function in functions.split(", "))
+    with psycopg.connect(here.url.replace("+asyncpg", "").replace("+psycopg", ""), autocommit=True) as admin:
+        for sql in (
+            f"create role {role} login",
+            f"revoke execute on function {functions} from public",
+            f"grant execute on function {functions} to {role}",
+            f"grant select, insert, update, delete on semel, semel_audit to {role}",
+            f"grant select on semel_schema to {role}",
+        ):
+            admin.execute(sql)
+    limited = here.open(Settings(create=False), url=re.sub(r"//[^@]*@", f"//{role}@", here.url))
+    for asks in (
+        [ask_for("one")],
+        [ask_for("a"), ask_for("b")],
+        [ask_for("c", labels={"x": "y"}), ask_for("d")],
+    ):
+        assert all(isinstance(verdict, Won) for verdict in here.claim(limited, *asks))
+        assert here.settle(limited, *map(end_of, asks)) == [Answer.OK] * len(asks)

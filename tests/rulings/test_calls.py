@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -26,6 +27,7 @@ from semel import (
     Found,
     InProgress,
     KeyMismatch,
+    LeaseLost,
     OutcomeUnknown,
     PreviousFailure,
     Semel,
@@ -35,7 +37,7 @@ from semel import (
 from semel.model import Busy, Mismatch, Replay, Unknown, Won
 
 from .conftest import Lab
-from .tools import enter, meanwhile, owned, renewed
+from .tools import enter, let_pass, meanwhile, owned, renewed
 
 
 @dataclasses.dataclass
@@ -278,7 +280,14 @@ async def test_what_a_callers_function_holds_goes_with_its_call(light_lab: Lab) 
     async def call(number: int) -> weakref.ref[Session]:
         session = Session()
         decide = functools.partial(lambda _session, _error: "release", session)
-        options = {"on_error": decide, "on_unknown": lambda *_: (session, UNDECIDED)[1]}
+
+        def probe(*_: Any, session: Session = session) -> Any:
+            return UNDECIDED
+
+        options: dict[str, Any] = {
+            "on_error": decide,
+            "on_unknown": probe if number else lambda *_: (session, UNDECIDED)[1],
+        }
         await light_lab.do(once.execute(f"k{number}", light_lab.effect(), **options))
         await light_lab.do(once.execute(f"i{number}", light_lab.effect(), inline=True, **options))
         return weakref.ref(session)
@@ -343,6 +352,35 @@ async def test_R6_who_asks_for_verdicts_is_told_the_last_one_of_a_wait(light_lab
         async with owned(light_lab, once, "k", wait=20, verdicts=True, ref_type="ord") as settled:
             assert isinstance(settled.verdict, Replay)
         await ended()
+
+
+async def test_R6_the_last_verdict_of_a_wait_is_told_though_the_first_was_another_one(light_lab: Lab) -> None:
+    once = light_lab.face(coalesce=False)
+    async with owned(light_lab, once, "lost") as claim:
+        ended = meanwhile(light_lab, 0.1, lambda: _lose(light_lab, once, "lost"))
+        async with owned(light_lab, once, "lost", wait=20, verdicts=True, on_unknown="hold") as last:
+            assert isinstance(last.verdict, Unknown)
+        await ended()
+        with contextlib.suppress(LeaseLost):
+            await light_lab.do(claim.complete("late"))
+
+
+async def _lose(lab: Lab, once: Any, key: str) -> None:
+    """Its owner is gone, and the lease is over."""
+    once._engine().heart.stop()
+    let_pass(once, 60)
+
+
+async def test_R6_what_a_probe_raises_is_no_verdict_on_the_key(light_lab: Lab) -> None:
+    once = light_lab.face()
+
+    def probe() -> Any:
+        raise OutcomeUnknown("of another key")
+
+    with pytest.raises(ValueError, match="lost"):
+        await light_lab.do(once.execute("k", light_lab.raising(ValueError("lost")), on_unknown=probe))
+    with pytest.raises(OutcomeUnknown, match="of another key"):
+        await enter(light_lab, once.claim("k", verdicts=True, on_unknown=probe))
 
 
 @pytest.mark.parametrize("answer", [Found("looked up"), NOT_FOUND, UNDECIDED])

@@ -61,25 +61,6 @@ def test_R6_a_claim_of_the_other_colour_says_how_to_write_it() -> None:
     asyncio.run(wrong())
 
 
-def test_R6_a_face_of_the_other_colour_says_how_to_write_it() -> None:
-    other: Any = AsyncSemel("memory://")
-    with (
-        pytest.raises(ConfigurationError, match=r"write `async with AsyncSemel\(\.\.\.\)`, or `with Semel"),
-        other,
-    ):
-        pytest.fail("entered")
-    plain: Any = Semel("memory://")
-
-    async def wrong() -> None:
-        with pytest.raises(
-            ConfigurationError, match=r"write `with Semel\(\.\.\.\)`, or `async with AsyncSemel"
-        ):
-            async with plain:
-                pytest.fail("entered")
-
-    asyncio.run(wrong())
-
-
 def test_R6_the_warning_about_an_unanswered_claim_points_at_its_block() -> None:
     def plain() -> None:
         with Semel("memory://") as once, once.claim("k"):

@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 
-from semel import AsyncSemel, InProgress, LeaseLost, NotRecorded, Semel, StoreUnavailable, current_run, points
+from semel import (
+    AsyncSemel,
+    InProgress,
+    LeaseLost,
+    NotRecorded,
+    OutcomeUnknown,
+    PreviousFailure,
+    Semel,
+    StoreUnavailable,
+    current_run,
+    points,
+)
 from semel.hooks import LeaseGone
 from semel.layers import Layer
 from semel.runtime import run_sync
@@ -353,9 +364,14 @@ def test_R16_a_large_outcome_is_kept_though_many_ask_for_its_key_in_one_slow_mom
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("lease", "at_risk"), [(0.3, False), (30, True)])
-def test_R16_an_outcome_whose_first_answer_is_still_awaited_is_held_too(lease: float, at_risk: bool) -> None:
-    """Where the lease may be over before that answer comes."""
+@pytest.mark.parametrize("ending", ["returns", "replay", "hold"])
+@pytest.mark.parametrize(
+    ("lease", "at_risk", "since"), [(0.3, False, 0.0), (30, True, 0.0), (30, False, 29.7)]
+)
+def test_R16_an_outcome_whose_first_answer_is_still_awaited_is_held_too(
+    lease: float, at_risk: bool, since: float, ending: Any
+) -> None:
+    """Where the lease may be over before that answer comes: `since` its last renewal was answered."""
     store, ran = Silent(), list[str]()
 
     async def work() -> str:
@@ -364,20 +380,51 @@ def test_R16_an_outcome_whose_first_answer_is_still_awaited_is_held_too(lease: f
         run = current_run()
         if at_risk:
             run._engine.heart._heard(run, StoreUnavailable("no answer in time"))
+        run.due -= since
+        if ending != "returns":
+            raise ValueError("declined")
         return "charged"
 
     async def main() -> None:
         async with AsyncSemel(store, lease=lease, timeout=0.3, settle_timeout=5, coalesce=False) as once:
-            owner = asyncio.create_task(once.execute("k", work))
+            on_error: Any = "release" if ending == "returns" else ending
+            owner = asyncio.create_task(once.execute("k", work, on_error=on_error))
             await store.asked.wait()
             _stand_still(once)
             let_pass(once, 60)  # its lease is over
             store.silent = False
-            again = await once.execute("k", work, wait=5)
-            assert (again.value, again.replayed) == ("charged", True)
-            assert (await owner).value == "charged"
+            told = await asyncio.gather(once.execute("k", work, wait=5), owner, return_exceptions=True)
+            if ending == "returns":
+                assert [outcome.value for outcome in told if not isinstance(outcome, BaseException)] == [
+                    "charged"
+                ] * 2
+            else:
+                assert isinstance(told[0], PreviousFailure if ending == "replay" else OutcomeUnknown)
+                assert isinstance(told[1], ValueError)
             assert ran == ["charge"]
             assert not once._engine().debts.unwritten
+
+    asyncio.run(main())
+
+
+def test_R16_offers_of_a_large_outcome_that_are_under_way_together_say_once_that_it_is_too_large() -> None:
+    store = Silent()
+
+    async def work() -> str:
+        store.silent = store.renews = True
+        return "x" * 200_000
+
+    async def main() -> None:
+        async with AsyncSemel(store, lease=30, timeout=0.3, settle_timeout=0.05) as once:
+            _stand_still(once)
+            with pytest.raises(NotRecorded):
+                await once.execute("k", work)
+            debts = once._engine().debts
+            (debt,) = next(iter(debts.unwritten.values()))
+            before = debt.strikes
+            await asyncio.gather(*(debts._pay_batch([debt]) for _ in range(5)))
+            assert debt.strikes == before + 1
+            store.silent = False
 
     asyncio.run(main())
 

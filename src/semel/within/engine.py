@@ -21,11 +21,12 @@ import msgspec
 from semel import model, steps
 from semel.calls import Call, add_note, failure_of, is_lazy, not_run
 from semel.errors import ConfigurationError, OutcomeUnknown, SemelError, StoreUnavailable
-from semel.flow import Engine, done_of
+from semel.flow import Engine
 from semel.hooks import Executed, Failed, TakenOver
 from semel.model import Answer, Ask, Busy, Kind, Policy, Record, Replay, Settle, Unknown, Verdict, Won
 from semel.options import Found, Release
 from semel.points import reach
+from semel.recording import done_of
 from semel.run import Outcome, Run, _current, leave
 from semel.runtime import NO_INTERRUPT, Interrupt, own
 from semel.stepping import Stepper
@@ -309,8 +310,10 @@ class TxEngine(Engine):
             # Its session remembers that a function was not there until it takes a lock on a table, which calling one is not.
             await self.bound.peek(ask.scope)
 
-    async def _probe(self, call: Call, ask: Ask, unknown: Unknown) -> tuple[Ask, Found | None]:
-        asked = await super()._probe(call, ask, unknown)
+    async def _probe(
+        self, call: Call, ask: Ask, unknown: Unknown, heard: list[Verdict]
+    ) -> tuple[Ask, Found | None]:
+        asked = await super()._probe(call, ask, unknown, heard)
         self._probed = ask.nonce
         self._looks = (
             False  # what the probe said is written in the caller's transaction: only there it can be seen

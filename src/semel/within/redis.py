@@ -30,10 +30,11 @@ import msgspec
 from semel import model
 from semel.calls import Call, add_note, failure_of, is_lazy, not_run
 from semel.errors import SemelError, StoreUnavailable
-from semel.flow import Engine, done_of
+from semel.flow import Engine
 from semel.hooks import Executed, Unrecorded
 from semel.model import Answer, Ask, Failure, Kind, Policy, Record, Renewal, Settle, State, Verdict
 from semel.points import reach
+from semel.recording import done_of
 from semel.run import Outcome, Run, _current, leave
 from semel.runtime import Interrupt, own
 from semel.store import Store

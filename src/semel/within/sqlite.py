@@ -24,7 +24,8 @@ from semel.within.records import Entry, Unreadable, guarded, identifier, query, 
 
 __all__ = ["SqliteWords", "patiently", "sqlite_words"]
 
-_SLICE: Final = 0.1  # seconds
+_SLICE: Final = 0.1  # seconds, of the first; each is twice as long as the one before, up to
+_LONGEST: Final = 0.5
 _FIXED: Final = 4  # scope, tenant, operation, key: never change once a row is there
 _TEXTS: Final = tuple(
     at
@@ -131,10 +132,11 @@ async def patiently(port: Port, patience: float, sql: str, args: Sequence[Any] =
 
 
 async def _in_slices(port: Port, left: float, until: float, sql: str, args: Sequence[Any]) -> Sequence[Row]:
-    limit = 0
+    limit, piece = 0, _SLICE
     while True:
-        if limit != (limit := max(1, int(min(left, _SLICE) * 1000))):
+        if limit != (limit := max(1, int(min(left, piece) * 1000))):
             await _limit(port, limit)
+        piece = min(2 * piece, _LONGEST)
         began = time.monotonic()
         try:
             return await query(port, sql, args)

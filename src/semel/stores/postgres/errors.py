@@ -101,7 +101,8 @@ _CONFIGURATION: Final = {
     "28000": "the login was refused ({}): correct user and password in the URL, or pg_hba.conf",
     "3D000": "the database does not exist ({}): create it (createdb), or correct the URL",
     "3F000": f"the schema of the table does not exist ({{}}): create it, then {_SCHEMA}",
-    "42501": f"this role lacks a right ({{}}): {_SCHEMA}, and grant it SELECT, INSERT, UPDATE, DELETE on the tables",
+    "42501": f"this role lacks a right ({{}}): {_SCHEMA}, and grant it SELECT, INSERT, UPDATE, DELETE on the tables, and "
+    "EXECUTE on the functions",
     "42P01": f"a table of semel is missing ({{}}): {_SCHEMA}",
     "42703": "a table of ours lacks a column ({}): something else made it, or altered it; name another with table=, or compare it with "
     "the output of `semel schema sql URL`",

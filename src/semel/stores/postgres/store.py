@@ -155,6 +155,7 @@ class PostgresStore:
             except ReadOnly as error:
                 if len(asks) == 1:
                     raise
+                self.losses.tell()  # as below
                 await self._look(asks, todo, verdicts, error, deadline)
                 return verdicts
             except (SemelError, Trouble):

@@ -250,9 +250,11 @@ def _undecided_runs_again() -> Sequence[Patch]:
     """A probe that could not tell is taken for one that found nothing."""
     real = Engine._probe
 
-    async def probe(self: Engine, call: Call, ask: Ask, unknown: Unknown) -> tuple[Ask, Found | None]:
+    async def probe(
+        self: Engine, call: Call, ask: Ask, unknown: Unknown, heard: list[Any]
+    ) -> tuple[Ask, Found | None]:
         try:
-            return await real(self, call, ask, unknown)
+            return await real(self, call, ask, unknown, heard)
         except OutcomeUnknown:
             if unknown.record is None or unknown.policy is not Policy.PROBE:
                 raise

@@ -33,8 +33,8 @@ replace = msgspec.structs.replace
 def _probe_not_asked() -> Sequence[Patch]:
     """A lost outcome stays unknown though the caller has a probe that would settle it."""
 
-    async def probe(self: Engine, call: Call, ask: Ask, unknown: Unknown) -> NoReturn:
-        del ask
+    async def probe(self: Engine, call: Call, ask: Ask, unknown: Unknown, heard: list[Any]) -> NoReturn:
+        del ask, heard
         raise self._unknown(call, unknown)
 
     return [(Engine, "_probe", probe)]
