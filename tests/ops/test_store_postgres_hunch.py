@@ -374,6 +374,8 @@ def test_a_server_that_takes_no_writes_is_asked_twice_about_a_batch_and_not_abou
         assert isinstance(refused, StoreUnavailable)
         assert "read-only" in str(refused)
     assert sent == ["claim_plain_many"] * 2
+    with pytest.raises(StoreUnavailable, match="read-only"):
+        here.claim(store, *batch_of("same", "same"))  # each in a statement of its own
 
 
 def test_a_claim_without_an_answer_in_time_is_told_at_once_in_spite_of_a_hunch(
