@@ -252,7 +252,7 @@ class Face:
             return self._resolved(self._defaults, given)
         if known is None:
             known = self._resolved(self._defaults, given)
-            if _is_lasting(known, self._defaults):
+            if _are_lasting(given.get("on_error"), given.get("on_unknown")):
                 if len(self._known_options) >= _MOST_OPTIONS:
                     self._known_options.clear()
                 self._known_options[name] = known
@@ -269,7 +269,7 @@ class Face:
         if known is not None and known[0] is options:
             return known[1]
         inlined = msgspec.structs.replace(options, inline=True)
-        if _is_lasting(options, self._defaults):
+        if options is self._defaults or _are_lasting(options.on_error, options.on_unknown):
             if len(self._known_inline) >= _MOST_OPTIONS:
                 self._known_inline.clear()
             self._known_inline[id(options)] = (options, inlined)
@@ -447,18 +447,12 @@ class Face:
         return f"<{type(self).__name__} on {type(self._store).__name__}>"
 
 
-def _is_lasting(options: Options, defaults: Options) -> bool:
-    """Whether they may be remembered, and taken for others that are equal: not with a probe or an `on_error` that holds something.
+def _are_lasting(*values: Any) -> bool:
+    """Whether they may be remembered, and taken for others that are equal: not a probe or an `on_error` that holds something.
 
-    Two objects may be equal and look into different books, and what a closure holds is to go with its call. The face's own stay with it.
+    Two objects may be equal and look into different books, and what a closure holds is to go with its call.
     """
-    return all(
-        value is own or not callable(value) or (type(value) is FunctionType and not _holds(value))
-        for value, own in (
-            (options.on_error, defaults.on_error),
-            (options.on_unknown, defaults.on_unknown),
-        )
-    )
+    return all(not callable(value) or (type(value) is FunctionType and not _holds(value)) for value in values)
 
 
 def _holds(fn: FunctionType) -> bool:

@@ -271,6 +271,16 @@ async def test_R11_a_callers_own_probe_is_asked_though_it_equals_another_ones(li
     assert found.value == "charged"
 
 
+async def test_R11_a_callers_own_probe_is_asked_though_it_equals_the_faces_own(light_lab: Lab) -> None:
+    here, there = Books("charges", {"k": "charged"}), Books("charges", {})
+    once = light_lab.face(on_unknown=there)
+    await light_lab.do(once.execute("other", light_lab.effect(), on_unknown=there))
+    with pytest.raises(ValueError, match="lost"):
+        await light_lab.do(once.execute("k", light_lab.raising(ValueError("lost")), on_unknown=here))
+    found = await light_lab.do(once.execute("k", light_lab.effect("twice"), on_unknown=here))
+    assert found.value == "charged"
+
+
 async def test_what_a_callers_function_holds_goes_with_its_call(light_lab: Lab) -> None:
     once = light_lab.face()
 
