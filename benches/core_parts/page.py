@@ -76,9 +76,9 @@ returns a dict of 1 KB; *first* is a first execution (claim, run, settle), *repl
 done. With 64 callers each caller makes its next call when its last one was answered, all in one process.
 One caller of PostgreSQL is timed with client and server on cores of their own: left to the scheduler, the same
 statement takes 30 µs or 110, for minutes. The goals are those of that arrangement. With both on one core, where
-nobody has to be woken on another, all is quicker and the ratios are higher; those lines stand below without a
-goal, and would miss the same numbers. First executions have a face that meets new keys only; where every
-sixteenth key or more is known, they cost a twentieth more. What a goal was missed by is told, not hidden.
+nobody has to be woken on another, the ratios are others; those lines stand below without a goal. First
+executions have a face that meets new keys only; where known ones are frequent among them, each is looked up
+before it is inserted, and costs more. What a goal was missed by is told, not hidden.
 
 ![Each figure as a share of its goal](core.svg)
 """

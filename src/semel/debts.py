@@ -330,18 +330,18 @@ class Debts:
             else:
                 self.unwritten.pop(key, None)
 
-    async def _weigh(self, debt: Debt, problem: Exception, offered: float) -> None:
+    async def _weigh(self, debt: Debt, problem: Exception, since: float) -> None:
         """It was not taken: tell less of it, if that is because of what it holds.
 
         Nobody says of a result that it was too large to arrive in time. But where the store answers something small of the
         same run at the same time, again and again, nothing else is left; and whoever closes has no more time to find out.
         A store that says at once that it has no room will have some again: that result is not given up.
         """
-        silent = self._runtime.now() - offered >= self._timeout * 0.9
+        silent = self._runtime.now() - since >= self._timeout * 0.9
         if refuses_the_value(problem) and (debt.end.result or debt.end.steps or debt.end.ref):
             debt.shrink()
         elif debt.run is not None and debt.large and silent and await self._renewed(debt.run) is not None:
-            if offered >= debt.struck:
+            if since >= debt.struck:
                 debt.strikes, debt.struck = debt.strikes + 1, self._runtime.now()
             if debt.strikes >= _STRIKES or self._until < float("inf"):
                 debt.shrink()

@@ -339,12 +339,19 @@ class Silent(Layer):
         return await self.inner.renew(renewals)
 
 
-def test_R16_a_large_outcome_is_kept_though_many_ask_for_its_key_in_one_slow_moment() -> None:
-    store = Silent()
+def _large(store: Silent) -> Callable[[], Any]:
+    """A function whose result is large, and whose store answers renewals only when it has ended."""
 
     async def work() -> str:
         store.silent = store.renews = True
         return "x" * 200_000
+
+    return work
+
+
+def test_R16_a_large_outcome_is_kept_though_many_ask_for_its_key_in_one_slow_moment() -> None:
+    store = Silent()
+    work = _large(store)
 
     async def main() -> None:
         async with AsyncSemel(store, lease=30, timeout=0.3, settle_timeout=0.05) as once:
@@ -409,10 +416,7 @@ def test_R16_an_outcome_whose_first_answer_is_still_awaited_is_held_too(
 
 def test_R16_offers_of_a_large_outcome_that_are_under_way_together_say_once_that_it_is_too_large() -> None:
     store = Silent()
-
-    async def work() -> str:
-        store.silent = store.renews = True
-        return "x" * 200_000
+    work = _large(store)
 
     async def main() -> None:
         async with AsyncSemel(store, lease=30, timeout=0.3, settle_timeout=0.05) as once:

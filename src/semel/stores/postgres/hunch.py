@@ -1,7 +1,7 @@
 """Whether the next key is new. Most are, and come one after the other: then it is inserted without a look at what is there.
 
-A hunch that is right saves a twentieth of a first execution; one that is wrong costs a statement more, which writes
-nothing: ten times as much. So it takes many new keys in a row, and after each mistake more. It decides which statement is
+A hunch that is right saves the search for what is not there; one that is wrong costs a statement more, which writes
+nothing, and is much dearer. So it takes many new keys in a row, and after each mistake more. It decides which statement is
 sent first, and never what a key is.
 """
 
